@@ -19,7 +19,7 @@ from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
-from .search.strategies import infeasible_candidates, search, seconds_for
+from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
 
 # Of all seconds: what finding out why no plan fits, and what would, may take if the search leaves less.
@@ -126,7 +126,7 @@ def plan(
     check_arguments(profile, cluster, options)
     profile, cluster = with_overhead(profile, cluster)
     cluster = compress_links(cluster, options.compress, profile)
-    limit = seconds_for(len(profile.layers), len(cluster)) if seconds is None else seconds
+    limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
     try:
         return _made(profile, cluster, options, clock)

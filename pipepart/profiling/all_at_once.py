@@ -88,6 +88,6 @@ def _counted(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
     memory = count.memory()
     if not task.share:
         return memory, LayerPass(layers, part.loss, task.stop)
-    equal = EqualLayers(layers, part.value)
+    equal = EqualLayers(layers)
     like = [equal.first_like(index, run) for index, run in enumerate(memory.runs)]
     return memory, LayerPass(layers, part.loss, task.stop, like)

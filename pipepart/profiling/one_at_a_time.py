@@ -66,7 +66,7 @@ class OneAtATime(Method):
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
         """Measure each layer: its memory, then its times unless an equal layer has been timed before."""
         task, layers, value = self.task, self.task.chain.layers, part.value
-        equal = EqualLayers(layers, value)
+        equal = EqualLayers(layers)
         count = MemoryCount(len(layers))
         times: list[LayerTimes] = []
         like: list[int] = []

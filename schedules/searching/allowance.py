@@ -40,14 +40,13 @@ class Allowance:
         self._looked = 0.0
         self._late = False
 
+    def part(self, operations: float, share_of_clock: float) -> Allowance:
+        """Return an allowance of so many operations, within a share (0 to 1) of the time that is left."""
+        return Allowance(operations, self.clock.part(share_of_clock), self._progress)
+
     def spend(self, operations: float) -> None:
         """Count work that was done."""
         self.used += operations
-
-    @property
-    def left(self) -> float:
-        """Operations that are left; 0 if the search has to stop."""
-        return 0.0 if self.is_over else self.operations - self.used
 
     @property
     def is_over(self) -> bool:

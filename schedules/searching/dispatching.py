@@ -31,6 +31,8 @@ class Rule:
         reserve: an F runs if this part of the messages that wait, and of the most workspace, is free besides stashes.
         forward_gap: an F waits if an I arrives within this part of its seconds; if not 0, also for the I of micro-batch
             0 if that arrives before the F ends, as all earlier devices wait for it.
+        in_flight: the most micro-batches between F and I of a stage, for each stage from it to the last. It keeps
+            messages from piling up before a device with little memory. 1 is the limit of 1F1B.
     """
 
     forward_spread: float = 2.0
@@ -38,26 +40,35 @@ class Rule:
     weight_gap: float = 0.0
     reserve: float = 1.0
     forward_gap: float = 0.0
+    in_flight: float = _NEVER
 
-    def varied(self, random: Random) -> Rule:
-        """Return a rule near this one."""
+    def varied(self, random: Random, limited: bool) -> Rule:
+        """Return a rule near this one; ``limited`` if memory is."""
         return Rule(
             self.forward_spread + random.gauss(0, 0.4),
             self.backward_spread + random.gauss(0, 0.4),
             random.choice(_GAPS),
             random.choice(_RESERVES),
             self.forward_gap,
+            random.choice(_IN_FLIGHT) if limited else self.in_flight,
         )
 
 
 _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 _RESERVES = (1.0, 0.6, 0.3, 0.0)
+_IN_FLIGHT = (_NEVER, _NEVER, 2.0, 1.0)
 # The most promising first.
 RULES = [
     Rule(forward, backward, *others)
     for others, forward, backward in product(
         ((0.0, 0.3, 0.2), (0.0, 1.0, 0.0), (0.5, 0.3, 0.0)), (2.0, 0.6, -0.5), (2.0, 0.6, -0.5)
     )
+]
+
+
+# For limited memory, after the first ones.
+CAREFUL_RULES = [
+    Rule(spread, spread, reserve=0.3, in_flight=in_flight) for in_flight, spread in product((1.0, 2.0), (2.0, -0.5))
 ]
 
 
@@ -153,6 +164,8 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
         ]
         stash, deferred, needed = problem.stash, problem.deferred, problem.needed
         messages = [rule.reserve * size for size in (*memory.inputs, *memory.gradients)]
+    most = [rule.in_flight * (stages - stage) for stage in range(stages)]
+    turned = [0] * stages  # micro-batches whose I has begun
     used = [0.0] * p
     ends = [0.0] * (3 * stride)
     waiting: list[list[tuple[float, int]]] = [[] for _ in range(p)]  # on their way: (arrival, operation)
@@ -184,8 +197,12 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
             heappush(ready if operation < stride else back, (keys[operation], operation))
         take_forward = ready and (not back or ready[0] < back[0])
         blocked = False
-        if ready and memory is not None and used[device] + needed[ready[0][1] // m] > limits[device]:
-            blocked, take_forward = True, False
+        if ready:
+            stage = ready[0][1] // m
+            if ready[0][1] % m - turned[stage] >= most[stage] or (
+                memory is not None and used[device] + needed[stage] > limits[device]
+            ):
+                blocked, take_forward = True, False
         if (
             take_forward
             and rule.forward_gap
@@ -211,6 +228,7 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
                     following, delay, hold = operation + stride, 0.0, 0.0
             else:
                 stage = operation // m - stages
+                turned[stage] += 1
                 if memory is not None:
                     used[device] += deferred[stage] - stash[operation - stride] - messages[stages + stage]
                 if whole[stage]:

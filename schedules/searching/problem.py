@@ -209,11 +209,11 @@ class Problem:
         """
         return self.memory is None or all(
             peak <= limit * SLACK
-            for peak, limit in zip(self._peaks(rows, ends), self.memory.limit, strict=True)
+            for peak, limit in zip(self.peak_bytes(rows, ends), self.memory.limit, strict=True)
         )
 
-    def _peaks(self, rows: Sequence[Row], ends: Floats) -> Iterator[float]:
-        """Yield the peak bytes of each device."""
+    def peak_bytes(self, rows: Sequence[Row], ends: Floats) -> Iterator[float]:
+        """Yield the peak bytes of each device in an order, as :meth:`fits` counts them."""
         memory, m, stages, source = self.memory, self.micro_batches, self.stages, self.table.source
         assert memory is not None
         sizes = (*memory.inputs, *memory.gradients)

@@ -132,7 +132,7 @@ class _Search:
         for number in range(_RULES):
             if self._meets_goal or (self.seconds < math.inf and allowance.is_over):
                 break
-            rule = RULES[number] if number < len(RULES) else best.varied(self.random)
+            rule = RULES[number] if number < len(RULES) else best.varied(self.random, self.problem.memory is not None)
             allowance.spend(dispatching_work(self.problem))
             dispatched = dispatch(self.problem, rule)
             if dispatched is not None and self._add(dispatched.rows) and dispatched.makespan < shortest:
@@ -143,7 +143,7 @@ class _Search:
         """Spend the rest of the allowance on local search, from the best few orders if there is enough."""
         allowance = self._allowance(effort, clock)
         allowance.spend(self.work)
-        rounds = int(allowance.left / round_work(self.problem))
+        rounds = int((allowance.operations - allowance.used) / round_work(self.problem))
         turns = min(_MOST_STARTS, max(1, rounds // _ROUNDS_PER_START))
         for _, rows in sorted(self.orders, key=itemgetter(0))[:turns]:
             if rounds >= turns and not self._meets_goal:

@@ -6,10 +6,12 @@ from statistics import mean
 
 import pytest
 
-from pipepart import Cluster, Device, Link
+from pipepart import Cluster, Device, Link, Plan
 from pipepart.planning.joint.annealing import Annealing
+from pipepart.planning.joint.layout import OrderedLayout
 from pipepart.planning.joint.to_plan import plan_of
 from schedules.searching.allowance import Allowance
+from schedules.searching.dispatching import play_rows
 from tests.planning.exhaustive import Tiny, shortest_step
 from tests.planning.joint_requests import found_for, joint_request
 from tests.planning.problems import Layer, profile_of
@@ -118,3 +120,18 @@ def test_a_layout_is_judged_as_its_plan_is_simulated(seed):
         plan = plan_of(request, ordered.layout, ordered.problem.schedule_of("search", ordered.rows))
         assert plan is not None
         assert plan.predicted.step_seconds == pytest.approx(ordered.seconds)
+        if ordered.problem.memory is not None:
+            check_memory(plan, ordered)
+
+
+def check_memory(plan: Plan, ordered: OrderedLayout) -> None:
+    """The search counts the bytes that the plan needs in its own simulated step."""
+    memory = ordered.problem.memory
+    ends = play_rows(ordered.problem, ordered.rows)
+    assert memory is not None
+    assert ends is not None
+    needs = plan.device_bytes(plan.simulate())
+    peaks = zip(ordered.problem.peak_bytes(ordered.rows, ends), memory.limit, strict=True)
+    for device, (peak, limit) in zip(plan.cluster.devices, peaks, strict=True):
+        if device.name in needs:
+            assert peak + (device.memory_bytes or 0) - limit == pytest.approx(needs[device.name])

@@ -61,6 +61,42 @@ def test_it_keeps_to_the_memory_and_recomputes_where_it_must():
     assert steps[0] >= free.predicted.step_seconds
 
 
+def test_messages_that_wait_are_in_the_memory():
+    """A fast device before a slow one: layouts whose messages pile up do not fit, and the search passes them over."""
+    layers = [Layer(8, 8, 8, output=30, saved=10)] * 8
+    cluster = Cluster(
+        devices=tuple(
+            Device(name=f"device:{at}", kind="made up", memory_bytes=memory, speed=speed)
+            for at, (memory, speed) in enumerate([(10_000, 4.0), (200, 1.0), (200, 1.0)])
+        ),
+        link=Link(bandwidth=1000.0),
+    )
+    plan = check(found_for(profile_of(layers, [16]), cluster))
+    slow = ("device:1", "device:2")
+    assert any(stage.device in slow for stage in plan.stages)
+    assert plan.predicted.step_seconds < sum(8 * 3 for _ in layers) / 4.0
+
+
+@pytest.mark.parametrize(("host_link", "mode"), [(1e6, "offload"), (0.1, "always")])
+def test_stages_offload_if_the_link_to_the_host_is_fast(host_link, mode):
+    layers = [Layer(8.0, 8.0, 8.0, output=10, saved=100)] * 4
+    cluster = Cluster.parse(["500B"] * 2, host_link=host_link)
+    plan = check(found_for(profile_of(layers, [8]), cluster))
+    recomputes = check(found_for(profile_of(layers, [8]), cluster, offload="never"))
+    modes = {stage.mode for stage in plan.stages}
+    if mode == "offload":
+        assert mode in modes
+        assert plan.predicted.step_seconds < recomputes.predicted.step_seconds
+    else:
+        assert "offload" not in modes
+
+
+def test_too_many_devices_or_micro_batches_are_left_to_named_schedules():
+    profile = profile_of([Layer()] * 200, [4])
+    assert found_for(profile, devices(129), operations=10**9) is None
+    assert found_for(profile, devices(128), operations=40 * 3 * 4 * 128 - 1) is None
+
+
 def test_constraints_hold():
     profile, cluster = profile_of(LAYERS, [4]), devices(3)
     plan = check(found_for(profile, cluster, chunks=2, cut_before=["layer2", "layer5", "layer7"]))

@@ -129,19 +129,14 @@ class Scales(Numbered):
         return super().forward(x) / (self.layer_idx + 1)
 
 
-class Refers(Block):
-    def __init__(self, others: list[nn.Module]) -> None:
-        super().__init__()
-        self.others = others
-
-
 def closure(block: nn.Module, factor: float) -> nn.Module:
     block.scale = lambda x: x * factor  # type: ignore[assignment]
     return block
 
 
-def partly(block: nn.Module, dim: int) -> nn.Module:
-    block.act = functools.partial(torch.softmax, dim=dim)  # type: ignore[assignment]
+def listing(values: list[Any]) -> nn.Module:
+    block = Block()
+    block.values = values  # type: ignore[assignment]
     return block
 
 
@@ -173,23 +168,23 @@ def reordered() -> list[nn.Module]:
 PAIRS: dict[str, tuple[Callable[[], list[nn.Module]], bool]] = {
     "the same": (lambda: [Block(), Block()], True),
     "another number of their own": (lambda: [Numbered(1), Numbered(2)], True),
-    "the same hook": (lambda: [hooked(Block(), some_hook) for _ in range(2)], True),
     "the same module twice": (lambda: [nn.Tanh()] * 2, True),
-    "the same partial function": (lambda: [partly(Block(), dim=1), partly(Block(), dim=1)], True),
-    "another partial function": (lambda: [partly(Block(), dim=0), partly(Block(), dim=1)], False),
+    "equal lists of numbers": (lambda: [listing([1, 2.5]), listing([1, 2.5])], True),
+    "unequal lists of numbers": (lambda: [listing([1, 2.5]), listing([1, 2])], False),
+    "one object": (lambda: (lambda thing: [listing([thing]), listing([thing])])(object()), True),
+    "objects of their own": (lambda: [listing([object()]), listing([object()])], False),
     "another setting": (lambda: [Block(1), Block(2)], False),
     "a setting of a child": (lambda: [nn.Sequential(nn.Dropout(p)) for p in (0.1, 0.2)], False),
     "another number, used": (lambda: [Scales(1), Scales(2)], False),
     "a frozen bias": (lambda: [Block(), _frozen(Block())], False),
     "another mode": (lambda: [nn.BatchNorm1d(D), nn.BatchNorm1d(D).eval()], False),
     "a hook more": (lambda: [Block(), hooked(Block(), some_hook)], False),
-    "another hook": (lambda: [hooked(Block(), lambda *_: None) for _ in range(2)], False),
+    "hooks": (lambda: [hooked(Block(), some_hook) for _ in range(2)], False),
     "closures": (lambda: [closure(Block(), 1.0), closure(Block(), 2.0)], False),
     "forwards of their own": (lambda: [own_forward(Block()), own_forward(Block())], False),
     "a weight in two layers": (tied, False),
     "another memory layout": (reordered, False),
-    "references to each other": (lambda: [Refers([]), Refers([Block()])], False),
-    "the same foreign block": (lambda: (lambda one: [Refers([one]), Refers([one])])(Block()), False),
+    "a reference to another block": (lambda: [listing([]), listing([Block()])], False),
 }
 
 

@@ -2,11 +2,13 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from schedules import (
+    Action,
     ScheduleError,
     StageCosts,
     bound,
@@ -18,6 +20,9 @@ from schedules import (
     split_critical,
 )
 from schedules.core.placement import linear, looped, vee
+from schedules.searching.allowance import Allowance
+from schedules.searching.clock import Clock
+from schedules.searching.dispatching import Rule, dispatch
 from schedules.searching.problem import make_problem
 from schedules.simulation.event_loop import play, replay
 
@@ -170,6 +175,55 @@ def test_search_is_the_same_for_the_same_seed():
     costs, memory = random_problem(random.Random(1), 4)
     first, second = (search(costs, 4, 8, memory, seed=7, effort=0.1) for _ in range(2))
     assert first == second
+
+
+def test_search_does_not_depend_on_the_unit_of_seconds():
+    costs, memory = random_problem(random.Random(1), 4)
+    unit = 2.0**-40
+    small = replace(
+        costs,
+        forward=[seconds * unit for seconds in costs.forward],
+        backward_input=[seconds * unit for seconds in costs.backward_input],
+        backward_weight=[seconds * unit for seconds in costs.backward_weight],
+        backward=[seconds * unit for seconds in costs.backward],
+        recompute=[seconds * unit for seconds in costs.recompute],
+        latency=[[seconds * unit for seconds in row] for row in costs.latency],
+    )
+    assert search(small, 4, 8, memory, effort=0.1) == search(costs, 4, 8, memory, effort=0.1)
+
+
+def test_the_clock_of_an_allowance_says_whether_it_cut_a_search_short():
+    clock = Clock(0.0)
+    allowance = Allowance(1e9, clock)
+    assert not allowance.is_over  # the first look comes after some work
+    allowance.spend(1e6)
+    assert allowance.is_over
+    assert clock.cut_short
+    unlimited = Allowance(100)
+    unlimited.spend(100)
+    assert unlimited.is_over
+    assert not unlimited.clock.cut_short
+
+
+def test_an_f_waits_for_the_gradient_that_all_earlier_devices_wait_for():
+    """Two F fit until the first gradient is back; a third one would delay it."""
+    costs = StageCosts([4, 3], [3, 3], [1, 1], latency=0.25)
+    problem = make_problem(costs, 2, 6, (), (0, 1))
+    eager, waiting = (dispatch(problem, Rule(-0.5, -0.5, forward_gap=gap)) for gap in (0.0, 0.2))
+    assert eager is not None
+    assert waiting is not None
+    first = problem.operation(1, 0, 0)
+    assert eager.rows[0].index(first) == 3
+    assert waiting.rows[0].index(first) == 2
+    assert waiting.ends[first] == 4 + 0.25 + 3 + 3 + 0.25 + 3
+
+
+def test_a_rule_can_limit_the_micro_batches_in_flight():
+    problem = make_problem(StageCosts([1, 2, 2], [1, 2, 2], [1, 1, 1]), 3, 8, (), (0, 1, 2))
+    dispatched = dispatch(problem, Rule(in_flight=1.0))
+    assert dispatched is not None
+    schedule = problem.schedule_of("search", dispatched.rows)
+    assert [row.index(Action.parse(f"{stage}I0")) for stage, row in enumerate(schedule.actions)] == [3, 2, 1]
 
 
 def test_search_stops_at_its_time_limit_with_a_schedule_that_fits():

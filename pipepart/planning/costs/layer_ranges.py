@@ -162,11 +162,6 @@ class ChainCosts:
         """Forward and backward of all layers for one micro-batch."""
         return float(self.compute_sums[-1])
 
-    @property
-    def total_static_bytes(self) -> int:
-        """Parameters, gradients, optimizer state and buffers of all layers."""
-        return int(self._static_sums[-1])
-
     @cached_property
     def allowed_borders(self) -> NDArray[np.int64]:
         """The layers, by index, that a stage other than the first may begin with."""
@@ -234,12 +229,6 @@ class ChainCosts:
         """The last end of a stage from ``start`` on that computes for at most ``seconds``; at least one layer."""
         limit = self.compute_sums[start] + seconds * (1 + TOLERANCE)
         return max(int(np.searchsorted(self.compute_sums, limit, "right")) - 1, start + 1)
-
-    def last_end_within_bytes(self, start: int, size: float) -> int:
-        """The last end of a stage from ``start`` on with at most ``size`` static bytes; at least one layer."""
-        return max(
-            int(np.searchsorted(self._static_sums, self._static_sums[start] + size, "right")) - 1, start + 1
-        )
 
     def rows(self, last_ends: Sequence[int], *, with_sizes: bool = True) -> Iterator[Row]:
         """Yield one row for each first layer, from the last layer to the first, up to its end in ``last_ends``.

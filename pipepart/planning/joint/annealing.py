@@ -9,7 +9,7 @@ from random import Random
 
 from schedules.searching.allowance import Allowance
 from schedules.searching.bounds import trip_of, work_bound
-from schedules.searching.dispatching import RULES, dispatch, dispatching_work, play_rows
+from schedules.searching.dispatching import CAREFUL_RULES, RULES, dispatch, dispatching_work, play_rows
 from schedules.searching.local_search import anneal_order, round_work
 from schedules.searching.objectives import makespan
 from schedules.searching.problem import Problem
@@ -101,12 +101,13 @@ class Annealing:
             allowance.spend(_OPERATIONS_PER_STAGE * layers * len(every))
             bounds = [_bound(self.pricing.problem(layout)) for layout in every]
             starts = [every[at] for at in sorted(range(len(every)), key=bounds.__getitem__)]
+        rules = [*RULES[:9], *CAREFUL_RULES, *RULES[9:]] if self.pricing.limited else RULES
         for layout in (*given, *starts):
             if not self._moves.allows(layout) or _bound(self.pricing.problem(layout)) >= best:
                 continue
             for whole in (False, True)[: 1 + self.pricing.whole_helps]:
                 problem = self.pricing.problem(replace(layout, whole=(whole,) * layout.stages))
-                for rule in RULES:
+                for rule in rules:
                     if self._is_over or (self._ordered and allowance.used > until):
                         return every is not None
                     variant = replace(layout, rule=rule, whole=(whole,) * layout.stages)

@@ -182,7 +182,7 @@ class Moves:
 
     def _change_rule(self, layout: Layout) -> Layout:
         """Change the rule by which operations are ordered."""
-        return replace(layout, rule=layout.rule.varied(self._random))
+        return replace(layout, rule=layout.rule.varied(self._random, self._pricing.limited))
 
     def _toggle_whole(self, layout: Layout) -> Layout:
         """Run the backwards of a stage as a whole, or no longer."""

@@ -20,8 +20,9 @@ from .request import JointRequest
 from .starts import layout_of
 from .to_plan import plan_of
 
-_MOST_DEVICES = 512  # each step of the dispatcher looks at all of them
+_MOST_DEVICES = 128  # each step of the dispatcher looks at all of them
 _FEWEST_LAYOUTS = 40  # with fewer, the search would hardly find anything but its starts
+_SEARCHING = 0.75  # of the clock; the rest is for the plans
 _MOST_PLANS = 40  # layouts that plans are made of until one fits
 
 
@@ -30,14 +31,14 @@ def search_jointly(
 ) -> Plan | None:
     """Return the plan with the shortest step that the joint search finds; None if it finds none faster than its starts.
 
-    It is not made for more than 512 devices, or where the allowance is too little to dispatch some dozens of layouts:
+    It is not made for more than 128 devices, or where the allowance is too little to dispatch some dozens of layouts:
     3 operations for each micro-batch and device.
 
     Args:
         request: what to choose from.
         starts: plans with one or several stages a device. Their stages and placements are starts; their steps are to be
             beaten.
-        allowance: how much work to do; counted in it.
+        allowance: how much work to do.
         seed: of the random moves.
     """
     if request.asked.reduction == "batch":
@@ -49,7 +50,7 @@ def search_jointly(
     goal = min((plan.predicted.step_seconds for plan in starts), default=math.inf)
     if goal <= request.bound * (1 + TOLERANCE):
         return None
-    annealing = Annealing(request, allowance, Random(seed))
+    annealing = Annealing(request, allowance.part(allowance.operations, _SEARCHING), Random(seed))
     annealing.run([layout_of(plan, request) for plan in starts if plan.replicas == request.groups.replicas])
     kinds = annealing.pricing.device_kinds()
     for ordered in annealing.distinct(_MOST_PLANS):

@@ -38,15 +38,11 @@ class ChainCut:
         first_layers: the first layer of each stage.
         device_indices: the device of each stage, by its position in the cluster.
         bound: no cut that fits has a smaller bottleneck; 0 if that is not known.
-        deficit_bytes: the largest deficit of memory of any device; 0 if the cut fits.
-        exhaustive: True if no order of the devices and no cut was left out, so that none has a smaller deficit.
     """
 
     first_layers: tuple[int, ...]
     device_indices: tuple[int, ...]
     bound: float
-    deficit_bytes: int
-    exhaustive: bool
 
 
 def order_spaces(cluster: Cluster, layers: int) -> OrderSpaces:
@@ -111,7 +107,7 @@ class ChainProblem:
             as_given = self._least_load(own, found * (1 + _SAME))
             if as_given is not None and as_given <= found * (1 + _SAME):
                 space = own  # the user's own order is as good as any
-        return self._evenest(space, found, self._bound(space, found), exhaustive=True)
+        return self._evenest(space, found, self._bound(space, found))
 
     def _best_of_some(self) -> ChainCut | None:
         """Return the best cut on a few orders of the devices, with the bound of the relaxed orders."""
@@ -132,7 +128,7 @@ class ChainProblem:
                 break
         if best is None:
             return None
-        return self._evenest(best, least, min(self._bound(relaxed, low), least), exhaustive=False)
+        return self._evenest(best, least, min(self._bound(relaxed, low), least))
 
     def _from_relaxed(self, relaxed: Space, low: float, are_runs: bool) -> list[tuple[int, ...]]:
         """Return the order of devices that the relaxed cut stands for; none if the hosts have no room for its runs.
@@ -157,29 +153,6 @@ class ChainProblem:
             fastest = sorted(group, key=lambda at: -self._cluster.devices[at].speed)[: len(stages)]
             devices[stages[np.argsort(-seconds[stages], kind="stable")]] = fastest
         return [tuple(devices.tolist())]
-
-    def nearest(self) -> ChainCut | None:
-        """Return the cut with the smallest largest deficit of memory; None if no cut is possible at all."""
-        largest = max(kind.memory for kind in self._types)
-
-        def ends(deficit: float) -> list[int]:
-            return [
-                self._costs.last_end_within_bytes(a, deficit + largest) for a in range(self._costs.layers)
-            ]
-
-        guess = (
-            math.inf if math.isinf(largest) else self._costs.total_static_bytes / self._stages * 1.2 - largest
-        )
-        orders = first_orders(self._cluster, self._stages)
-        spaces = [self._all] if self._all else map(self._spaces.given, orders)
-        tried = [(self._least(space, self._deficit, ends, guess), space) for space in spaces]
-        possible = [(found, space) for found, space in tried if found is not None]
-        if not possible:
-            return None
-        found, space = min(possible, key=lambda one: one[0])
-        first_layers, device_indices = self._traced(space, self._deficit, ends(found))
-        exhaustive = self._all is not None and not self._costs.skips  # whose memory has an upper bound here
-        return ChainCut(first_layers, device_indices, 0.0, max(int(found), 0), exhaustive)
 
     def _first_guess(self) -> float:
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
@@ -208,7 +181,7 @@ class ChainProblem:
             guess = found if math.isfinite(found) else guess + step
             step *= 2
 
-    def _evenest(self, space: Space, limit: float, bound: float, *, exhaustive: bool) -> ChainCut:
+    def _evenest(self, space: Space, limit: float, bound: float) -> ChainCut:
         """Return the cut with the smallest sum of stage loads, among those whose bottleneck is ``limit``."""
 
         def value(row: Row, view: _View) -> Floats:
@@ -217,7 +190,7 @@ class ChainProblem:
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
         first_layers, devices = self._traced(space, value, self._ends_within_seconds(limit), np.add)
-        return ChainCut(first_layers, devices, bound, 0, exhaustive)
+        return ChainCut(first_layers, devices, bound)
 
     def _bound(self, space: Space, found: float) -> float:
         """Return what no cut that fits can beat: ``found``, unless values that skip stages have upper bounds."""
@@ -237,11 +210,10 @@ class ChainProblem:
         return first_layers, devices_of(space.groups, types)
 
     def _intervals(self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined) -> Intervals:
-        with_sizes = self._limited or value == self._deficit
         view, orders = _View(self._costs, self._cluster, space), space.orders
 
         def rows() -> Iterator[tuple[int, Floats]]:
-            for row in self._costs.rows(last_ends, with_sizes=with_sizes):
+            for row in self._costs.rows(last_ends, with_sizes=self._limited):
                 self._clock.check()
                 values = value(row, view)
                 yield (
@@ -273,11 +245,6 @@ class ChainProblem:
             if fits.all():
                 break
         return found
-
-    def _deficit(self, row: Row, view: _View) -> Floats:
-        """[edges, ends]: bytes that a stage is short of in the mode with the least memory; negative if it fits."""
-        deficit = self._need(row, view, self._modes[-1]) - view.memory
-        return np.where(np.isfinite(view.transfer(row)), deficit, np.inf)
 
     def _need(self, row: Row, view: _View, mode: Mode, counts_waiting: bool = True) -> Floats:
         """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, pairwise
 
@@ -13,7 +14,7 @@ import numpy as np
 import schedules
 from schedules.searching.clock import Clock, OutOfTime
 
-from ...cluster import Cluster
+from ...cluster import Cluster, Link
 from ...units import counted
 from ..costs.crossings import Borders
 from ..costs.cut_costs import CutCosts
@@ -92,6 +93,9 @@ class Candidate:
         """Seconds that no plan can beat."""
         costs, counts = self.costs, self.costs.micro_batches
         least = self.part.least_seconds(self.devices)
+        if self.schedule == "sequential" and costs.split is None:  # one device at a time
+            fastest = max(device.speed for device in self.cluster.devices)
+            least = max(least, self.costs.total_seconds * (counts // self.part.groups.replicas) / fastest)
         repeated = {"always": counts, "except-last": max(counts - self.part.groups.replicas, 0)}
         if self.choice not in repeated:
             return least
@@ -150,46 +154,80 @@ class Candidate:
         Raises:
             OutOfTime: the clock is over.
         """
-        # Schedules that place stages alike share the cut without limits. If it fits, it is the best one.
-        key = (
-            id(self.costs),
-            self.devices,
-            self.bare_schedule.device_of,
-            self.choice in ("always", "except-last"),
-        )
-        cut = self.part.once(("cut", *key), lambda: self._problem(clock, limited=False).best())
+        cut = self._bottleneck_without_limits(clock)
         if cut is None or not self._is_limited:
             return cut
+        # Schedules that place stages alike share the cut without limits. If it fits, it is the best one.
         borders = np.array([cut.first_layers[1:]], dtype=np.int64).reshape(1, -1)
         modes, deficits = self.cut_costs.memory(borders, np.array([self.order_of(cut)]))
         if deficits[0] <= 0 and not modes.any():
             return cut
-        return self.part.once(
-            ("limited cut", *key, self.schedule, self.choice), lambda: self._problem(clock).best()
-        )
+        key = "limited cut", id(self.costs), self._structure, self.choice
+        return self.part.once(key, lambda: self._problem(clock).best())
+
+    def step_with_least_bottleneck(self, clock: Clock) -> float:
+        """Return seconds that no plan can beat, as the device with the largest load computes for all micro-batches.
+
+        0 where that proves nothing: with several stages a device, or backwards that are faster in parts.
+
+        Raises:
+            OutOfTime: the clock is over.
+        """
+        faster_split = self.costs.split is not None and bool((self.costs.split < 0).any())
+        if not self._is_plain or faster_split or self.choice in ("always", "except-last"):
+            return 0.0
+        cut = self._bottleneck_without_limits(clock)
+        if cut is None:
+            return 0.0
+        transfers = np.array([self.costs.border_seconds(link) for link in self._links])
+        compute = cut.bound - 2 * float(transfers[np.isfinite(transfers)].max())
+        return (self.costs.micro_batches // self.part.groups.replicas) * compute
 
     def best_cuts(self, clock: Clock) -> tuple[list[EvaluatedCut], float]:
-        """Return cuts with short steps, the shortest first, and a lower bound of the bottleneck; no cuts if none fits.
+        """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck; no cuts if none fits."""
+        cuts, bound, _ = self._nearest_cuts(clock)
+        fitting = [cut for cut in cuts if not cut.deficit]
+        # Where values skip stages the memory of a cut is an upper bound: the plan may still fit.
+        return fitting or (cuts[:1] if self.costs.skips else []), bound
+
+    def _nearest_cuts(self, clock: Clock) -> tuple[list[EvaluatedCut], float, bool]:
+        """Return cuts, those with the smallest deficit and of these the shortest step first.
 
         Every cut is evaluated on every order of the devices if they are few. Else a local search starts from the cut
         with the smallest bottleneck, or from stages in proportion to the speeds of their devices.
+
+        Returns:
+            The cuts, a lower bound of the bottleneck of those that fit, and True if every cut was evaluated.
         """
         if self.impossible_reason or not self.has_cuts:
-            return [], 0.0
-        cut = None
+            return [], 0.0, False
+        cut, searched = None, False
         if self._is_plain:
             try:
-                cut = self.smallest_bottleneck(clock)
+                cut = self._bottleneck_without_limits(clock)
+                if cut is None:
+                    return [], 0.0, False
+                # With a few orders of many the cut within the limits is no better than what the local search finds.
+                if self._is_limited and self._spaces.all(self.devices):
+                    cut, searched = self.smallest_bottleneck(clock) or replace(cut, bound=0.0), True
             except OutOfTime:
                 pass
-            else:
-                if cut is None:
-                    return [], 0.0
         bound = cut.bound if cut else 0.0
         if self.tries_every_cut:
-            return [one for one in self._search(clock).best_of_all(self._orders) if not one.deficit], bound
+            return self._search(clock).best_of_all(self._orders), bound, True
         starts = [(cut.first_layers[1:], self.order_of(cut))] if cut else self._proportional_cuts()
-        return [one for one in self._climbed(starts, clock) if not one.deficit or cut is not None], bound
+        found = self._climbed(starts, clock)
+        if cut and not searched and found and found[0].deficit:
+            with suppress(OutOfTime):
+                if (limited := self.smallest_bottleneck(clock)) is not None:
+                    found = self._climbed([(limited.first_layers[1:], self.order_of(limited))], clock)
+        return found, bound, False
+
+    def _bottleneck_without_limits(self, clock: Clock | None) -> ChainCut | None:
+        """Return the cut with the smallest bottleneck as if memory had no limit; None if no cut is possible."""
+        recomputes = self.choice in ("always", "except-last")
+        key = "cut", id(self.costs), self.devices, self.bare_schedule.device_of, recomputes
+        return self.part.once(key, lambda: self._problem(clock, limited=False).best())
 
     def evaluate(self, borders: Borders, orders: Ints) -> tuple[Floats, Floats]:
         """Return the bytes that the device with the largest deficit lacks, and the seconds of a step, of each cut.
@@ -214,30 +252,15 @@ class Candidate:
         if self.impossible_reason:
             where = f"schedule {self.schedule!r} on {counted(self.devices, 'device')}"
             return Infeasible(f"{where}: {self.impossible_reason}")
-        nearest: tuple[Sequence[int], Sequence[int]] | None = None
-        least: int | None = None  # bytes that every cut lacks
-        if self._is_plain:
-            try:
-                found = self._problem(clock).nearest()
-            except OutOfTime:
-                pass
-            else:
-                if found is not None:
-                    nearest = found.first_layers[1:], self.order_of(found)
-                    least = found.deficit_bytes if found.exhaustive else None
-        elif self.has_cuts and self.tries_every_cut:
-            best = self._search(clock).best_of_all(self._orders)
-            if best:
-                nearest, least = (best[0].borders, best[0].order), int(best[0].deficit)
-        if nearest is None and self.has_cuts:
-            climbed = self._climbed(self._proportional_cuts(), clock)
-            nearest = (climbed[0].borders, climbed[0].order) if climbed else None
-        if nearest is None:
+        cuts, _, tried_all = self._nearest_cuts(clock)
+        if not cuts:
             return Infeasible(
                 f"no cut into {counted(self.stages, 'stage')} is possible: layers that share parameters or buffers, or "
                 "that colocate names, are in one stage"
             )
-        return explain_infeasible(self.plan_of(*nearest, bound=0.0), least)
+        nearest = self.plan_of(cuts[0].borders, cuts[0].order, bound=0.0)
+        exact = tried_all and not self.costs.skips  # whose memory has an upper bound here
+        return explain_infeasible(nearest, int(cuts[0].deficit) if exact else None)
 
     @cached_property
     def bare_schedule(self) -> schedules.Schedule:
@@ -343,6 +366,11 @@ class Candidate:
     @property
     def _structure(self) -> tuple[str, int, int, int]:
         return self.schedule, self.devices, self.part.micro_batches, self.chunks
+
+    @property
+    def _links(self) -> list[Link]:
+        """The kinds of links between two devices."""
+        return [self.cluster.link, *self.cluster.links, *self.cluster.network]
 
     @property
     def _spaces(self) -> OrderSpaces:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from schedules.searching.clock import Clock
+from schedules.searching.clock import Clock, OutOfTime
 
 from ..costs.layer_ranges import TOLERANCE
 from ..costs.stage_memory import MODE_SETS
@@ -24,6 +25,7 @@ Attempts = tuple[Candidate, ...]
 _EVERY_NUMBER = 16  # of devices, up to which each number is tried; above it four numbers for each doubling
 # Numbers of devices in a row that are no faster than more devices, until no fewer are tried: with few devices, or many.
 _PATIENCE, _PATIENCE_WITH_MANY, _FEW_DEVICES = 2, 1, 4
+_FAR = 1.15  # times the fastest step, above which a schedule is not tried on fewer of many devices
 # Stages times micro-batches, and layers, of a candidate that is planned even after the clock: about 20 ms each.
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
 _AFFORDABLE_SIZE = 4096  # stages times micro-batches of a plan that is made if there is none after the clock
@@ -32,11 +34,12 @@ _SIMULATED = 3  # cuts of a candidate that plans are made of, where their evalua
 
 
 class Outcome(NamedTuple):
-    """What planning a candidate came to: its plan, and bounds of the step of its plan in seconds."""
+    """What planning a candidate came to: its plan, bounds of its step in seconds, whether cuts were searched."""
 
     plan: Plan | None
     at_least: float
     at_most: float
+    is_searched: bool = True
 
 
 @dataclass
@@ -82,6 +85,7 @@ class _Series:
         is_default: whether the number of stages a device is that of the schedule, and the choice the request's first.
         best: seconds that the best of those that were tried takes at most.
         patience: how many tried ones in a row may be no faster.
+        at_least: seconds that the last of those that were tried takes at least.
         slower: tried ones in a row that are no faster.
     """
 
@@ -89,28 +93,31 @@ class _Series:
     is_default: bool
     patience: int
     best: float = math.inf
+    at_least: float = 0.0
     slower: int = 0
 
     def tell(self, outcome: Outcome) -> None:
         """Count an outcome; give up fewer devices if they do not make the step shorter."""
         self.slower = self.slower + 1 if outcome.at_least >= self.best * (1 - TOLERANCE) else 0
-        self.best = min(self.best, outcome.at_most)
+        self.best, self.at_least = min(self.best, outcome.at_most), outcome.at_least
         if self.slower == self.patience:
             self.left = []
 
 
-def find_named(part: Part, clock: Clock, limit: float = math.inf) -> Named:
+def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float = math.inf) -> Named:
     """Plan the candidates that may be the fastest.
 
     For each schedule and number of stages a device, the number of devices falls until two numbers in a row are no
-    faster. What is tried does not depend on other schedules, but for those that a lower bound proves to be slower than
-    another plan. So the fastest plan of several schedules is no slower than that of one of them, unless the clock is
-    over.
+    faster; one if there are more than four devices, and none if the schedule is 15 % slower than another one. With up
+    to four devices what is tried does not depend on other schedules, but for those that a lower bound proves to be
+    slower: the fastest plan of several schedules is no slower than that of one of them, unless the clock is over.
 
     Args:
         part: of a request.
         clock: after which only one candidate of each schedule is planned, with the most devices, if it is cheap.
         limit: seconds of a plan that is known.
+        effort: the sum of ``planning_seconds`` after which no more candidates are planned. It does not depend on the
+            machine.
     """
     found = Named()
     series = _series_of(part)
@@ -119,21 +126,24 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf) -> Named:
     is_first, left_out = True, False
     while series:
         # All schedules on the most devices first: plans stay on them if fewer are as fast.
-        for one in sorted(series, key=lambda one: (-one.left[0][0].devices, one.left[0][0].likely_step)):
+        for one in sorted(series, key=_in_turn):
             attempts = one.left.pop(0)
             candidate = attempts[0]
             if is_first and one.is_default and _is_cheap(candidate):
                 outcome = found.plan(attempts, min(limit, found.fastest), Clock())
-            elif clock.has(candidate.planning_seconds):
+            elif effort > 0 and clock.has(candidate.planning_seconds):
                 outcome = found.plan(attempts, min(limit, found.fastest), clock)
             else:
                 found.slower.append((candidate, candidate.shortest_possible_step))
                 left_out = True
                 continue
+            if outcome is None or outcome.is_searched:
+                effort -= candidate.planning_seconds
             if outcome is not None:
                 one.tell(outcome)
         is_first = False
-        series = [one for one in series if one.left]
+        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, found.fastest) * _FAR
+        series = [one for one in series if one.left and one.at_least < far]
     if left_out and not found.plans and limit == math.inf:
         _plan_any(found, part, clock)
     return found
@@ -144,8 +154,14 @@ def candidates_of(part: Part) -> list[Attempts]:
     return [attempts for one in _series_of(part) for attempts in one.left]
 
 
+def _in_turn(series: _Series) -> tuple[int, int, float]:
+    """The most devices first, then the fewest stages, as they are planned sooner, then those that are likely faster."""
+    candidate = series.left[0][0]
+    return -candidate.devices, candidate.chunks, candidate.likely_step
+
+
 def _series_of(part: Part) -> list[_Series]:
-    request, most = part.request, part.most_devices
+    request, most, layers = part.request, part.most_devices, len(part.profile.layers)
     found = []
     for name in request.schedules:
         chunks_of = request.chunks_of(name)
@@ -154,9 +170,10 @@ def _series_of(part: Part) -> list[_Series]:
             if request.stages != "auto":
                 devices, rest = divmod(request.stages, chunks)
                 numbers = [devices] if not rest and 0 < devices <= most else []
+            possible = [own for own in numbers if own * chunks <= layers and (own > 1 or chunks == 1)]
             attempts = [
                 tuple(Candidate(part, costs, name, chunks, devices, choice) for costs in part.costs)
-                for devices in numbers
+                for devices in possible or numbers[:1]  # the latter says why it is impossible
             ]
             if attempts:
                 is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
@@ -204,7 +221,14 @@ def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None
     """
     clock = clock or Clock()
     if _is_no_less(candidate.shortest_possible_step, limit):
-        return Outcome(None, candidate.shortest_possible_step, math.inf)  # before a schedule is built
+        return Outcome(
+            None, candidate.shortest_possible_step, math.inf, is_searched=False
+        )  # before a schedule is built
+    if math.isfinite(limit) and not candidate.impossible_reason:
+        with suppress(OutOfTime):
+            at_least = candidate.step_with_least_bottleneck(clock)
+            if _is_no_less(at_least, limit):
+                return Outcome(None, at_least, math.inf, is_searched=False)
     cuts, bound = candidate.best_cuts(clock)
     if not cuts:
         return None

@@ -23,9 +23,11 @@ from .search_order import as_searched
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 # A problem up to this size is small: layers, devices and micro-batches.
 _SMALL = (50, 4, 16)
-SECONDS = 10.0  # for a larger one
+SECONDS = 10.0  # of a search, if the request does not say how many
 _SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
-_SHORT_SECONDS, _SHORT_LAYERS, _SHORT_DEVICES = 2.5, 50, 16  # of a request with no more layers and devices
+# Of a request with no more layers and devices that does not say how many seconds: what named schedules may take, as
+# planning seconds of candidates. Most of them take a third of that.
+_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 4.0
 
 Progress = Callable[[float], None]
 
@@ -49,11 +51,6 @@ class Searched:
         """All plans that were found."""
         found = [plan for _, plan in self.named.plans]
         return [*found, self.joint] if self.joint else found
-
-
-def seconds_for(layers: int, devices: int) -> float:
-    """Return the seconds that a search may take if the request does not say how many."""
-    return _SHORT_SECONDS if layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES else SECONDS
 
 
 def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
@@ -82,7 +79,8 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
         own_clock = clock.part(1 / (len(parts) - number))
         # The joint search of a part starts from its named plans: they do not depend on other parts, if there is time.
         limit = fastest if own_clock.is_over else math.inf
-        named = find_named(part, own_clock.part(0.5 if request.searches_orders else 1.0), limit)
+        share = 0.5 if request.searches_orders else 1.0
+        named = find_named(part, own_clock.part(share), limit, _effort(request) / len(parts))
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
@@ -146,6 +144,12 @@ def _joint(
     if costs is not together and len(plan.stages) <= most_together:
         return None  # as many stages may keep tied layers together
     return plan
+
+
+def _effort(request: Request) -> float:
+    """Return the effort for named schedules: with none given, a request is planned in few seconds on any machine."""
+    is_short = len(request.profile.layers) <= _SHORT_LAYERS and len(request.cluster) <= _SHORT_DEVICES
+    return _SHORT_EFFORT if request.seconds is None and is_short else math.inf
 
 
 def _operations(request: Request, parts: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..python_state.value_key import value_key
 from .numbers import Integer, Real, Ref, extent, plain
 
 Env = MutableMapping[int, Any]  # the tensors of a replay by their numbers
@@ -115,11 +114,6 @@ class Given:
         """The ref of a call with one tensor."""
         return next(leaf for leaf in self._leaves if type(leaf) is Ref)
 
-    def pattern(self, rank: Callable[[int], int]) -> Hashable:
-        """Return a key of the arguments, in which ``rank`` replaces the numbers of tensors."""
-        leaves = tuple(_pattern(leaf, rank) for leaf in self._leaves)
-        return leaves, self._positional, self._names, None if self._spec is None else repr(self._spec)
-
     def filled(self, env: Env, device: DeviceRule | None = None) -> tuple[Any, Any]:
         """Return positional and keyword arguments for a replay."""
         leaves = self._leaves.copy()
@@ -183,14 +177,6 @@ def _read_again(number: Integer | Real, env: Env) -> Any:
         if any(env[one].is_meta for one in number.source.numbers()):
             return number.plain  # tensors on the meta device have no values
         raise
-
-
-def _pattern(leaf: Any, rank: Callable[[int], int]) -> Hashable:
-    if type(leaf) is Ref:
-        return Ref(rank(leaf.number))
-    if type(leaf) is Slice:
-        return Slice(*(_pattern(part, rank) for part in leaf))
-    return value_key(plain(leaf))
 
 
 def _settled(leaf: Any) -> Any:
