@@ -15,7 +15,7 @@ from tests.planning.problems import Layer, profile_of
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch):
     """The suggestions do not depend on the machine."""
-    monkeypatch.setattr("pipepart.planning.planner.seconds_for", lambda layers, devices: 600.0)
+    monkeypatch.setattr("pipepart.planning.planner.EXPLAINING_SHARE", 60.0)
 
 
 LAYERS = [Layer(parameters=10, output=20, saved=40)] * 8
