@@ -125,8 +125,6 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
-    profile, cluster = with_overhead(profile, cluster)
-    cluster = compress_links(cluster, options.compress, profile)
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
     try:
@@ -149,7 +147,8 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
         DoesNotFit: there is none.
         ValueError: as :func:`plan`.
     """
-    request = read_request(profile, cluster, options)
+    profile, cluster = with_overhead(profile, cluster)
+    request = read_request(profile, compress_links(cluster, options.compress, profile), options)
     if exceeds_memory(request):
         raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:
