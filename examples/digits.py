@@ -94,7 +94,7 @@ def main() -> int:
     profile = pipepart.profile(
         net, x[:BATCH], target=y[:BATCH], loss_fn=loss_fn, micro_batches=MICRO_BATCHES, optimizer="adamw"
     )
-    plan = pipepart.plan(profile, pipepart.Cluster.virtual(2), schedule="1f1b")
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(2), schedule="1f1b", stages=2)
     pipe = pipepart.Pipeline(net, plan, loss_fn=loss_fn)
 
     show(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import pipepart
+from pipepart import measure
 from pipepart.profiling import Overhead
 from tests.support.seeds import set_seed
 
@@ -30,6 +31,8 @@ hypothesis.settings.load_profile("fixed")
 
 
 _PROFILE_DEFAULTS: dict[str, Any] = pipepart.profiling.profile.__kwdefaults__ or {}
+# Where the runtime is slow beside the small models of tests, their plans would have one stage.
+measure.measured_overhead = lambda: Overhead(action_seconds=25e-6, message_seconds=20e-6)
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
@@ -72,7 +75,5 @@ def _same_start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    # Small models would have one stage on a machine whose runtime is slow beside their layers.
-    monkeypatch.setattr("pipepart.measure.measured_overhead", Overhead)
     if not request.node.get_closest_marker("alone"):  # as no other test looks at how exact measured times are
         monkeypatch.setitem(_PROFILE_DEFAULTS, "seconds", 0.01)

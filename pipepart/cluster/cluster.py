@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from ..document import Document
 from ..input_error import InputError
@@ -19,7 +20,7 @@ from .describing import describe_devices, expand_counts
 from .devices import Device
 from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_networks
 from .measuring import MeasuredLinks, common_link, local_links
-from .places import Lookup, Places, Route
+from .places import Places, Route
 from .processes import devices_of_processes
 from .real_devices import HEADROOM, REAL_LINK, find_accelerators, numbered, real_device
 from .virtual_devices import virtual_devices
@@ -49,8 +50,6 @@ class Cluster(Document):
     emulated: bool = False
     message_seconds: float = Field(default=VIRTUAL_LATENCY_SECONDS, ge=0, allow_inf_nan=False)
 
-    _lookup: Lookup = PrivateAttr(default_factory=Lookup)
-
     @model_validator(mode="after")
     def _devices_and_links_agree(self) -> Self:
         check_names([device.name for device in self.devices], self.links)
@@ -68,19 +67,15 @@ class Cluster(Document):
         tiers = [("link", self.link), *(("network", tier) for tier in self.network)]
         return {name: tier.compress.dtype for name, tier in tiers if tier.compress is not None}
 
-    @property
+    @cached_property
     def places(self) -> Places:
         """Where the devices are; loops over many pairs of devices take links from here."""
-        private = self.__pydantic_private__ or {}  # which is much quicker to read than the attribute
-        lookup: Lookup = private["_lookup"]
-        if lookup.places is None:
-            lookup.places = Places(self.devices, self.link, self.links, self.network)
-        return lookup.places
+        return Places(self.devices, self.link, self.links, self.network)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with some fields replaced, which looks its devices up anew."""
         copied = super().model_copy(update=update, deep=deep)
-        copied._lookup = Lookup()
+        copied.__dict__.pop("places", None)
         return copied
 
     def link_between(self, one: str, other: str) -> Link:

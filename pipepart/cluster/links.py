@@ -1,4 +1,4 @@
-"""Links: what a message between two devices takes, within a host, between hosts, and between single pairs."""
+"""Link bandwidth and latency between devices: within a host, between hosts, and per device pair."""
 
 from __future__ import annotations
 

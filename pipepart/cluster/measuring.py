@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..document import Document
@@ -80,15 +81,12 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     >>> fit_link([1000, 2000, 4000], [2.0, 3.0, 5.0])
     Link(bandwidth=1000.0, latency=1.0, compress=None)
     """
-    # Minimise the sum of ((latency + size * per_byte) / time - 1)² over both.
-    ones = [(1 / taken, size / taken) for size, taken in zip(sizes, seconds, strict=True)]
-    aa, ab, bb = (sum(x[i] * x[j] for x in ones) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = sum(x[0] for x in ones), sum(x[1] for x in ones)
-    determinant = aa * bb - ab * ab
-    latency = (a * bb - b * ab) / determinant if determinant else 0.0
-    per_byte = (aa * b - ab * a) / determinant if determinant else b / bb
+    # Minimise the sum of ((latency + size * per_byte) / time - 1)²; scaled, as the two units differ by 1e9.
+    rows = np.column_stack([np.ones(len(sizes)), np.array(sizes) / 1e9]) / np.array(seconds)[:, None]
+    latency, per_gigabyte = np.linalg.lstsq(rows, np.ones(len(sizes)))[0]
     if latency < 0:
-        latency, per_byte = 0.0, b / bb
+        latency, per_gigabyte = 0.0, rows[:, 1].sum() / (rows[:, 1] ** 2).sum()
+    per_byte = per_gigabyte / 1e9
     if per_byte <= 0:
         return Link(latency=statistics.median(seconds))
     return Link(bandwidth=float(f"{1 / per_byte:.4g}"), latency=float(f"{latency:.3g}"))

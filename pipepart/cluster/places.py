@@ -86,18 +86,6 @@ class Places:
         )
 
 
-class Lookup:
-    """Keeps the places of a cluster once they are made; it is no part of the cluster's value."""
-
-    def __init__(self) -> None:
-        self.places: Places | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lookup)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def _joined(tiers: Sequence[Network]) -> Link:
     """The link through these tiers: no faster than the slowest, with the latency of the outermost."""
     rates = [tier.bandwidth for tier in tiers if tier.bandwidth is not None]

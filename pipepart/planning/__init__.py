@@ -21,7 +21,8 @@ from .request import check_options
 from .suggestions import InfeasiblePlanError, Suggestion
 
 if TYPE_CHECKING:
-    from .graph import Cut, CutDoesNotFit, cut
+    from ..graph_partition.infeasible import CutDoesNotFit
+    from ..graph_partition.partition import Cut, cut
 
 __all__ = [
     "Alternative",
@@ -52,5 +53,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("Cut", "CutDoesNotFit", "cut"):
-        return getattr(import_module(".graph", __name__), name)
+        return getattr(import_module("pipepart.graph_partition.partition"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
     """Return what to plan with: layers as slow as beside the other devices, and the seconds of the runtime.
 
     Only CPU devices of this machine have an overhead. Each is ``max(described, measured)``. The profile that is
-    returned has none left, so that a second call changes nothing.
+    returned has none left, so that a second call changes nothing; its ``slowdown`` is what its seconds include.
 
     Args:
         profile: with the measured overhead.
@@ -53,6 +53,14 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
     )
 
 
+def serial_seconds(profile: Profile, micro_batches: int) -> float:
+    """Return the seconds of all layers for all micro-batches, while one device computes and no other does."""
+    costs = profile.at(micro_batches)
+    counted = profile.overhead == Overhead()  # by with_overhead, in the seconds of the layers
+    layers = (*costs.layers, costs.loss)
+    return micro_batches * sum(one.seconds / (one.slowdown if counted else 1.0) for one in layers)
+
+
 def _slower(cost: LayerCost, overhead: Overhead, devices: int, threads: int) -> LayerCost:
     """Return the cost of a layer while other devices compute, too."""
     factor = overhead.slowdown(cost.slowdown, devices, threads)
@@ -66,6 +74,6 @@ def _slower(cost: LayerCost, overhead: Overhead, devices: int, threads: int) -> 
             "backward_input": timing(cost.backward_input),
             "backward_weight": timing(cost.backward_weight),
             "split_seconds": None if cost.split_seconds is None else cost.split_seconds * factor,
-            "slowdown": 1.0,
+            "slowdown": factor,
         }
     )

@@ -125,6 +125,7 @@ def plan(
         seconds=seconds,
     )
     check_arguments(profile, cluster, options)
+    cluster = compress_links(cluster, options.compress, profile)
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
     try:
@@ -148,7 +149,7 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
         ValueError: as :func:`plan`.
     """
     profile, cluster = with_overhead(profile, cluster)
-    request = read_request(profile, compress_links(cluster, options.compress, profile), options)
+    request = read_request(profile, cluster, options)
     if exceeds_memory(request):
         raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:

@@ -19,7 +19,7 @@ from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer
 
 _ALONE = 0.3  # of the time, to measure without other devices
-_FEW_PASSES = (2, PASSES[1])
+_FEW_PASSES = (3, PASSES[1])
 
 
 class AllAtOnce(Method):
@@ -67,9 +67,9 @@ class Estimated(Method):
         """Run the model on meta tensors."""
         return on_meta(self.task.everything, self._roofline.device)
 
-    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+    def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
         """Return input and target of a micro-batch as meta tensors."""
-        value, target = super().brought(given)
+        value, target = super().prepare(part)
         return to_meta(value), to_meta(target)
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:

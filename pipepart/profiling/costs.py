@@ -69,7 +69,8 @@ class LayerCost(Value):
         weight_workspace_bytes: memory that action W needs temporarily, besides ``deferred_bytes``. None in these three
             counts as ``workspace_bytes``.
         deferred_bytes: memory kept from I to W: inputs of its weights' operations, and the gradients of their outputs.
-        slowdown: how many times as long it takes while the other devices of a CPU compute, too.
+        slowdown: how many times as long it takes while the other devices of a CPU compute, too. The seconds in the
+            profile of a plan include it.
     """
 
     forward: Timing = Timing()
@@ -137,7 +138,7 @@ class Costs(Value):
         samples: samples in the largest of them, whose bytes these are.
         layers: one cost a layer, in execution order. Seconds are means over the micro-batches.
         loss: the seconds of the loss function, what it alone saves, its workspace, and its target (``input_bytes``).
-            All its memory also counts in the last layer.
+            The bytes of the last layer already include those of the loss.
         saved: the memory kept for the backward.
         values: what goes between layers, each value once; it is sent to stages that use it only. Empty for a chain, in
             which each layer feeds the next one.

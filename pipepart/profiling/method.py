@@ -1,4 +1,4 @@
-"""A method of profiling: how layers come to where they run, and how their times and memory are found out."""
+"""Method: a way to profile layers, all at once, one at a time, or estimated; and the micro-batch that it profiles."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ class Method(ABC):
     def running(self) -> AbstractContextManager[None]:
         """Return a context within which layers can run. Behind it the model is as it was before."""
 
-    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+    def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
         """Return copies of input and target of a micro-batch, as the first layer and the loss take them."""
-        taken = entered(self.task.chain, given)
+        taken = entered(self.task.chain, part)
         return fresh(taken.inputs[0]), fresh(taken.targets[0])
 
     @abstractmethod
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Find out times and memory.
+        """Return the times and the memory of each layer.
 
         Args:
             part: the micro-batch.
@@ -132,7 +132,7 @@ class Method(ABC):
 def micro_batch_of(method: Method, parts: MicroBatches, samples: int) -> MicroBatch:
     """Return the first of the micro-batches that has so many samples, where the method needs it."""
     index = parts.sizes.index(samples)
-    value, target = method.brought(
+    value, target = method.prepare(
         parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
     )
     loss_fn = method.task.loss_fn

@@ -42,18 +42,18 @@ class OneAtATime(Method):
         """Leave the model where it is."""
         return restored(self.task.everything, self.task.device)
 
-    def brought(self, given: MicroBatches) -> tuple[Any, Any]:
+    def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
         """Return copies of input and target of a micro-batch on the device.
 
         Live values of a recorded model on the meta device have no values: those of the arguments take their places.
         """
         device = self.task.device
-        taken = entered(self.task.chain, given)
+        taken = entered(self.task.chain, part)
         live = taken.inputs[0]
         if not isinstance(live, Live):
             return fresh(live, device), fresh(taken.targets[0], device)
         recording = live.recording
-        call = Arguments.of_input(given.inputs[0])
+        call = Arguments.of_input(part.inputs[0])
         passed = [fresh(tensor, device) for tensor in tensors((call.args, call.kwargs))]
         values = dict(zip(recording.inputs, passed, strict=True))
         constants = {number: fresh(one, device) for number, one in recording.constants.items()}

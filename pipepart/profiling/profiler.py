@@ -80,8 +80,8 @@ def profile(
         device: where to measure; by default where the model is, or the CPU if that is the meta device. If the model is
             elsewhere, each layer is measured on copies of its tensors, one layer at a time, and the model stays where
             it is. Tensors on the meta device become small random numbers or zeros.
-        devices: the number of virtual devices that will share the CPU. While layers are timed, copies of the model
-            keep as many cores busy as the other devices will, as far as there are cores: at most
+        devices: the number of virtual devices that will share the CPU. Layers are timed alone, and then beside copies
+            of the model that keep as many cores busy as the other devices will, as far as there are cores: at most
             ``cores // threads - 1`` copies. Not used on an accelerator, or if layers are measured one at a time.
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.

@@ -183,7 +183,7 @@ def _timing(seconds: Seconds) -> Timing:
     A step takes the sum of many such times, which is that of their means: the median of a skewed time is below it.
     """
     first, third = np.quantile(seconds, (0.25, 0.75))
-    kept = np.sort(seconds)[: seconds.size - seconds.size // 10]
+    kept = np.sort(seconds)[: max(1, seconds.size * 9 // 10)]
     return Timing(seconds=kept.mean(), spread=(third - first) / 2)
 
 

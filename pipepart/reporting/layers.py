@@ -110,7 +110,7 @@ def _origin(profile: Profile, costs: Costs) -> str:
         return f"Times are estimates for {profile.roofline}; nothing was measured. Bytes are counted."
     threads = f", {counted(profile.threads, 'thread')}" if profile.threads else ""
     return (
-        f"Median of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
+        f"Mean of {costs.repeats} repeats on {profile.device}{threads}, torch {profile.torch_version}; "
         "± is half the distance between the quartiles."
     )
 

@@ -18,7 +18,7 @@ from .steps import idle_table
 from .table import Column, FittingTable, bars
 
 if TYPE_CHECKING:
-    from ..planning.graph import Cut
+    from ..graph_partition.partition import Cut
 
 _MOST_ROWS = 16
 # Larger steps take seconds to simulate, and their boxes are too small to see.

@@ -10,7 +10,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Plan
 from pipepart.cluster import Network
-from pipepart.planning.partition.device_orders import distinct_orders
+from pipepart.graph_partition.device_orders import distinct_orders
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions

@@ -8,7 +8,7 @@ import pipepart
 import schedules
 from pipepart import Cluster, Device, InfeasiblePlanError, Link
 from pipepart.cluster import PairLink
-from pipepart.planning.partition.device_orders import all_orders, device_types
+from pipepart.graph_partition.device_orders import all_orders, device_types
 from tests.planning.problems import Layer, chains, profile_of
 from tests.planning.ways import check_against_every_way, unlike
 

@@ -5,7 +5,7 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Link, Plan
-from pipepart.planning.partition.device_orders import all_orders
+from pipepart.graph_partition.device_orders import all_orders
 from tests.planning.problems import Layer, profile_of
 
 

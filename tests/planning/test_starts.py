@@ -4,8 +4,8 @@ import pytest
 
 import pipepart
 from pipepart.cluster import Cluster
+from pipepart.graph_partition.device_orders import distinct_orders
 from pipepart.planning.joint.starts import _placements
-from pipepart.planning.partition.device_orders import distinct_orders
 from tests.planning.layer import Layer
 from tests.planning.problems import profile_of
 

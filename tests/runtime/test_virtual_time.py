@@ -21,7 +21,7 @@ import pipepart
 from pipepart import Cluster, Pipeline, Plan, Profile
 from pipepart.planning.compression import compress_links
 from pipepart.planning.plans import stage_plan
-from pipepart.profiling import Costs, Timing
+from pipepart.profiling import Costs, Overhead, Timing
 from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
 from pipepart.runtime.observe import recorder
 from schedules import Kind, Timeline

@@ -150,3 +150,15 @@ def test_costs_that_are_no_costs_are_refused(wrong, message):
 def test_links_within_a_device_may_have_any_bandwidth():
     costs = equal(2, bandwidth=[[0, 10], [10, float("inf")]], message_bytes=[5, 5])
     assert simulate(build("1f1b", 2, 1), costs).makespan == 7
+
+
+def test_each_micro_batch_takes_its_own_part_of_the_seconds():
+    """Of two stages and micro-batches of 1.5 and 0.5 of the mean, on two devices."""
+    costs = StageCosts([2, 2], [2, 2], [2, 2], micro_batch_scale=[1.5, 0.5])
+    timeline = simulate(build("gpipe", devices=2, micro_batches=2), costs)
+    assert timeline.ends[0][:2] == (3, 4)
+    assert timeline.ends[1][:2] == (6, 7)
+    with pytest.raises(ScheduleError, match="micro_batch_scale has 2 numbers for 4 micro-batches"):
+        simulate(build("gpipe", devices=2, micro_batches=4), costs)
+    with pytest.raises(ScheduleError, match="micro_batch_scale of micro-batch 1 is -1"):
+        StageCosts([1], [1], [1], micro_batch_scale=[1, -1])

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from schedules.searching.clock import Clock
 
 from ...cluster import Cluster
+from ...graph_partition.device_orders import Orders, devices_of
+from ...graph_partition.intervals import Intervals, best_intervals
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
-from .device_orders import Orders, devices_of
-from .intervals import Intervals, best_intervals
 from .order_search import OrderSpaces, Space, first_orders, order_of_runs
 
 _SAME = 1e-12

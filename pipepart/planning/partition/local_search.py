@@ -11,9 +11,9 @@ import numpy as np
 
 from schedules.searching.clock import Clock
 
+from ...graph_partition.device_orders import DeviceType
 from ..costs.crossings import Borders
 from ..costs.stage_memory import Floats, Ints
-from .device_orders import DeviceType
 
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
 _MOST_PAIRED = 8  # borders, up to which every two may move together; above it only those side by side

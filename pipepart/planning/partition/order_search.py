@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cluster import Cluster, Link
-from .device_orders import (
+from ...graph_partition.device_orders import (
     DeviceType,
     Orders,
     all_orders,

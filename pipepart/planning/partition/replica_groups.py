@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import groupby, islice
 
 from ...cluster import Cluster, Device
+from ...graph_partition.device_orders import device_types, distinct_orders
 from ..costs.stage_memory import least_memory
-from .device_orders import device_types, distinct_orders
 
 
 @dataclass(frozen=True)

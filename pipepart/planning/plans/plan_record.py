@@ -21,7 +21,7 @@ from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import step_bound
-from ..overhead import with_overhead
+from ..overhead import serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from ..partition.replicas import all_stages, stage_devices
@@ -267,7 +267,7 @@ class PlanRecord(Document):
             bubble=_bubble(timeline, classes.sizes),
             bottleneck_seconds=max(loads.values()),
             bottleneck_bound=bottleneck_bound,
-            serial_seconds=costs.total_seconds * self.micro_batches,
+            serial_seconds=serial_seconds(profile, self.micro_batches),
             found_for=hashlib.sha256(self.cluster.model_dump_json().encode()).hexdigest()[:16],
         )
         return fresh.model_copy(update={"prediction": prediction})

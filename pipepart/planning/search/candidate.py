@@ -15,6 +15,7 @@ import schedules
 from schedules.searching.clock import Clock, OutOfTime
 
 from ...cluster import Cluster, Link
+from ...graph_partition.device_orders import distinct_orders
 from ...units import counted
 from ..costs.crossings import Borders
 from ..costs.cut_costs import CutCosts
@@ -22,7 +23,6 @@ from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Floats, Ints, Mode, ModeChoice, StashCounts, with_modes
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem, order_spaces
-from ..partition.device_orders import distinct_orders
 from ..partition.local_search import EvaluatedCut, LocalSearch, proportional_borders
 from ..partition.order_search import OrderSpaces, first_orders
 from ..partition.reductions import runs_all_reduce

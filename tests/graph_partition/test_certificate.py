@@ -9,9 +9,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from pipepart.cluster import Cluster
 from pipepart.planning import cut
-from tests.planning.graph import oracle
-from tests.planning.graph.instances import placement
-from tests.planning.graph.problems import random_graph
+from tests.graph_partition import oracle
+from tests.graph_partition.instances import placement
+from tests.graph_partition.problems import random_graph
 
 
 class IntegerProgram:

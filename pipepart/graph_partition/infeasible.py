@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from schedules.searching.clock import Clock
 
-from ...cluster import Cluster
-from ...input_error import InputError
-from ...units import format_bytes
+from ..cluster import Cluster
+from ..input_error import InputError
+from ..units import format_bytes
 from .parse import ParsedGraph
 from .problem import UNLIMITED, Problem, Split
 from .search import Effort, SearchResult, search

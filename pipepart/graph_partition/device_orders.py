@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster import Cluster, Device, Link
+from ..cluster import Cluster, Device, Link
 
 Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..bracket import RESOLUTION, Bracket
-from ..exact.capacity import Capacity
-from ..exact.decision import Decider, TooMuchWork
-from ..exact.downsets import downsets
-from ..problem import Split
+from .bracket import RESOLUTION, Bracket
+from .exact.capacity import Capacity
+from .exact.decision import Decider, TooMuchWork
+from .exact.downsets import downsets
+from .problem import Split
 
 # Borders kept by a beam, and that number times the nodes of the graph; pairs of borders checked; number of restarts
 # below the cut that was found.

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..partition.device_orders import Orders, all_orders, devices_of
+from .device_orders import Orders, all_orders, devices_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,8 +10,8 @@ import networkx as nx
 
 from schedules.searching.clock import Clock
 
-from ...cluster import Cluster, Device
-from ...pages import notebook_html
+from ..cluster import Cluster, Device
+from ..pages import notebook_html
 from .infeasible import CutDoesNotFit, check_memory, nearest
 from .parse import ParsedGraph, Tensors, parse
 from .presolve import presolve
@@ -97,7 +97,7 @@ def cut(
             budget it may also mean that none was found.
 
     Exact by search over the downsets of the graph (Tarnawski et al., "Efficient Algorithms for Device Placement of DNN
-    Graph Operators", NeurIPS 2020, section 5.1.1, calls them ideals); :mod:`pipepart.planning.graph.search` describes
+    Graph Operators", NeurIPS 2020, section 5.1.1, calls them ideals); :mod:`pipepart.graph_partition.search` describes
     the algorithm. If all downsets are prefixes of one order, as in a chain, it takes O(nodes × stage × devices), where
     a stage of ``stage`` nodes is somewhat longer than an even share. Otherwise the time grows with the number of
     downsets that a good bottleneck leaves possible: few for most networks.

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.planning import chain, inception, tangled
 from pipepart.cluster import Cluster
 from pipepart.planning import Cut, cut
-from tests.planning.graph import oracle
+from tests.graph_partition import oracle
 
 
 def checked(graph: nx.DiGraph, devices: int) -> Cut:

@@ -11,7 +11,6 @@ from schedules.searching.clock import Clock
 
 from .exact.capacity import SLACK
 from .exact.decision import Decider, TooMuchWork
-from .heuristics.local_moves import improve_by_moves
 from .problem import Problem, Split
 
 # A bottleneck counts as optimal if no other is smaller by more than this fraction.
@@ -45,14 +44,11 @@ class Bracket:
         high = simple_upper_bound(problem) * (1 + RESOLUTION)
         return Bracket(problem, clock, simple_lower_bound(problem), high=high)
 
-    def offer(self, split: Split) -> bool:
-        """Improve a cut by moves of single nodes, and keep it if it is better. Return whether it was."""
-        split = improve_by_moves(self.problem, split, self.clock)
+    def offer(self, split: Split) -> None:
+        """Keep a cut if it is better than the best so far."""
         bottleneck = split.bottleneck(self.problem)
-        if self.split and bottleneck >= self.high:
-            return False
-        self.split, self.high = split, bottleneck
-        return True
+        if self.split is None or bottleneck < self.high:
+            self.split, self.high = split, bottleneck
 
     def is_closed(self, resolution: float = RESOLUTION) -> bool:
         """Whether the gap is at most a fraction of the bottleneck."""

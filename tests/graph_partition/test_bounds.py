@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.planning import inception, nasnet, tangled
 from pipepart.cluster import Cluster
+from pipepart.graph_partition.exact.reachability import Reachability
+from pipepart.graph_partition.parse import parse
+from pipepart.graph_partition.search import Effort, search
 from pipepart.planning import Cut, cut
-from pipepart.planning.graph.exact.reachability import Reachability
-from pipepart.planning.graph.parse import parse
-from pipepart.planning.graph.search import Effort, search
 from schedules.searching.clock import Clock
-from tests.planning.graph import oracle
-from tests.planning.graph.problems import random_problem
+from tests.graph_partition import oracle
+from tests.graph_partition.problems import random_problem
 
 
 @pytest.mark.parametrize("seed", range(75))

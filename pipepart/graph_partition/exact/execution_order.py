@@ -1,55 +1,48 @@
-"""The best cut into intervals of one topological order."""
+"""The best cut of the execution order into intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schedules.searching.clock import Clock
 
-from ...partition.intervals import best_intervals
-from ..problem import Floats, Ints, Problem, Split
+from ..intervals import best_intervals
+from ..problem import Floats, Problem, Split
 
 
-def best_order_split(
-    problem: Problem, order: Sequence[int], clock: Clock, ceiling: float = math.inf
-) -> Split | None:
-    """Return the cut of ``order`` into intervals with the smallest bottleneck, or None if all exceed ``ceiling``.
+def best_interval_split(problem: Problem, clock: Clock, ceiling: float = math.inf) -> Split | None:
+    """Return the cut of the execution order with the smallest bottleneck, or None if all exceed ``ceiling``.
 
     Exact among intervals, by dynamic programming in O(nodes × width × device states × types), where width is how many
     nodes a stage of ``ceiling`` seconds can hold.
     """
-    found = best_intervals(problem.orders, len(order), _stage_loads(problem, order, clock, ceiling))
+    found = best_intervals(problem.orders, len(problem), _stage_loads(problem, clock, ceiling))
     if found.value > ceiling or not math.isfinite(found.value):
         return None
     firsts, types = found.stages()
-    stage_of = np.empty(len(order), dtype=np.int64)
-    sizes = np.diff([*firsts, len(order)])
-    stage_of[np.asarray(order)] = np.repeat(np.arange(len(firsts)), sizes)
-    return Split(tuple(stage_of.tolist()), types)
+    sizes = np.diff([*firsts, len(problem)])
+    return Split(tuple(np.repeat(np.arange(len(firsts)), sizes).tolist()), types)
 
 
-def _stage_loads(
-    problem: Problem, order: Sequence[int], clock: Clock, ceiling: float
-) -> Iterator[tuple[int, Floats]]:
+def _stage_loads(problem: Problem, clock: Clock, ceiling: float) -> Iterator[tuple[int, Floats]]:
     """Yield, for each start from the last to the first, the loads of the stages from it to each end.
 
     Shape (edges, ends); the nodes alone take no more than ``ceiling``. Infinite if a node is banned from the device or
     the bytes do not fit.
     """
-    nodes, types = np.asarray(order), problem.types
-    size = _running(problem.bytes[nodes])
-    allowed = [np.isfinite(kind.seconds[nodes]) for kind in types]
-    compute = [
-        _running(np.where(ok, kind.seconds[nodes], 0.0)) for kind, ok in zip(types, allowed, strict=True)
-    ]
+    nodes, types = len(problem), problem.types
+    size = _running(problem.bytes)
+    allowed = [np.isfinite(kind.seconds) for kind in types]
+    compute = [_running(np.where(ok, kind.seconds, 0.0)) for kind, ok in zip(types, allowed, strict=True)]
     # For each start, the first node from there on that may not run on the type.
-    walls = [np.where(ok, len(nodes), np.arange(len(nodes))) for ok in allowed]
+    walls = [np.where(ok, nodes, np.arange(nodes)) for ok in allowed]
     walls = [np.minimum.accumulate(wall[::-1])[::-1] for wall in walls]
-    for start, steps in zip(range(len(nodes) - 1, -1, -1), _transfer_steps(problem, nodes), strict=True):
+    for start, steps in zip(range(nodes - 1, -1, -1), _transfer_steps(problem), strict=True):
         clock.check()
         loads = []
         for kind, seconds, wall in zip(types, compute, walls, strict=True):
@@ -60,29 +53,24 @@ def _stage_loads(
             )
             load = seconds[start + 1 : end + 1] - seconds[start]
             loads.append(load + np.cumsum(steps[start + 1 : end + 1]) if kind.pays else load)
-        if len(types) == 1:
-            yield start, loads[0][None, :]
-            continue
         table = np.full((len(types), max(map(len, loads))), np.inf)
         for row, load in zip(table, loads, strict=True):
             row[: len(load)] = load
-        yield start, table[problem.orders.type]
+        yield start, table[problem.orders.type] if len(types) > 1 else table
 
 
-def _transfer_steps(problem: Problem, order: Ints) -> Iterator[Floats]:
+def _transfer_steps(problem: Problem) -> Iterator[Floats]:
     """Yield, for each start from the last to the first, what transfers change by from each end to the next.
 
     A net costs ``[a, b)`` nothing if the interval lies between two consecutive pins or holds all of them. So the
     transfers of all stages that begin at ``a`` are one running sum over ``b``; a step from ``a + 1`` to ``a`` changes
     it at the pins of one node only (as in Tarnawski et al., NeurIPS 2021, section 4).
     """
-    position = np.argsort(order)
-    all_pins = [np.sort(position[list(net.pins)]).tolist() for net in problem.nets]
-    steps = np.zeros(len(order) + 1)
-    for start in range(len(order) - 1, -1, -1):
-        for number in problem.nets_of[order[start]]:
-            pins, cost = all_pins[number], problem.nets[number].seconds
-            index = pins.index(start)
+    steps = np.zeros(len(problem) + 1)
+    for start in range(len(problem) - 1, -1, -1):
+        for number in problem.nets_of[start]:
+            pins, cost = problem.nets[number].pins, problem.nets[number].seconds
+            index = bisect_left(pins, start)
             steps[start + 1] += cost
             if index + 1 < len(pins):
                 steps[pins[index + 1] + 1] -= cost

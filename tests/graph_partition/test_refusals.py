@@ -6,9 +6,9 @@ import networkx as nx
 import pytest
 
 from pipepart.cluster import Cluster, Device
+from pipepart.graph_partition.infeasible import nearest
+from pipepart.graph_partition.parse import parse
 from pipepart.planning import CutDoesNotFit, cut
-from pipepart.planning.graph.infeasible import nearest
-from pipepart.planning.graph.parse import parse
 from schedules.searching.clock import Clock
 
 TWO = Cluster.parse(["1KiB", "1KiB"])

@@ -9,41 +9,40 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
       │           ▲                I2 = {a, b, c, d}  stage 1 = I2 \\ I1 = b d
       └───► c ────┘                I3 = V             stage 2 = I3 \\ I2 = e
 
-1. **Upper bound** (``initial_split``). The best cut into intervals of a few topological orders, by dynamic programming
-   (``exact/intervals.py``), improved by moves of single nodes (``heuristics/local_moves.py``).
-2. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? First the downsets that
-   can be borders at T are enumerated (``exact/downsets.py``, ``enumeration.py``); ``capacity.py`` rules out most. Then
-   border I' is reached with one more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if
-   V is reached. *Dominance* leaves out borders to which a node can be added at no cost.
-3. **Gap search** (``gap_search.py``). First T just below the upper bound: mostly the answer is no, which proves
-   the cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
-4. **Too many downsets**. Orders through thin places (``heuristics/thin_places.py``) improve the cut, which may leave
-   few enough. Else (``_bound_gap``) minimum cuts bound from below (``crossing_bound.py``), a beam of the least crossed
-   downsets improves the cut from above, and decisions at small T raise the bound (``heuristics/beam.py``).
+1. **Upper bound** (``exact/execution_order.py``). The best cut of the execution order into intervals, by dynamic
+   programming. For a chain this is the best cut, and the search ends.
+2. **Enumeration** (``exact/downsets.py``, ``enumeration.py``): the downsets that can be borders of a cut that is better
+   than the best so far; ``capacity.py`` rules out most.
+3. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? Border I' is reached
+   with one more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if V is reached.
+   *Dominance* leaves out borders to which a node can be added at no cost.
+4. **Closing the gap** (``bracket.py``). First T just below the upper bound: mostly the answer is no, which proves the
+   cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
+5. **Too many downsets** (``beam.py``). A search among the least crossed downsets improves the cut, which may leave few
+   enough for the steps before. Otherwise decisions at small T raise the lower bound.
 
 Invariants:
 
 - Nodes are numbered in a topological order: every prefix is a downset.
 - ``low <= optimum <= bottleneck(split)`` at any time. The result is ``optimal`` only if the two agree to 1e-9.
+- Every loop over nodes, borders or decisions looks at the clock.
 - Pruning is safe at T: it may only drop downsets that are no border of any cut with a bottleneck of at most T.
   Families that were thinned yield cuts, never bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from schedules.searching.clock import Clock, OutOfTime
 
+from .beam import raise_bound, search_beam
 from .bracket import RESOLUTION, Bracket
+from .even_split import even_split
 from .exact.capacity import Capacity
 from .exact.decision import Decider
 from .exact.downsets import Downsets, blocks, downsets
-from .exact.intervals import best_order_split
-from .heuristics.beam import raise_bound, search_beam
-from .heuristics.even_split import even_split
-from .heuristics.topological_orders import topological_orders
+from .exact.execution_order import best_interval_split
 from .problem import Problem, Split
 
 # Size of the thinned family of borders that is searched first, and the gap at which that search stops.
@@ -97,7 +96,7 @@ def _search(bracket: Bracket, effort: Effort, any_will_do: bool) -> bool:
     problem = bracket.problem
     # If each downset is a prefix of one order, every cut is a cut of that order into intervals.
     is_one_order = all(high - start == 1 for start, high in blocks(problem))
-    _cut_orders(bracket, [range(len(problem))] if is_one_order else topological_orders(problem))
+    _cut_execution_order(bracket)
     if is_one_order or (any_will_do and bracket.split):
         return is_one_order
     if bracket.split and bracket.is_closed():
@@ -105,21 +104,15 @@ def _search(bracket: Bracket, effort: Effort, any_will_do: bool) -> bool:
     return _close_gap(bracket, effort)
 
 
-def _cut_orders(bracket: Bracket, orders: Iterable[Sequence[int]]) -> None:
-    """Find the best cut into intervals of each order, improved by moves of single nodes."""
-    problem, most = bracket.problem, bracket.high
-    for order in orders:
-        # Loads are differences of running sums, which can round to a little more than the bound.
-        limit = bracket.high * (1 - RESOLUTION) if bracket.split else min(1.25 * bracket.low, most)
-        # A small limit first: short intervals are quick to check and usually enough.
-        while not (found := best_order_split(problem, order, bracket.clock, limit)):
-            if bracket.split or limit >= most:
-                break
-            limit = min(2 * limit, most) if limit else most
-        if found:
-            bracket.offer(found)
-        if bracket.split and bracket.is_closed():
-            return
+def _cut_execution_order(bracket: Bracket) -> None:
+    """Find the best cut of the execution order into intervals."""
+    # A small limit first: short intervals are quick to check and usually enough.
+    most = bracket.high
+    limit = min(1.25 * bracket.low, most)
+    while not (found := best_interval_split(bracket.problem, bracket.clock, limit)) and limit < most:
+        limit = min(2 * limit, most) if limit else most
+    if found:
+        bracket.offer(found)
 
 
 def _close_gap(bracket: Bracket, effort: Effort) -> bool:

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pipepart.planning import Cut, cut
-from tests.planning.graph import oracle
-from tests.planning.graph.instances import Instance, placement, profile, reference
+from tests.graph_partition import oracle
+from tests.graph_partition.instances import Instance, placement, profile, reference
 
 PLACEMENT = [(name, with_cpu) for name in reference()["placement"] for with_cpu in (False, True)]
 PROFILES = [(name, cell) for name, cells in reference()["profiles"].items() for cell in cells]

@@ -9,9 +9,9 @@ import pytest
 
 from pipepart.cluster import Cluster, Device
 from pipepart.planning import CutDoesNotFit, cut
-from tests.planning.graph import oracle
-from tests.planning.graph.baselines import balanced_blocks, partition_balanced, pipedream
-from tests.planning.graph.problems import random_graph
+from tests.graph_partition import oracle
+from tests.graph_partition.baselines import balanced_blocks, partition_balanced, pipedream
+from tests.graph_partition.problems import random_graph
 from tests.support.seeds import seeds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..problem import Problem, Split
+from .problem import Problem, Split
 
 
 def even_split(problem: Problem) -> Split | None:

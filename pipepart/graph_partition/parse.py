@@ -10,9 +10,9 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from ...cluster import Cluster
-from ...input_error import InputError
-from ..partition.device_orders import device_types
+from ..cluster import Cluster
+from ..input_error import InputError
+from .device_orders import device_types
 from .problem import UNLIMITED, DeviceType, Net, Problem, tidy_nets
 
 Tensors = Iterable[tuple[float, Iterable[Hashable]]]

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from pipepart.planning import cut
-from tests.planning.graph import oracle
-from tests.planning.graph.problems import random_problem
+from tests.graph_partition import oracle
+from tests.graph_partition.problems import random_problem
 from tests.support.seeds import seeds
 
 

@@ -12,7 +12,7 @@ import networkx as nx
 
 from pipepart.cluster import Cluster, Device
 
-DATA = Path(__file__).parents[2] / "data" / "partition"
+DATA = Path(__file__).parents[1] / "data" / "partition"
 
 
 @dataclass(frozen=True)

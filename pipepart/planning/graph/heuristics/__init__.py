@@ -1,1 +1,0 @@
-"""Heuristics that find good cuts of a graph, without a proof of optimality."""

@@ -1,0 +1,104 @@
+"""What a profile measured besides the layers counts in every figure of a plan, once."""
+
+import pytest
+
+import pipepart
+from pipepart import Cluster, Link, Profile
+from pipepart.planning.overhead import with_overhead
+from pipepart.profiling import Overhead
+from tests.planning.problems import Layer, profile_of
+
+MEASURED = Overhead(action_seconds=0.5, message_seconds=0.25, devices=2, cores=2)
+
+
+def measured(layers: int = 4, slowdown: float = 1.5, overhead: Overhead = MEASURED) -> Profile:
+    """A profile of equal layers: 4 micro-batches, forward 1 s, backward 1 + 1 s each."""
+    profile = profile_of([Layer(4, 4, 4)] * layers, [4])
+    costs = profile.costs[0]
+    slower = tuple(cost.model_copy(update={"slowdown": slowdown}) for cost in costs.layers)
+    return profile.model_copy(
+        update={"costs": (costs.model_copy(update={"layers": slower}),), "overhead": overhead}
+    )
+
+
+def test_actions_messages_and_slower_layers_are_those_of_the_simulated_step():
+    """GPipe of 2 stages: a stage's F is 2 layers of 1.5 s and an action, its B is twice the layers and an action."""
+    plan = pipepart.plan(measured(), Cluster.virtual(2, threads=1), schedule="gpipe", stages=2)
+    forward, backward, message = 2 * 1.5 + 0.5, 4 * 1.5 + 0.5, 0.25
+    expected = 5 * forward + 5 * backward + 2 * message
+    assert plan.predicted.step_seconds == pytest.approx(expected)
+    assert plan.simulate().makespan == pytest.approx(expected)
+
+
+def test_a_second_call_and_a_saved_plan_have_the_same_figures(tmp_path):
+    plan = pipepart.plan(measured(), Cluster.virtual(2, threads=1))
+    assert plan.profile is not None
+    assert with_overhead(plan.profile, plan.cluster) == (plan.profile, plan.cluster)
+    plan.save(tmp_path / "plan.json")
+    loaded = pipepart.Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert loaded.simulate().makespan == plan.predicted.step_seconds
+    again = pipepart.plan(plan.profile, plan.cluster)
+    assert again.predicted.step_seconds == plan.predicted.step_seconds
+
+
+def test_a_plan_with_another_profile_counts_what_that_one_measured():
+    cluster = Cluster.virtual(2, threads=1)
+    first = pipepart.plan(measured(overhead=Overhead()), cluster, schedule="1f1b", stages=2)
+    expected = pipepart.plan(measured(), cluster, schedule="1f1b", stages=2)
+    assert first.predicted.step_seconds < expected.predicted.step_seconds
+    changed = first.model_copy(update={"profile": measured()}).predict()
+    assert changed.predicted.step_seconds == expected.predicted.step_seconds
+
+
+def test_devices_that_are_only_described_have_no_overhead():
+    cluster = Cluster.parse(["1GiB", "1GiB"])
+    profile = measured()
+    assert with_overhead(profile, cluster) == (profile, cluster)
+    plan = pipepart.plan(profile, cluster, schedule="gpipe", stages=2)
+    assert plan.predicted.step_seconds == pytest.approx(5 * (2 + 4))
+
+
+def test_a_described_latency_or_action_is_kept_where_it_is_longer():
+    slow = Cluster.virtual(2, threads=1, latency=3.0)
+    _, cluster = with_overhead(measured(), slow)
+    assert (cluster.link.latency, cluster.message_seconds) == (3.0, 0.25)
+    device = slow.devices[0].model_copy(update={"action_seconds": 2.0})
+    unlike = slow.model_copy(update={"devices": (device, slow.devices[1]), "link": Link()})
+    _, cluster = with_overhead(measured(), unlike)
+    assert [one.action_seconds for one in cluster.devices] == [2.0, 0.5]
+    assert cluster.link.latency == 0.25
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads", "cores", "factor"),
+    [
+        (1, 1, 2, 1.0),  # alone
+        (2, 1, 2, 1.5),  # as measured
+        (2, 1, None, 1.5),
+        (4, 1, None, 1 + 3 * 0.5),  # on a straight line
+        (4, 1, 2, 1.5 * 2),  # two at once, and each has half of the time
+        (2, 2, 2, 2.0),  # one at once
+    ],
+)
+def test_layers_are_slower_beside_more_devices_and_share_the_cores(devices, threads, cores, factor):
+    overhead = Overhead(devices=2, cores=cores)
+    assert overhead.slowdown(1.5, devices, threads) == pytest.approx(factor)
+
+
+def test_layers_of_one_device_are_as_fast_as_alone():
+    plan = pipepart.plan(measured(), Cluster.virtual(1, threads=1))
+    assert plan.predicted.step_seconds == pytest.approx(4 * 4 * 3 + 8 * 0.5)
+    assert plan.predicted.serial_seconds == pytest.approx(4 * 4 * 3)
+    several = pipepart.plan(measured(), Cluster.virtual(2, threads=1), schedule="1f1b", stages=2)
+    assert several.predicted.serial_seconds == pytest.approx(4 * 4 * 3)
+    described = pipepart.plan(measured(), Cluster.parse(["1GiB"] * 2), schedule="1f1b", stages=2)
+    assert described.predicted.serial_seconds == pytest.approx(4 * 4 * 3)
+
+
+def test_cutting_stops_where_actions_and_messages_cost_more_than_it_gains():
+    layers = [Layer(0.4, 0.4, 0.4)] * 4
+    cluster = Cluster.virtual(2, threads=1)
+    assert len(pipepart.plan(profile_of(layers, [4]), cluster).stages) > 1
+    dear = profile_of(layers, [4]).model_copy(update={"overhead": Overhead(action_seconds=2.0)})
+    assert len(pipepart.plan(dear, cluster).stages) == 1

@@ -1,0 +1,55 @@
+"""The overhead of the runtime is that of a small pipeline, measured once a process."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import pipepart
+from pipepart import measure
+from pipepart.profiling import Overhead
+from pipepart.runtime import overhead
+
+
+def test_gaps_between_spans_are_actions_and_messages():
+    """A gap from B to F of one layer is an action; one between layers is an action and a message."""
+
+    def step(action: float, message: float) -> list[overhead.Span]:
+        at, spans = 0.0, []
+        for layer, kind, gap in (
+            (0, "F", 0.0),
+            (1, "F", action + message),
+            (1, "B", 50.0),  # the loss
+            (0, "B", action + message),
+            (0, "F", action),
+            (1, "F", action + message),
+        ):
+            at += gap
+            spans.append((layer, kind, at, at + 1))
+            at += 1
+        return spans
+
+    steps = [step(2.0, 3.0), step(2.0, 3.0), step(40.0, 400.0)]  # a disturbed step does not count
+    assert overhead._overhead(steps) == Overhead(action_seconds=2.0, message_seconds=3.0)
+
+
+def test_it_is_measured_once_by_a_pipeline_of_two_workers_and_leaves_no_trace():
+    overhead.measured_overhead.cache_clear()
+    state, begin = torch.get_rng_state(), time.perf_counter()
+    with torch.no_grad(), torch.device("meta"):  # modes of the caller do not count
+        found = overhead.measured_overhead()
+    assert found.action_seconds > 0
+    assert found.devices == 1
+    assert overhead.measured_overhead() is found
+    assert torch.equal(torch.get_rng_state(), state)
+    assert time.perf_counter() - begin < 60
+
+
+def test_a_measured_profile_has_the_overhead_and_an_estimated_one_has_none(monkeypatch: pytest.MonkeyPatch):
+    runtime = Overhead(action_seconds=1.5, message_seconds=0.5)
+    monkeypatch.setattr(measure, "measured_overhead", lambda: runtime)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(8, 4)
+    found = pipepart.profile(model, x, seconds=0, devices=1).overhead
+    assert (found.action_seconds, found.message_seconds, found.devices) == (1.5, 0.5, 1)
+    assert pipepart.profile(model, x, measure=False).overhead == Overhead()
