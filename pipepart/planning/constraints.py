@@ -35,15 +35,15 @@ class Constraints:
         """Return, for each stage, its allowed first layers and its allowed ends; None for any."""
         if not self.pins:
             return None
-        found = []
+        ranges = []
         for stage in range(stages):
-            own = [layer for layer, at in self.pins.items() if at == stage]
+            pinned = [layer for layer, at in self.pins.items() if at == stage]
             before = [layer for layer, at in self.pins.items() if at < stage]
             behind = [layer for layer, at in self.pins.items() if at > stage]
-            begin = range(max(before, default=-1) + 1, min(own, default=self.layers - 1) + 1)
-            end = range(max(own, default=0) + 1, min(behind, default=self.layers) + 1)
-            found.append((begin, end))
-        return found
+            begin = range(max(before, default=-1) + 1, min(pinned, default=self.layers - 1) + 1)
+            end = range(max(pinned, default=0) + 1, min(behind, default=self.layers) + 1)
+            ranges.append((begin, end))
+        return ranges
 
     def moved_to_pins(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the borders of one cut, each moved as little as the pins of the stages on its two sides ask for."""

@@ -1,4 +1,4 @@
-"""Explains why a candidate has no plan: which device lacks how many bytes, and what it needs them for."""
+"""Explains why no plan fits: which device lacks how many bytes of memory, and what it needs them for."""
 
 from __future__ import annotations
 
@@ -74,32 +74,30 @@ def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
     limits = {device.name: device.memory_bytes for device in nearest.cluster.devices}
     deficits = {name: need - limit for name, need in needs.items() if (limit := limits[name]) is not None}
     name = max(deficits, key=lambda name: deficits[name])
-    own = {
-        index % len(nearest.stages): stage
-        for index, stage in enumerate(nearest.all_stages)
+    stages = {
+        number % len(nearest.stages): stage
+        for number, stage in enumerate(nearest.all_stages)
         if stage.device == name
     }
     need, deficit = needs[name], deficits[name]
-    static = sum(stage.static_bytes for stage in own.values())
-    transient = max(stage.transient_bytes for stage in own.values())
-    spans = [f"{index} ({_span(stage.layers)})" for index, stage in own.items()]
-    where = f"stage {spans[0]} on {name}" if len(own) == 1 else f"{name} with stages {' and '.join(spans)}"
+    static = sum(stage.static_bytes for stage in stages.values())
+    transient = max(stage.transient_bytes for stage in stages.values())
+    spans = [f"{number} ({_span(stage.layers)})" for number, stage in stages.items()]
+    where = f"{name} with stages {' and '.join(spans)}" if len(stages) > 1 else f"stage {spans[0]} on {name}"
     text = (
         f"with {counted(len(nearest.stages), 'stage')}, {counted(nearest.micro_batches, 'micro-batch', 'es')} and "
         f"schedule {nearest.schedule!r}, {where} is short by {counted(deficit, 'byte')} "
         f"{'at best' if deficit == least_deficit else 'in the best cut found'}: it needs {need} ({format_bytes(need)}: "
         f"{format_bytes(static)} of parameters, gradients, optimizer state and buffers, "
-        f"{format_bytes(need - static - transient)} kept for {_backwards(list(own.values()))}, "
+        f"{format_bytes(need - static - transient)} kept for {_backwards(list(stages.values()))}, "
         f"{format_bytes(transient)} of workspace) and has {need - deficit} ({format_bytes(need - deficit)})"
     )
-    others = [
-        f"{other} by {counted(lack, 'byte')}"
-        for other, lack in deficits.items()
-        if lack > 0 and other != name
+    also = [
+        f"{also} by {counted(lack, 'byte')}" for also, lack in deficits.items() if lack > 0 and also != name
     ]
-    if others:
-        text += f"; also short: {', '.join(others)}"
-    return Infeasible(text, max(own, key=lambda index: own[index].memory_bytes), deficit, nearest)
+    if also:
+        text += f"; also short: {', '.join(also)}"
+    return Infeasible(text, max(stages, key=lambda number: stages[number].memory_bytes), deficit, nearest)
 
 
 def _span(layers: Sequence[str]) -> str:

@@ -77,10 +77,10 @@ def with_split_ties(plan: Plan) -> Plan | None:
         return None
     changed = {"schedule": "1f1b", "chunks": None, "stages": "auto", "micro_batches": plan.micro_batches}
     try:
-        made = make_plan(plan.profile, plan.cluster, **{**vars(asked), **changed, "allow_split_ties": True})
+        split = make_plan(plan.profile, plan.cluster, **{**vars(asked), **changed, "allow_split_ties": True})
     except (InfeasiblePlanError, InputError):  # it does not fit, or the other wishes need another schedule
         return None
-    return made if len(made.workers) > len(plan.workers) else None
+    return split if len(split.workers) > len(plan.workers) else None
 
 
 def with_mode(plan: Plan, mode: Mode, numbers: Sequence[int]) -> Plan:

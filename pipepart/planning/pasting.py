@@ -30,7 +30,7 @@ def _option(name: str, value: Any) -> Iterator[str]:
     if value is True:
         yield option
     elif isinstance(value, Mapping):
-        yield from (f"{option} {quote(f'{key}={own}')}" for key, own in value.items())
+        yield from (f"{option} {quote(f'{key}={each}')}" for key, each in value.items())
     elif isinstance(value, list | tuple):
         texts = (each if isinstance(each, str) else ",".join(each) for each in value)
         yield from (f"{option} {quote(text)}" for text in texts)

@@ -22,8 +22,9 @@ from .request import Request, check_arguments, read_request
 from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
 
-# Of all seconds: what finding out why no plan fits, and what would, may take if the search leaves less.
-_EXPLAINING_SHARE = 0.2
+# Of the seconds of the search: what finding out why no plan fits, and what would, may take. If the request names its
+# seconds, it may also take all that the search leaves.
+EXPLAINING_SHARE = 0.2
 _REASON_SHARE = 0.25  # of that, for the reason
 
 
@@ -128,19 +129,20 @@ def plan(
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
     try:
-        return _made(profile, cluster, options, clock)
+        return _planned(profile, cluster, options, clock)
     except DoesNotFit as error:
         request = error.request
-    clock = Clock(max(clock.seconds_left, _EXPLAINING_SHARE * limit))
+    explaining = EXPLAINING_SHARE * limit
+    clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
     nearest = _nearest(request, clock)
     if nearest.plan is not None and nearest.plan.fits:
         return nearest.plan  # the cut search counts memory for many cuts at once, and more
-    suggestions = find_suggestions(profile, cluster, options, nearest, _made, clock)
+    suggestions = find_suggestions(profile, cluster, options, nearest, _planned, clock)
     raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
 
 
-def _made(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
-    """The plan of a request.
+def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
+    """Return the plan of a request.
 
     Raises:
         DoesNotFit: there is none.
@@ -158,7 +160,7 @@ def _made(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock
 
 
 def _nearest(request: Request, clock: Clock) -> Infeasible:
-    """The reason of the candidate that lacks the least memory.
+    """Return the reason of the candidate that lacks the least memory.
 
     Raises:
         ValueError: there is no candidate.

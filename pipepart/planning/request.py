@@ -102,12 +102,12 @@ class Request:
 
     def chunks_of(self, schedule: str) -> tuple[int, ...]:
         """Return the numbers of stages a device to choose from under one of the schedules, its default first."""
-        own = CHUNKS.get(schedule) or 1
+        default = CHUNKS.get(schedule) or 1
         if self.chunks is not None:
-            return (self.chunks,) if self.chunks == own or schedule in ANY_CHUNKS else ()
+            return (self.chunks,) if self.chunks == default or schedule in ANY_CHUNKS else ()
         if self.schedule == schedule or schedule not in ANY_CHUNKS:
-            return (own,)
-        return tuple(range(own, MOST_CHUNKS + 1))
+            return (default,)
+        return tuple(range(default, MOST_CHUNKS + 1))
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:
@@ -220,9 +220,9 @@ def check_options(options: PlanOptions, devices: int) -> None:
         )
     if chunks is None:
         return
-    one_chunk = (name for name, own in CHUNKS.items() if own is None)
-    if chunks > 1 and options.schedule in (*one_chunk, *ASYNCHRONOUS, *BIDIRECTIONAL):
-        several = ", ".join(name for name, own in CHUNKS.items() if own)
+    single = (name for name, default in CHUNKS.items() if default is None)
+    if chunks > 1 and options.schedule in (*single, *ASYNCHRONOUS, *BIDIRECTIONAL):
+        several = ", ".join(name for name, default in CHUNKS.items() if default)
         raise InputError(
             f"schedule {options.schedule!r} has one stage a device, got chunks={chunks}: schedules with several are "
             f"{several}"

@@ -20,7 +20,7 @@ from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 
 _SHOWN = 5
-_SHARE = 0.25  # of the seconds that are left, which planning one change may take
+_SHARE = 0.5  # of the seconds that are left, which planning one change may take
 _NOTHING = "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices"
 
 # Makes the plan of a request within the clock, or raises DoesNotFit, or InputError for options that contradict.

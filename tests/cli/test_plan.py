@@ -148,6 +148,7 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(
     run: Run, saved: str, request_of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")  # the lines stay whole
+    monkeypatch.setattr("pipepart.planning.planner.EXPLAINING_SHARE", 60.0)  # no search is cut off
     told = run(f"plan {saved} {request_of}").stderr
     lines = re.findall(r"^  \d+\. (.+): (.+) a step.*, at most (.+) on a device$", told, re.MULTILINE)
     assert lines

@@ -8,6 +8,7 @@ import pytest
 import pipepart
 from pipepart import Cluster, InfeasiblePlanError, Plan, Profile
 from pipepart.planning.suggestions import shown_of
+from pipepart.profiling import Overhead
 from pipepart.units import format_bytes, format_seconds
 from tests.planning.problems import Layer, profile_of
 
@@ -15,7 +16,7 @@ from tests.planning.problems import Layer, profile_of
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch):
     """The suggestions do not depend on the machine."""
-    monkeypatch.setattr("pipepart.planning.planner.seconds_for", lambda layers, devices: 600.0)
+    monkeypatch.setattr("pipepart.planning.planner.EXPLAINING_SHARE", 60.0)
 
 
 LAYERS = [Layer(parameters=10, output=20, saved=40)] * 8
@@ -174,3 +175,20 @@ def test_a_model_whose_weights_alone_are_too_large_is_searched_for_on_more_devic
     error = refused(profile_of([Layer(parameters=10)] * 40, [4]), Cluster.parse(["200B"] * 4), **options)
     assert [len(one.devices) for one in error.suggestions] == [4]
     assert searched == [8]
+
+
+def test_devices_that_slow_each_other_slow_further_ones_as_well():
+    """With six devices on two cores each layer takes longer than with the two of the request."""
+    profile = profile_of([Layer(parameters=10)] * 12, [4])
+    (costs,) = profile.costs
+    slowed = tuple(cost.model_copy(update={"slowdown": 1.5}) for cost in costs.layers)
+    profile = profile.model_copy(
+        update={
+            "costs": (costs.model_copy(update={"layers": slowed}),),
+            "overhead": Overhead(action_seconds=0.01, message_seconds=0.02, devices=2, cores=2),
+        }
+    )
+    cluster = Cluster.virtual(2, memory=160)
+    error = refused(profile, cluster, schedule="1f1b")
+    assert error.suggestions[-1].devices
+    assert pasted(error, profile, cluster, schedule="1f1b")

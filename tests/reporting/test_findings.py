@@ -136,8 +136,6 @@ def test_shared_parameters_are_named_where_they_leave_devices_unused() -> None:
         "Allowing layers that share parameters in different stages (`--allow-split-ties`)"
     )
     assert second.endswith(f" would save {saved:.0%}, on 2 devices.")
-    why = {other.stages: other.why for other in made.alternatives}
-    assert why == {2: "shared parameters or constraints allow no cut into so many stages"}
 
 
 def test_sums_of_gradients_are_named_where_they_take_longest() -> None:

@@ -88,7 +88,7 @@ def _has_neighbours(plan: PlanRecord) -> bool:
     The stages that torch traces then send to their own rank when they connect, which fails (torch 2.13,
     `_get_init_p2p_neighbors_ops`). Its stages by hand do not, but pass on values by position.
     """
-    return any(one == other for one, other in pairwise(order_of(plan).device_of))
+    return any(rank == next_rank for rank, next_rank in pairwise(order_of(plan).device_of))
 
 
 def _several_values(plan: PlanRecord) -> Iterator[str]:

@@ -62,8 +62,8 @@ def _notes(plan: PlanRecord) -> Iterator[str]:
         "A stage runs the forward of the model without the modules of other stages, on what the stage before returned. "
         "It computes all else itself, such as masks and position embeddings"
     )
-    if plan.profile is not None and (own := [path for info in plan.profile.layers for path in info.tensors]):
-        yield f"Parameters and buffers beside modules stay in every model part: {', '.join(own)}"
+    if plan.profile is not None and (bare := [path for info in plan.profile.layers for path in info.tensors]):
+        yield f"Parameters and buffers beside modules stay in every model part: {', '.join(bare)}"
     if recomputes(plan):
         yield "All stages recompute: turn on full activation checkpointing. It keeps the input of every layer"
 

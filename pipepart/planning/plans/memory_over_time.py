@@ -10,7 +10,7 @@ import numpy as np
 import schedules
 from schedules import Kind, Timeline
 
-from ..costs.stage_memory import Floats
+from ..costs.stage_memory import COLUMNS, DEFERRED, INPUT, MESSAGES, STASH, VERSION, WORKSPACE, Floats
 from .plan_record import PlanRecord
 from .stage_plan import StagePlan, sizes_of
 
@@ -53,9 +53,11 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
         counts = counts[: len(row)]
         # From its first sum on the first replica has the gradients of the others.
         summed = np.logical_or.accumulate([action.kind is Kind.REDUCE_GRAD for action in row])
-        counts[:, :, -1] += further_replicas * (summed[:, None] & (np.array(numbers) < schedule.model_stages))
+        counts[:, :, VERSION] += further_replicas * (
+            summed[:, None] & (np.array(numbers) < schedule.model_stages)
+        )
         padded = np.concatenate([counts[:1], counts, counts[-1:]])
-        padded[[0, -1], :, :-1] = 0  # between steps no micro-batch is in flight
+        padded[[0, -1], :, :VERSION] = 0  # between steps no micro-batch is in flight
         at = np.r_[origin, timeline.starts[device], timeline.ends[device][-1:]]
         memory.append(DeviceMemory(at, _by_category(padded, [stages[number] for number in numbers])))
     return tuple(memory)
@@ -63,7 +65,7 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
 
 def _by_category(counts: np.ndarray, stages: list[StagePlan]) -> dict[str, Floats]:
     """Return the bytes of each category for the counts of :func:`schedules.memory_during`: [rows] each."""
-    held = counts * sizes_of(stages).table[0, :, 2:]
+    held = counts * sizes_of(stages).table[0, :, -COLUMNS:]
     parameters = sum(stage.parameter_bytes for stage in stages)
     optimizer = sum(stage.optimizer_bytes for stage in stages)
     buffers = sum(stage.buffer_bytes for stage in stages)
@@ -71,12 +73,12 @@ def _by_category(counts: np.ndarray, stages: list[StagePlan]) -> dict[str, Float
     always = np.ones(len(counts))
     return {
         "parameters": parameters * always,
-        "gradients": gradients + held[:, :, 10].sum(axis=1),
+        "gradients": gradients + held[:, :, VERSION].sum(axis=1),
         "optimizer": optimizer * always,
         "buffers": buffers * always,
-        "stashes": held[:, :, 0].sum(axis=1),
-        "inputs": held[:, :, 1].sum(axis=1),
-        "weight gradients": held[:, :, 2].sum(axis=1),
-        "messages": held[:, :, 3:5].sum(axis=(1, 2)),
-        "workspace": held[:, :, 5:10].sum(axis=(1, 2)),
+        "stashes": held[:, :, STASH].sum(axis=1),
+        "inputs": held[:, :, INPUT].sum(axis=1),
+        "weight gradients": held[:, :, DEFERRED].sum(axis=1),
+        "messages": held[:, :, MESSAGES].sum(axis=(1, 2)),
+        "workspace": held[:, :, WORKSPACE].sum(axis=(1, 2)),
     }

@@ -42,9 +42,9 @@ class PlanOptions:
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
-def in_order(given: Any) -> Any:
+def in_order(value: Any) -> Any:
     """Return lists and sets, and those inside of them, as tuples; sets sorted, so that equal ones give equal plans."""
-    if not isinstance(given, list | tuple | Set):
-        return given
-    inner = tuple(map(in_order, given))
-    return tuple(sorted(inner, key=str)) if isinstance(given, Set) else inner
+    if not isinstance(value, list | tuple | Set):
+        return value
+    inner = tuple(map(in_order, value))
+    return tuple(sorted(inner, key=str)) if isinstance(value, Set) else inner

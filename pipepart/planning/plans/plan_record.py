@@ -72,7 +72,11 @@ class PlanRecord(Document):
     @property
     def compressed(self) -> str:
         """What is compressed between stages, for people; empty if nothing is."""
-        pairs = {(row[one], row[other]) for row in self._devices for one, other in sending_pairs(self.stages)}
+        pairs = {
+            (row[source], row[target])
+            for row in self._devices
+            for source, target in sending_pairs(self.stages)
+        }
         links = [self.cluster.link_between(*pair) for pair in pairs if pair[0] != pair[1]]
         dtypes = sorted({link.compress.dtype for link in links if link.compress is not None})
         if not dtypes:
@@ -109,8 +113,8 @@ class PlanRecord(Document):
     def workers(self) -> tuple[Device, ...]:
         """The devices in the order of the schedule's rows, each once however many stages it has."""
         schedule = self.build_schedule()
-        own = stage_devices(self.stages, self.replica_devices, schedule)
-        names = dict(zip(schedule.device_of, own, strict=True))
+        names_of_stages = stage_devices(self.stages, self.replica_devices, schedule)
+        names = dict(zip(schedule.device_of, names_of_stages, strict=True))
         return tuple(self.cluster.device(names[row]) for row in range(schedule.devices))
 
     @property
@@ -214,12 +218,12 @@ class PlanRecord(Document):
         if self.profile is None:
             return self
         fresh = self.predict()
-        found, kept = fresh.predicted, self.prediction
+        prediction = self.prediction
         if (
-            kept is not None
+            prediction is not None
             and fresh.stages == self.stages
-            and found == kept.model_copy(update={"bottleneck_bound": 0.0})
-            and kept.bottleneck_bound <= found.bottleneck_seconds * (1 + TOLERANCE)
+            and fresh.predicted == prediction.model_copy(update={"bottleneck_bound": 0.0})
+            and prediction.bottleneck_bound <= fresh.predicted.bottleneck_seconds * (1 + TOLERANCE)
         ):
             return self
         return fresh.model_copy(update={"alternatives": (), "out_of_time": False})
@@ -254,9 +258,9 @@ class PlanRecord(Document):
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
         of_shown = shown._device_bytes(counts)
-        for own, number in zip(fresh._devices, classes.class_of, strict=True):
+        for names, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
-            needs.update((name, of_shown[other]) for name, other in zip(own, like, strict=True))
+            needs.update((name, of_shown[other]) for name, other in zip(names, like, strict=True))
         prediction = Prediction(
             step_seconds=timeline.makespan,
             memory_bytes=tuple(needs.values()),
@@ -357,7 +361,7 @@ class PlanRecord(Document):
     def _micro_batch_scale(self) -> tuple[float, ...]:
         """Seconds of each micro-batch relative to their mean; empty if they are equal, or shared out to replicas."""
         costs = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
-        return next((one.scale for one in costs if one.micro_batches == self.micro_batches), ())
+        return next((each.scale for each in costs if each.micro_batches == self.micro_batches), ())
 
     @property
     def _devices(self) -> list[tuple[str, ...]]:

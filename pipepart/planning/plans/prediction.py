@@ -68,6 +68,6 @@ class Alternative(Value):
     def keywords(self) -> dict[str, Any]:
         """The keywords that :func:`pipepart.plan` returns this plan with; the others are those of the request."""
         names = ("schedule", "micro_batches", "replicas", "recompute")
-        found = {name: getattr(self, name) for name in names}
         # A searched order may have any number of stages, on any device.
-        return found if self.schedule == SEARCH else {**found, "stages": self.stages, "chunks": self.chunks}
+        sized = () if self.schedule == SEARCH else ("stages", "chunks")
+        return {name: getattr(self, name) for name in (*names, *sized)}

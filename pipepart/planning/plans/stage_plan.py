@@ -16,7 +16,19 @@ from ...profiling import Profile
 from ..costs.crossings import Crossings
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_links import StageLinks
-from ..costs.stage_memory import Mode, Offload, Recompute, StageSizes, StashCounts
+from ..costs.stage_memory import (
+    COLUMNS,
+    DEFERRED,
+    INPUT,
+    KEPT,
+    MESSAGES,
+    STASH,
+    Mode,
+    Offload,
+    Recompute,
+    StageSizes,
+    StashCounts,
+)
 
 _VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second that a thread copies in the CPU's memory
 
@@ -155,38 +167,64 @@ def predict_stages(
         cluster: the devices.
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
-    layers = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
-    crossings = Crossings(costs, cluster)
-    borders = np.array([[own.start for own in layers[1:]]], dtype=np.int64)
+    ranges = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
+    borders = np.array([[layers.start for layers in ranges[1:]]], dtype=np.int64)
     names = [stage.device for stage in stages]
     devices = np.array([[cluster.places.index[name] for name in names]])
+    crossings = Crossings(costs, cluster)
     outputs = [*crossings.message_bytes(borders, devices)[0].tolist(), int(costs.output_bytes[-1])]
-    past: list[Counter[int]] = [Counter() for _ in stages]
+    skips: list[Counter[int]] = [Counter() for _ in stages]
     if costs.skips:
         transfers = crossings.skips(borders, devices)
         for source, target, size in zip(*(row[0].tolist() for row in transfers), strict=True):
-            past[source][target] += size
-    predicted = [
-        _predicted(
-            stage.model_copy(
-                update={
-                    "output_bytes": output,
-                    "skips": tuple(
-                        Skip(target=t, bytes=size) for t, size in sorted(own_past.items()) if size
-                    ),
-                }
-            ),
-            own,
-            profile,
-            costs,
-            cluster.device(stage.device).speed,
-        )
-        for stage, own, output, own_past in zip(stages, layers, outputs, past, strict=True)
-    ]
+            skips[source][target] += size
+    predicted = []
+    for stage, layers, output_bytes, skip_bytes in zip(stages, ranges, outputs, skips, strict=True):
+        skipping = tuple(Skip(target=to, bytes=size) for to, size in sorted(skip_bytes.items()) if size)
+        predicted.append(_predicted(stage, layers, profile, costs, cluster, output_bytes, skipping))
     seconds = transfer_seconds(predicted, names, cluster)
     return tuple(
         stage.model_copy(update={"transfer_seconds": crossing})
         for stage, crossing in zip(predicted, seconds, strict=True)
+    )
+
+
+def _predicted(
+    stage: StagePlan,
+    layers: slice,
+    profile: Profile,
+    costs: ChainCosts,
+    cluster: Cluster,
+    output_bytes: int,
+    skips: tuple[Skip, ...],
+) -> StagePlan:
+    """Return a stage with all figures of one micro-batch but the seconds of its transfers."""
+    infos, speed = profile.layers[layers], cluster.device(stage.device).speed
+    forward = float(costs.forward[layers].sum()) / speed
+    waiting = sum(skip.bytes for skip in skips) if costs.has_backward[layers.stop - 1] else 0
+    sizes = costs.sizes(layers).with_waiting(np.array([[waiting]]))
+    stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
+    return StagePlan(
+        layers=stage.layers,
+        device=stage.device,
+        recompute=stage.recompute,
+        offload=stage.offload,
+        output_bytes=output_bytes,
+        skips=skips,
+        forward_seconds=forward,
+        backward_input_seconds=float(costs.backward_input[layers].sum()) / speed,
+        backward_weight_seconds=float(costs.backward_weight[layers].sum()) / speed,
+        split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / speed,
+        recompute_seconds=forward if stage.recompute != "never" else 0.0,
+        static_bytes=int(sizes.static[0, 0]),
+        gradient_bytes=sum(info.gradient_bytes for info in infos),
+        optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),
+        buffer_bytes=sum(info.buffer_bytes for info in infos),
+        stash_bytes=stash,
+        boundary_bytes=boundary if stage.mode != "never" else 0,
+        deferred_bytes=deferred,
+        workspace_bytes=tuple(map(int, sizes.transient[0, 0])),
+        message_bytes=tuple(map(int, sizes.messages[0, 0])),
     )
 
 
@@ -220,26 +258,23 @@ def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster:
 
 def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StagePlan, ...]:
     """Return predicted stages with what each has at its memory peak, and with all versions of their weights."""
-    found = []
+    with_figures = []
     for stage, moments, older in zip(stages, counts.by_stage, counts.older, strict=False):
-        sizes = sizes_of([stage])
-        held = sizes.table[0, 0, 2:].astype(np.int64)
+        sizes = sizes_of([stage]).table[0, 0, -COLUMNS:].astype(np.int64)
+        kept = moments[:, KEPT].sum(axis=1)
         # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
-        most = moments[np.lexsort((moments[:, 0], moments[:, :3].sum(axis=1), moments @ held))[-1]]
-        found.append(
-            stage.model_copy(
-                update={
-                    "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
-                    "waiting_messages": int(moments[:, 3:5].sum(axis=1).max()),
-                    "transient_bytes": int(most[3:] @ held[3:]),
-                    "in_flight": int(moments[:, :3].sum(axis=1).max()),
-                    "full_stashes": int(most[0]),
-                    "input_only": int(most[1]),
-                    "deferred_weight_grads": int(most[2]),
-                }
-            )
-        )
-    return tuple(found)
+        peak = moments[np.lexsort((moments[:, STASH], kept, moments @ sizes))[-1]]
+        update = {
+            "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
+            "waiting_messages": int(moments[:, MESSAGES].sum(axis=1).max()),
+            "transient_bytes": int(peak[KEPT.stop :] @ sizes[KEPT.stop :]),
+            "in_flight": int(kept.max()),
+            "full_stashes": int(peak[STASH]),
+            "input_only": int(peak[INPUT]),
+            "deferred_weight_grads": int(peak[DEFERRED]),
+        }
+        with_figures.append(stage.model_copy(update=update))
+    return tuple(with_figures)
 
 
 def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
@@ -251,42 +286,6 @@ def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
         np.array([per_micro_batch], dtype=np.float64),
         np.array([[stage.message_bytes for stage in stages]], dtype=np.float64),
         np.array([[stage.workspace_bytes for stage in stages]], dtype=np.float64),
-    )
-
-
-def _predicted(
-    stage: StagePlan, layers: slice, profile: Profile, costs: ChainCosts, speed: float
-) -> StagePlan:
-    """Return a stage, which has the bytes of its messages, with all figures of one micro-batch but their seconds."""
-    infos = profile.layers[layers]
-    forward = float(costs.forward[layers].sum()) / speed
-    recomputes = stage.recompute != "never"
-    keeps_input = stage.mode != "never"
-    waiting = sum(skip.bytes for skip in stage.skips) if costs.has_backward[layers.stop - 1] else 0
-    sizes = costs.sizes(layers).with_waiting(np.array([[waiting]]))
-    stash, boundary, deferred = map(int, sizes.per_micro_batch[0, 0])
-    boundary = boundary if keeps_input else 0
-    return StagePlan(
-        layers=stage.layers,
-        device=stage.device,
-        output_bytes=stage.output_bytes,
-        skips=stage.skips,
-        forward_seconds=forward,
-        backward_input_seconds=float(costs.backward_input[layers].sum()) / speed,
-        backward_weight_seconds=float(costs.backward_weight[layers].sum()) / speed,
-        split_seconds=None if costs.split is None else float(costs.split[layers].sum()) / speed,
-        static_bytes=int(sizes.static[0, 0]),
-        gradient_bytes=sum(info.gradient_bytes for info in infos),
-        optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),
-        buffer_bytes=sum(info.buffer_bytes for info in infos),
-        stash_bytes=stash,
-        recompute=stage.recompute,
-        recompute_seconds=forward if recomputes else 0.0,
-        offload=stage.offload,
-        boundary_bytes=boundary,
-        deferred_bytes=deferred,
-        workspace_bytes=tuple(map(int, sizes.transient[0, 0])),
-        message_bytes=tuple(map(int, sizes.messages[0, 0])),
     )
 
 

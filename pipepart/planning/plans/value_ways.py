@@ -42,11 +42,11 @@ def value_ways(plan: PlanRecord) -> list[ValueWay]:
     names = [info.name for info in plan.profile.layers]
     stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.layers]
     links = StageLinks(plan.cluster, [stage.device for stage in plan.stages])
-    found = []
+    ways = []
     for value in plan.profile.at(plan.micro_batches).values:
         hops = links.hops(sorted({stage_of[layer] for layer in value.layers}))
         if hops:
             first, *users = ((names[layer], stage_of[layer]) for layer in value.layers)
             stages = tuple(dict.fromkeys(stage for hop in hops for stage in hop))
-            found.append(ValueWay("" if value.is_argument else first[0], tuple(users), value.bytes, stages))
-    return found
+            ways.append(ValueWay("" if value.is_argument else first[0], tuple(users), value.bytes, stages))
+    return ways

@@ -115,7 +115,10 @@ def test_torchtitan_gets_the_modules_of_each_part(
 ) -> None:
     parts = {"1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
     for schedule, torch_name in parts.items():
-        plan = interleaved(profile) if schedule == "interleaved-1f1b" else planned(profile, schedule)
+        options = {"cut_before": ["layers.3"]} if schedule == "1f1b" else {"stages": 4}
+        plan = (
+            interleaved(profile) if schedule == "interleaved-1f1b" else planned(profile, schedule, **options)
+        )
         plan.export("torchtitan").save(tmp_path)
         config = types.SimpleNamespace(parallelism=types.SimpleNamespace())
         options = run_file(tmp_path, "torchtitan_parallelism.py", monkeypatch)["apply"](config).parallelism
