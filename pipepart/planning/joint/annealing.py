@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 from schedules.searching.allowance import Allowance
@@ -94,25 +95,30 @@ class Annealing:
         most = int((until - allowance.used) / _OPERATIONS_PER_STAGE / layers)
         every = every_placement(self._request, self.pricing, most)
         best = math.inf
-        starts: Iterator[Layout] | list[Layout] = balanced_layouts(self._request, self.pricing)
+        starts = list(balanced_layouts(self._request, self.pricing))
         if every is not None:
             allowance.spend(_OPERATIONS_PER_STAGE * layers * len(every))
             bounds = [_bound(self.pricing.problem(layout)) for layout in every]
             starts = [every[at] for at in sorted(range(len(every)), key=bounds.__getitem__)]
-        rules = [*RULES[:9], *CAREFUL_RULES, *RULES[9:]] if self.pricing.limited else RULES
-        for layout in (*given, *starts):
-            if not self._moves.allows(layout) or _bound(self.pricing.problem(layout)) >= best:
+        variants = list(product((False, True)[: 1 + self.pricing.whole_helps], RULES))
+        tried = product((*given, *starts), variants)
+        if self.pricing.limited:  # most orders do not fit: try all layouts under a few rules first
+            variants = list(product((*RULES[:2], *CAREFUL_RULES, *RULES[2:]), (False, True)))
+            tried = ((layout, (whole, rule)) for rule, whole in variants for layout in [*given, *starts])
+        for layout, (whole, rule) in tried:
+            if not self._moves.allows(layout):
                 continue
-            for whole in (False, True)[: 1 + self.pricing.whole_helps]:
-                problem = self.pricing.problem(replace(layout, whole=(whole,) * layout.stages))
-                for rule in rules:
-                    if self._is_over or (self._ordered and allowance.used > until):
-                        return every is not None
-                    variant = replace(layout, rule=rule, whole=(whole,) * layout.stages)
-                    ordered = self._dispatch(variant, problem)
-                    if ordered is not None:
-                        self._ordered.append(ordered)
-                        best = min(best, ordered.seconds)
+            variant = replace(layout, rule=rule, whole=(whole,) * layout.stages)
+            problem = self.pricing.problem(variant)
+            allowance.spend(_OPERATIONS_PER_STAGE * layout.stages)
+            if _bound(problem) >= best:
+                continue
+            if self._is_over or (self._ordered and allowance.used > until):
+                return every is not None
+            ordered = self._dispatch(variant, problem)
+            if ordered is not None:
+                self._ordered.append(ordered)
+                best = min(best, ordered.seconds)
         return every is not None
 
     def _anneal(self, start: OrderedLayout, operations: float) -> None:
