@@ -128,11 +128,11 @@ class ChainCosts:
         deferred = _deferred(profile, costs)
         # Memory that the previous layer has saved already is not counted again as deferred.
         deferred_behind = np.r_[deferred[1:], 0]
-        self._kept_twice = np.zeros(self.layers, dtype=np.int64)
+        self._saved_and_deferred = np.zeros(self.layers, dtype=np.int64)
         for piece in self._saved:
             for layer, behind in pairwise(piece.layers):
-                self._kept_twice[layer] += piece.bytes if behind == layer + 1 else 0
-        self._kept_twice = np.minimum(self._kept_twice, deferred_behind)
+                self._saved_and_deferred[layer] += piece.bytes if behind == layer + 1 else 0
+        self._saved_and_deferred = np.minimum(self._saved_and_deferred, deferred_behind)
         self._kept = _Uses([piece.layers for piece in self._saved], self.layers)
         self._inputs = _Uses([piece.input_of for piece in self._saved], self.layers)
         gradients = [info.gradient_bytes for info in profile.layers]
@@ -341,7 +341,7 @@ class ChainCosts:
         found[:, 0] = np.where(goes_back, keeps, np.maximum.accumulate(forward))[which]
         for column, own, gone in ((1, backward, 0), (2, inputs, deferred), (4, backward, made)):
             # The layers before the last one of the stage, whose output gradient is that of the stage.
-            shared = self._kept_twice[layers] if column == 2 else 0
+            shared = self._saved_and_deferred[layers] if column == 2 else 0
             needs = np.where(goes_back, stash + own - gone, -np.inf)
             before = np.maximum.accumulate(needs + incoming - shared)
             before = np.r_[-np.inf, before[:-1]][which] - passing

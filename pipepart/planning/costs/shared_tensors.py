@@ -1,4 +1,4 @@
-"""Bytes of tensors that layers share: the copies of later stages, and the gradients that these send back."""
+"""Bytes of tied parameters and buffers: the copies in later stages, and the gradients of the copies."""
 
 from __future__ import annotations
 

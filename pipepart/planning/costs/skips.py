@@ -1,4 +1,4 @@
-"""Bytes of live values that skip layers: those that go past a stage, those that it keeps, and those that wait there."""
+"""Bytes of skip connections in stages: values that pass a stage, that it keeps, and that wait on it."""
 
 from __future__ import annotations
 

@@ -67,8 +67,6 @@ def step_bound(
     return max(together, max(of_layers) / max(speeds))
 
 
-
-
 def _shortest_split(costs: Costs) -> float:
     """Return the least part that a split backward takes of a full one. That of a stage is a mean of its layers'."""
     if any(layer.split_seconds is None for layer in costs.layers):

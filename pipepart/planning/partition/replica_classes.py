@@ -49,7 +49,7 @@ class ReplicaClasses:
 
 
 class Routes:
-    """The ways of messages through the ports of hosts, and the part of each port that a replica has.
+    """Ports that each message passes, and each replica's share of their bandwidth.
 
     Args:
         devices: the device of each stage, for each replica.

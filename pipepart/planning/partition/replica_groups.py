@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import groupby
 
 from ...cluster import Cluster, Device
-from ...graph_partition.device_orders import device_types, distinct_orders
+from ...graph_partition.device_orders import device_types
 from ..costs.stage_memory import least_memory
 
 
@@ -30,21 +30,11 @@ class ReplicaGroups:
     all_devices: Cluster
     members: Mapping[str, tuple[str, ...]]
     identical: bool
-    _orders: dict[tuple[int, int], list[tuple[int, ...]]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
 
     @cached_property
     def least_memory(self) -> float:
         """The bytes of the smallest device; infinite if none has a limit."""
         return least_memory(self.cluster)
-
-    def orders(self, devices: int, most: int) -> list[tuple[int, ...]]:
-        """Return orders of so many of the groups, by position, that cost different amounts; the first `most`."""
-        key = devices, most
-        if key not in self._orders:
-            self._orders[key] = list(islice(distinct_orders(self.cluster, devices), most))
-        return self._orders[key]
 
     @property
     def replicas(self) -> int:

@@ -50,10 +50,10 @@ def list_alternatives(
     rows = list(fastest.values())[:_PLANNED]
     shown = {choice for row in rows for choice in _choices(row)}
     failed = [
-        (_row(own, "does not fit the memory of the devices"), math.inf)
+        (_row(own, _why_failed(own)), math.inf)
         for one in named
         for own in one.failed
-        if own.has_cuts
+        if not own.impossible_reason
     ]
     for row, _ in (*unfinished, *failed):
         if not shown >= _choices(row):
@@ -102,6 +102,12 @@ def _searched_row(plan: Plan, why: str) -> Alternative:
         memory_bytes=max(plan.predicted.memory_bytes),
         why=why,
     )
+
+
+def _why_failed(candidate: Candidate) -> str:
+    if candidate.has_cuts:
+        return "does not fit the memory of the devices"
+    return "shared parameters or constraints allow no cut into so many stages"
 
 
 def _why_slower(best: Plan, other: Plan) -> str:

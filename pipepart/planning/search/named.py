@@ -127,7 +127,7 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
             attempts = line.left.pop(0)
             candidate = attempts[0]
             if is_first and line.is_default and _is_cheap(candidate):
-                outcome = named.plan(attempts, min(limit, named.fastest), Clock())
+                outcome = named.plan(attempts, math.inf, Clock())  # to the end, for the list of alternatives
             elif effort > 0 and clock.has(candidate.planning_seconds):
                 outcome = named.plan(attempts, min(limit, named.fastest), clock)
             else:
@@ -243,7 +243,7 @@ def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None
         at_least = candidate.least_with_splits(cuts)
         if _is_no_less(at_least, limit):
             return Outcome(None, at_least, cuts[0].seconds if candidate.is_exact else math.inf)
-    plan = _plan_of_best(candidate, cuts, bound)
+    plan = _plan_of_best(candidate, cuts, bound, clock)
     if plan is None:
         return None
     if clock.has(candidate.planning_seconds / 2):
@@ -255,7 +255,9 @@ def _is_no_less(seconds: float, limit: float) -> bool:
     return seconds >= limit * (1 - TOLERANCE)
 
 
-def _plan_of_best(candidate: Candidate, cuts: Sequence[EvaluatedCut], bound: float) -> Plan | None:
+def _plan_of_best(
+    candidate: Candidate, cuts: Sequence[EvaluatedCut], bound: float, clock: Clock
+) -> Plan | None:
     """Return the fastest plan of cuts; None if none fits.
 
     Memory of cuts is counted as if all stages took equal times. More messages may wait in a plan's own step: if no plan
@@ -264,6 +266,8 @@ def _plan_of_best(candidate: Candidate, cuts: Sequence[EvaluatedCut], bound: flo
     best: Plan | None = None
     drafts: list[Plan] = []
     for cut in cuts:
+        if drafts and not clock.has(candidate.planning_seconds / 2):
+            break
         draft = candidate.plan_of(cut.borders, cut.order, bound)
         drafts.append(draft)
         if not draft.fits:

@@ -22,13 +22,11 @@ from .parts import Part, parts_of
 from .search_order import as_searched
 
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
-# A problem up to this size is small: layers, devices and micro-batches.
-_SMALL = (50, 4, 16)
 SECONDS = 10.0  # of a search, if the request does not say how many
-_SMALL_OPERATIONS = 300_000  # of the joint search for each part of a small one: about 0.2 seconds
 # Of a request with no more layers and devices that does not say how many seconds: what named schedules may take, as
 # planning seconds of candidates. Most of them take a third of that.
 _SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 6.0
+_SHORT_OPERATIONS = 300_000  # of the joint search for each part of such a request: about 0.4 seconds
 
 Progress = Callable[[float], None]
 
@@ -98,7 +96,7 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
     if request.schedule == SEARCH and best.schedule != SEARCH:
         best = as_searched(best)
     joint = [one.joint for one in searched if one.joint and one.joint is not best]
-    others = list_alternatives(best, [one.named for one in searched], joint if _is_small(request) else ())
+    others = list_alternatives(best, [one.named for one in searched], joint if _is_short(request) else ())
     return best.model_copy(update={"alternatives": others, "out_of_time": clock.cut_short})
 
 
@@ -157,14 +155,9 @@ def _is_short(request: Request) -> bool:
 
 def _operations(request: Request, parts: int) -> int:
     """Return what the joint search of one part may take. It does not depend on the speed of the machine."""
-    if _is_small(request):
-        return _SMALL_OPERATIONS
+    if _is_short(request):
+        return _SHORT_OPERATIONS
     return int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / parts)
-
-
-def _is_small(request: Request) -> bool:
-    size = len(request.profile.layers), len(request.cluster), max(request.micro_batches)
-    return request.seconds is None and all(own <= most for own, most in zip(size, _SMALL, strict=True))
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
