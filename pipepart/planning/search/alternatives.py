@@ -43,11 +43,9 @@ def list_alternatives(
         least[_key(row)] = seconds
     fastest: dict[tuple[object, ...], Alternative] = {}
     for row in planned:
-        if not _is_of(row, best) and (row.step_seconds or 0.0) <= least.get(_key(row), math.inf) * (
-            1 + TOLERANCE
-        ):
+        if (row.step_seconds or 0.0) <= least.get(_key(row), math.inf) * (1 + TOLERANCE):
             fastest.setdefault(_key(row), row)
-    rows = list(fastest.values())[:_PLANNED]
+    rows = [row for row in fastest.values() if not _is_of(row, best)][:_PLANNED]
     shown = {choice for row in rows for choice in _choices(row)}
     failed = [
         (_row(own, _why_failed(own)), math.inf)
