@@ -195,6 +195,7 @@ def test_memory_of_every_stage(seed):
             boundary + plain_input,
         ]
         at = end - start - 1
+        assert row.sizes is not None
         assert row.sizes.per_micro_batch[at, 0].tolist() == sizes.per_micro_batch[0, 0].tolist()
         assert row.sizes.transient[at].tolist() == sizes.transient[0].tolist()
         assert row.waiting is not None
