@@ -33,7 +33,7 @@ _LAST_TEMPERATURE = 0.03  # relative to the first
 # Operations that take as long as to change a layout and to bound it: so many for each stage.
 _OPERATIONS_PER_STAGE = 7
 _MEAN_PART_BEFORE_CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow
-# The mean end of the devices is hardly ever less than this part of the layout's bound.
+# The mean end of the devices with stages is hardly ever less than this part of the layout's bound.
 _LEAST_MEAN_END = 0.98
 
 
@@ -133,7 +133,8 @@ class Annealing:
                 continue
             limit = here.score - temperature * math.log(1 - random.random())
             problem = self.pricing.problem(layout)
-            if _bound(problem) * (1 + _LEAST_MEAN_END) > limit:
+            used = len(set(layout.devices)) / self.pricing.devices
+            if _bound(problem) * (1 + _LEAST_MEAN_END * used) > limit:
                 continue
             ordered = self._dispatch(layout, problem, limit)
             if ordered is not None and ordered.score <= limit:

@@ -27,13 +27,13 @@ from .step_times import Levels, StepTimes, has_bandwidth
 
 # Seconds to build, evaluate and simulate a candidate, for each of its stages and micro-batches. Only what is too large
 # for the clock is left out for it.
-_SECONDS_FIXED = 0.02
 _SECONDS_EACH = 70e-6
 _SECONDS_EACH_CHUNKED = 130e-6  # of schedules with several stages a device
 _SECONDS_EACH_STAGE = 2e-3
+_SECONDS_EACH_RANGE = 50e-6  # of the cut with the smallest bottleneck, for each layer and stage
 _SECONDS_EACH_SEARCHED = 500e-6  # of schedules that are found by a search of their own
 _SEARCHED = ("v-half", "v-min")
-_LIMITED = 2.5  # times as long where memory has limits: each recompute mode has moments of its own
+_LIMITED = 3.0  # times as long where memory has limits: each recompute mode has moments of its own
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Candidate:
         """An estimate of the seconds to plan the candidate, without the search for cuts, which looks at the clock."""
         each = _SECONDS_EACH if self.chunks == 1 else _SECONDS_EACH_CHUNKED
         each = _SECONDS_EACH_SEARCHED if self.schedule in _SEARCHED else each
-        seconds = _SECONDS_FIXED + self.size * each + self.stages * _SECONDS_EACH_STAGE
+        of_stage = _SECONDS_EACH_STAGE + _SECONDS_EACH_RANGE * self.costs.layers
+        seconds = self.size * each + self.stages * of_stage
         return seconds * _LIMITED if self.is_limited else seconds
 
     @cached_property

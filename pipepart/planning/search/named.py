@@ -139,7 +139,8 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
             if outcome is not None:
                 line.tell(outcome)
         is_first = False
-        far = math.inf if part.most_devices <= _FEW_DEVICES else min(limit, named.fastest) * _FAR
+        leaves_far = part.most_devices > _FEW_DEVICES and part.groups.identical
+        far = min(limit, named.fastest) * _FAR if leaves_far else math.inf
         series = [line for line in series if line.left and line.at_least < far]
     if left_out and not named.plans and limit == math.inf:
         _plan_any(named, part, clock)
