@@ -196,8 +196,7 @@ def _device_numbers(most: int, layers: int) -> list[int]:
 
 
 def _is_cheap(candidate: Candidate) -> bool:
-    parts = len(candidate.part.request.micro_batches) * len(candidate.part.request.replicas)
-    return candidate.size * parts <= _CHEAP_SIZE * 2 and candidate.costs.layers <= _CHEAP_LAYERS
+    return candidate.size <= _CHEAP_SIZE and candidate.costs.layers <= _CHEAP_LAYERS
 
 
 def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:

@@ -23,10 +23,11 @@ from .search_order import as_searched
 
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 SECONDS = 10.0  # of a search, if the request does not say how many
-# Of a request with no more layers and devices that does not say how many seconds: what named schedules may take, as
+# Of a request with no more layers and devices that does not say how many seconds: what named schedules may take for each
+# number of micro-batches and replicas, as
 # planning seconds of candidates. Most of them take a third of that.
-_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 5.0
-_SHORT_OPERATIONS = 600_000  # of the joint search for each part of such a request: about 0.4 seconds
+_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 2.0
+_SHORT_OPERATIONS = 300_000  # of the joint search for each part of such a request: about 0.4 seconds
 
 Progress = Callable[[float], None]
 
@@ -81,7 +82,7 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
         named_clock = own_clock.part(0.5) if request.searches_orders and not is_short else own_clock
         # The joint search of a part starts from its named plans: they do not depend on other parts, if there is time.
         limit = fastest if own_clock.is_over else math.inf
-        named = find_named(part, named_clock, limit, _SHORT_EFFORT / len(parts) if is_short else math.inf)
+        named = find_named(part, named_clock, limit, _SHORT_EFFORT if is_short else math.inf)
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
