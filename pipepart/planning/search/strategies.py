@@ -23,9 +23,8 @@ from .search_order import as_searched
 
 _STARTS = 4  # named plans that the joint search starts from, each with another placement
 SECONDS = 10.0  # of a search, if the request does not say how many
-# Of a request with no more layers and devices that does not say how many seconds: what named schedules may take for each
-# number of micro-batches and replicas, as
-# planning seconds of candidates. Most of them take a third of that.
+# Of a request with no more layers and devices that does not say how many seconds: what named schedules may take for
+# each number of micro-batches and replicas, as planning seconds of candidates. Most of them take a third of that.
 _SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 2.0
 _SHORT_OPERATIONS = 300_000  # of the joint search for each part of such a request: about 0.4 seconds
 
