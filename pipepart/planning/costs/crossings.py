@@ -1,4 +1,4 @@
-"""Links, bytes and skip connections between the stages of many cuts, each on an order of devices of its own."""
+"""Links, message bytes and skip connections between the stages of many cuts, each with its order of devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Borders = NDArray[np.int64]  # [cuts, borders]
 
 
 class Crossings:
-    """What the stages of cuts send to each other for one micro-batch.
+    """Computes the messages between the stages of cuts, for one micro-batch.
 
     Args:
-        costs: of the layers.
+        costs: the costs of the layers.
         cluster: has the links.
     """
 
@@ -29,7 +29,7 @@ class Crossings:
         """Return the latency and the seconds per byte between devices; zeros from a device to itself.
 
         Args:
-            source, target: positions of the devices in the cluster, two arrays of one shape.
+            source, target: positions of the devices in the cluster, two arrays of the same shape.
         """
         if not self._cluster.links_differ:
             link, apart = self._cluster.link, source != target
@@ -41,10 +41,10 @@ class Crossings:
         return latency, per_byte
 
     def message_bytes(self, borders: Borders, devices: Ints) -> Ints:
-        """[cuts, borders]: the output of each stage, as it is sent to the next one.
+        """Return the bytes that each stage sends to the next stage: [cuts, borders].
 
         Args:
-            borders: of the cuts.
+            borders: the first layer of each stage but the first: [cuts, borders].
             devices: the device of each stage: [cuts, stages].
         """
         sizes = self._costs.output_bytes[borders - 1]
@@ -55,7 +55,7 @@ class Crossings:
         return sizes
 
     def skips(self, borders: Borders, devices: Ints) -> SkipTransfers:
-        """Return the values that go straight past stages: [cuts, skips]; 0 bytes in cuts where one does not."""
+        """Return the transfers straight past stages: [cuts, skips]; 0 bytes where stages relay the value."""
         skips = self._costs.skips.transfers(borders)
         if not self._cluster.links_differ:
             return skips
@@ -68,8 +68,8 @@ class Crossings:
 
     def _link(self, pair: int) -> tuple[float, float]:
         if pair not in self._pairs:
-            one, other = (self._cluster.devices[at].name for at in divmod(pair, len(self._cluster)))
-            link = self._cluster.link_between(one, other)
+            source, target = (self._cluster.devices[at].name for at in divmod(pair, len(self._cluster)))
+            link = self._cluster.link_between(source, target)
             rate = link.message_bandwidth
-            self._pairs[pair] = (0.0, 0.0) if one == other else (link.latency, 1 / rate if rate else 0.0)
+            self._pairs[pair] = (0.0, 0.0) if source == target else (link.latency, 1 / rate if rate else 0.0)
         return self._pairs[pair]

@@ -1,4 +1,4 @@
-"""Memory and recompute modes of the stages of many cuts, each on an order of devices of its own."""
+"""Memory and recompute modes of the stages of many cuts, each with its order of devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stage_memory import Floats, Ints, Mode, StageSizes, StashCounts, device_pe
 
 
 class CutCosts:
-    """A profiled chain under a schedule with one or several stages a device.
+    """Computes the memory of cuts of a profiled chain under a schedule with one or several stages per device.
 
     Under a bidirectional schedule (chimera) each stage is on two devices, once for each copy of the model::
 
@@ -23,20 +23,20 @@ class CutCosts:
         row     0        1       2         2        1       0        so rows 0 and 2 have the same stages
 
     Args:
-        costs: of the layers.
+        costs: the costs of the layers.
         cluster: the devices.
-        device_of: the schedule row of each stage, of one copy of the model after the other.
-        copies: of the model, which share the micro-batches.
-        counts: the modes that a device may use, the fastest first, and the stash counts if all stages use it. Copies of
-            stages that offload are taken to keep up with the computation.
+        device_of: the schedule row of each stage, for all stages of the first copy of the model, then of the second.
+        copies: the number of copies of the model, which share the micro-batches.
+        counts: the modes that a device may use, the fastest first, each with the stash counts if all stages use it.
+            Copies of offloaded stashes are assumed to keep up with the computation.
 
     Attributes:
         costs, cluster, counts, copies: as given.
-        modes: that a device may use. All stages of a device use the same one.
+        modes: the modes that a device may use. All stages of a device use the same mode.
         may_recompute: False if no stage ever recomputes.
-        rows: the schedule row of each stage, as ``device_of``.
-        stages: of one copy.
-        crossings: what stages send to each other.
+        rows: the schedule row of each stage, as in ``device_of``.
+        stages: the number of stages of one copy.
+        crossings: the messages between stages.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class CutCosts:
         self._limits = np.array([np.inf if limit is None else limit for limit in limits])
 
     def memory(self, borders: Borders, orders: Ints) -> tuple[Ints, Floats]:
-        """Return the mode of each device, and the bytes that the device with the largest deficit lacks.
+        """Return the mode of each device, and the largest memory deficit of any device in bytes.
 
-        The mode is the first that fits the device, else the one with the least memory. Devices with the same stages
-        have the same one.
+        The mode is the first that fits the device, or else the mode that needs the least memory. Devices with the same
+        stages have the same mode.
 
         Args:
-            borders: of the cuts: [cuts, borders].
+            borders: the first layer of each stage but the first: [cuts, borders].
             orders: the device of each schedule row, by its position in the cluster: [cuts, rows].
 
         Returns:
@@ -76,17 +76,17 @@ class CutCosts:
             return np.zeros(orders.shape, dtype=np.int64), np.full(len(borders), -np.inf)
         sizes, limits = self._sizes(self.costs.edges(borders)), self._limits[orders]
         modes = np.zeros(orders.shape, dtype=np.int64)
-        lacks = self._needs(sizes, 0) - limits
-        of_all = lacks[:, self._same_stages].max(axis=1)
+        deficits = self._needs(sizes, 0) - limits
+        worst = deficits[:, self._same_stages].max(axis=1)
         for mode in range(1, len(self.modes)):
-            if (of_all <= 0).all():
+            if (worst <= 0).all():
                 break
-            short = self._needs(sizes, mode) - limits
-            short_of_all = short[:, self._same_stages].max(axis=1)
-            better = (of_all > 0) & (short_of_all < of_all)
+            mode_deficits = self._needs(sizes, mode) - limits
+            mode_worst = mode_deficits[:, self._same_stages].max(axis=1)
+            better = (worst > 0) & (mode_worst < worst)
             modes[better] = mode
-            lacks, of_all = np.where(better, short, lacks), np.where(better, short_of_all, of_all)
-        return modes, lacks.max(axis=1)
+            deficits, worst = np.where(better, mode_deficits, deficits), np.where(better, mode_worst, worst)
+        return modes, deficits.max(axis=1)
 
     def stage_modes(self, borders: Borders, orders: Ints) -> list[Mode]:
         """Return the mode of each stage of one cut (the only row of ``borders``), as :meth:`memory` chooses it."""
@@ -106,7 +106,7 @@ class CutCosts:
         return table
 
     def _sizes(self, edges: Borders) -> StageSizes:
-        """The sizes of the stages of cuts, with the values that wait there: [cuts, stages]."""
+        """Return the sizes of the stages of cuts, with the skipping values that wait there: [cuts, stages]."""
         sizes = StageSizes.of_table(self.costs.size_table(edges))
         if not self.costs.skips:
             return sizes
@@ -114,13 +114,13 @@ class CutCosts:
         return sizes.with_waiting(np.where(self.costs.has_backward[edges[:, 1:] - 1], waiting, 0))
 
     def _needs(self, sizes: StageSizes, mode: int) -> Floats:
-        """[cuts, devices]: peak bytes if all devices use a mode, by its index."""
+        """Return the peak bytes if all devices use the mode with this index: [cuts, devices]."""
         counts, table = self.counts[self.modes[mode]], sizes.table
         older = np.array([counts.older])
         needs = []
         for stages, moments in zip(self._stages_of, counts.by_device, strict=True):
             of_row = StageSizes.of_table(table[:, stages % self.stages])
-            # Further copies have no optimizer state: the first one's optimizer steps for all.
+            # Only the first copy has optimizer state: its optimizer updates all copies.
             state = np.where(stages < self.stages, 0, self.costs.state_per_gradient) * of_row.version
             needs.append(device_peak_bytes(of_row.without(state), moments[None], older[:, stages])[0])
         return np.stack(needs, axis=1)

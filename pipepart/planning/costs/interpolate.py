@@ -1,4 +1,4 @@
-"""Estimates the costs at a micro-batch size that was not profiled, from the sizes that were."""
+"""Estimates the costs at a micro-batch size that was not profiled, from the profiled sizes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...units import is_count
 
 
 class _Line(NamedTuple):
-    """A straight line through the values at two sizes, low and high; in proportion if they are one size.
+    """Linear interpolation between the values at two micro-batch sizes; proportional if both sizes are equal.
 
     Attributes:
-        low, high: samples of the two sizes.
-        at: samples of the size whose value is wanted.
+        low, high: the two sizes in samples.
+        at: the size to estimate, in samples.
     """
 
     low: float
@@ -22,24 +22,24 @@ class _Line(NamedTuple):
     at: float
 
     def value(self, low: float, high: float) -> float:
-        """Return the value; below the sizes at least the share of the lower one, above them at least 0."""
-        share = low * self.at / self.low
+        """Return the value at ``at``. Below ``low`` it is at least in proportion to the low value, above at least 0."""
+        proportional = low * self.at / self.low
         if self.low == self.high:
-            return share
-        found = low + (high - low) * (self.at - self.low) / (self.high - self.low)
-        return max(found, share if self.at < self.low else 0.0)
+            return proportional
+        value = low + (high - low) * (self.at - self.low) / (self.high - self.low)
+        return max(value, proportional if self.at < self.low else 0.0)
 
 
 def estimate(profile: Profile, micro_batches: int) -> Profile:
-    """Return the profile with costs for a number of micro-batches: those measured, or else estimated and added.
+    """Return the profile with costs for a number of micro-batches. If they were not measured, estimates are added.
 
-    Seconds and bytes of each layer are taken to grow along a straight line with the samples of a micro-batch, through
-    the measured sizes below and above it. Beyond the measured sizes the line through the nearest two goes on, but a
-    smaller micro-batch never costs less than its share of the smallest measured one. With one measured size all costs
-    are in proportion to it.
+    Seconds and bytes of each layer are interpolated linearly in the samples of a micro-batch, between the measured
+    sizes below and above. Outside the measured sizes they are extrapolated from the nearest two sizes, but a smaller
+    micro-batch never costs less than in proportion to the smallest measured size. With only one measured size all costs
+    are proportional to it.
 
     Args:
-        profile: with the costs at one size at least.
+        profile: has the costs at one size or more.
         micro_batches: from 1 to the number of samples of the mini-batch.
 
     Raises:
@@ -55,9 +55,8 @@ def estimate(profile: Profile, micro_batches: int) -> Profile:
 
 
 def _estimated(profile: Profile, micro_batches: int) -> Costs:
-    mean = (
-        profile.batch / micro_batches
-    )  # seconds are means over the micro-batches, bytes those of the largest
+    # Seconds are means over the micro-batches. Bytes are those of the largest micro-batch.
+    mean = profile.batch / micro_batches
     samples = -(-profile.batch // micro_batches)
     measured = sorted(profile.costs, key=lambda costs: costs.samples)
     above = next((at for at, costs in enumerate(measured) if costs.samples >= samples), len(measured))
@@ -65,13 +64,14 @@ def _estimated(profile: Profile, micro_batches: int) -> Costs:
     low = measured[max(measured.index(high) - 1, 0)]
     seconds = _Line(_mean_samples(profile, low), _mean_samples(profile, high), mean)
     sizes = _Line(max(low.samples, 1), max(high.samples, 1), samples)
-    alike = _tensors(low) == _tensors(high)  # otherwise tensors are in proportion to those of the lower size
-    of_tensors = sizes if alike else sizes._replace(high=sizes.low)
+    # If the two sizes save or pass on different tensors, their bytes are proportional to those of the lower size.
+    alike = _tensors(low) == _tensors(high)
+    tensor_sizes = sizes if alike else sizes._replace(high=sizes.low)
 
     def resized(small: tuple[Any, ...], large: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
-            one.model_copy(update={"bytes": round(of_tensors.value(one.bytes, other.bytes))})
-            for one, other in zip(small, large if alike else small, strict=True)
+            first.model_copy(update={"bytes": round(tensor_sizes.value(first.bytes, second.bytes))})
+            for first, second in zip(small, large if alike else small, strict=True)
         )
 
     return Costs(
@@ -85,30 +85,31 @@ def _estimated(profile: Profile, micro_batches: int) -> Costs:
 
 
 def _tensors(costs: Costs) -> object:
-    """Return what is kept and passed on, without its sizes."""
+    """Return the tensors that layers save or pass on, without their bytes."""
     return [tensor.model_copy(update={"bytes": 0}) for tensor in (*costs.saved, *costs.values)]
 
 
 def _mean_samples(profile: Profile, costs: Costs) -> float:
-    """Return the samples of a micro-batch whose seconds these are."""
+    """Return the samples of the micro-batch to which the seconds apply."""
     return profile.batch / costs.micro_batches if costs.scale else max(costs.samples, 1)
 
 
 def _cost(seconds: _Line, sizes: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
-    def timing(one: Timing, other: Timing) -> Timing:
+    def timing(small: Timing, large: Timing) -> Timing:
         return Timing(
-            seconds=seconds.value(one.seconds, other.seconds), spread=seconds.value(one.spread, other.spread)
+            seconds=seconds.value(small.seconds, large.seconds),
+            spread=seconds.value(small.spread, large.spread),
         )
 
-    found: dict[str, object] = {"slowdown": (low.slowdown + high.slowdown) / 2}
+    fields: dict[str, object] = {"slowdown": (low.slowdown + high.slowdown) / 2}
     for name in ("forward", "backward_input", "backward_weight"):
-        found[name] = timing(getattr(low, name), getattr(high, name))
+        fields[name] = timing(getattr(low, name), getattr(high, name))
     for name in (name for name in LayerCost.model_fields if name.endswith("_bytes")):
         pair = getattr(low, name), getattr(high, name)
         if None not in pair:
-            found[name] = round(sizes.value(*pair))
-    if low.split_seconds is not None and high.split_seconds is not None:  # the same part of the backward
+            fields[name] = round(sizes.value(*pair))
+    if low.split_seconds is not None and high.split_seconds is not None:  # the same share of the backward
         backward = low.backward_seconds + high.backward_seconds
         part = (low.split_seconds + high.split_seconds) / backward if backward else 0.0
-        found["split_seconds"] = part * seconds.value(low.backward_seconds, high.backward_seconds)
-    return LayerCost.model_validate(found)
+        fields["split_seconds"] = part * seconds.value(low.backward_seconds, high.backward_seconds)
+    return LayerCost.model_validate(fields)

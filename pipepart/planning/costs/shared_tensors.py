@@ -11,16 +11,16 @@ from .stage_memory import Ints
 
 
 class SharedTensors:
-    """The parameters and buffers that layers of a profile share with earlier ones. False if there are none.
+    """The parameters and buffers that layers of a profile share with earlier layers. False if there are none.
 
     A stage copies such a tensor once: at its first user in the stage, if the previous user is in an earlier stage. It
     sends the gradient of its copy to the stage of the previous user, for each micro-batch.
 
-    The methods take the first layer of stages and their ends, and return one number for each end.
+    The methods take the first layer of stages and their ends, and return bytes for each end: [ends].
 
     Args:
         profile: has the layers.
-        index: of each layer, by its name.
+        index: the position of each layer, by its name.
     """
 
     def __init__(self, profile: Profile, index: Mapping[str, int]) -> None:
@@ -42,11 +42,11 @@ class SharedTensors:
         return self._bytes.size > 0
 
     def copied(self, start: int, ends: Ints) -> Ints:
-        """Return the bytes of the copies of the stages and of their gradients."""
+        """Return the bytes of the copies that the stages hold and of the gradients of these copies."""
         return self._bytes @ ((self._previous < start) & (start <= self._layer) & (self._layer < ends))
 
     def arriving_gradients(self, start: int, ends: Ints) -> Ints:
-        """Return the bytes of the gradients that the stages get from later ones for a micro-batch."""
+        """Return the bytes of the gradients that the stages receive from later stages for a micro-batch."""
         return self._gradient_bytes @ (
             (start <= self._previous) & (self._previous < ends) & (ends <= self._layer)
         )

@@ -1,4 +1,4 @@
-"""Bytes of skip connections in stages: values that pass a stage, that it keeps, and that wait on it."""
+"""Bytes of skip connections in stages: values that go past a stage, values it keeps, and values that wait there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stage_memory import Ints
 
 
 class Gap(NamedTuple):
-    """Layers ``first`` and ``last`` make or use a value, and none between does."""
+    """A value that layers ``first`` and ``last`` make or use, but no layer between them."""
 
     first: int
     last: int
@@ -29,17 +29,17 @@ class SkipTransfers(NamedTuple):
 
 
 class Skips:
-    """The skipping values of a chain at one micro-batch size. False if there are none.
+    """The values of a chain that skip layers, at one micro-batch size. False if there are none.
 
-    The methods take the first layer of stages and their ends, and return one number for each end.
+    The methods take the first layer of stages and their ends, and return bytes for each end: [ends].
 
     Args:
-        costs: of the layers.
-        may_relay: whether links differ, so that stages may relay what they do not use. Then nothing is taken to go
-            past a stage, which is an upper bound for seconds and bytes.
+        costs: the costs of the layers.
+        may_relay: links differ, so stages may relay values that they do not use. No value is then assumed to go past a
+            stage, which gives upper bounds of seconds and bytes.
 
     Attributes:
-        gaps: between layers that are no neighbours.
+        gaps: the skips between layers that are not neighbours.
         may_relay: as given.
     """
 
@@ -55,7 +55,7 @@ class Skips:
         self.may_relay = may_relay
         pieces, layers = [tensor for tensor in costs.saved if tensor.passed_by], len(costs.layers)
         self._piece_bytes = np.array([piece.bytes for piece in pieces], dtype=np.int64)
-        # [pieces, layers]: the first layer from each on that uses what it gets, and that keeps the memory.
+        # [pieces, layers]: the first layer, from each layer on, that has the piece as input, or that keeps its memory.
         uses = [_next_use(piece, layers, may_relay) for piece in pieces]
         keepers = [_next(piece.layers, layers) for piece in pieces]
         self._next_use, self._next_keeper = (np.array(rows).reshape(-1, layers) for rows in (uses, keepers))
@@ -70,48 +70,48 @@ class Skips:
         return self._bytes @ ((self._first < start) & (self._last >= ends))
 
     def kept(self, start: int, ends: Ints) -> tuple[Ints, Ints]:
-        """Return the stash and boundary bytes of memory that values skip in.
+        """Return the stash bytes and boundary bytes of skipping values: each [ends].
 
-        A stage keeps a value that it uses and gets from an earlier stage.
+        A stage keeps each value that it uses and receives from an earlier stage.
         """
         used = self._next_use[:, start, None] < ends
         kept = self._next_keeper[:, start, None] < ends
         return self._piece_bytes @ (used | kept), self._piece_bytes @ used
 
     def waiting(self, start: int, ends: Ints) -> Ints:
-        """Return the bytes that wait on the stages for each micro-batch in flight there, if the next has one layer.
+        """Return an upper bound of the bytes that wait at the stages for each micro-batch in flight there.
 
-        A value that a stage sends past the next one waits on its device until the target uses it. The gradient waits
+        A value that a stage sends past the next stage waits on its device until the target uses it. The gradient waits
         there for the stage's backward. The value and its gradient never coexist, and both lie within the micro-batch's
-        time in flight, so the bytes count once for each micro-batch in flight. It is an upper bound: a longer next
-        stage uses some of the values itself.
+        time in flight, so the bytes count once for each micro-batch in flight. The bound is exact if the next stage has
+        one layer; a longer stage uses some of the values itself.
         """
         return self._bytes @ ((self._first >= start) & (self._first < ends) & (self._last > ends))
 
     def transfers(self, borders: Ints) -> SkipTransfers:
-        """Return the values of cuts, [cuts, borders], that may go past stages: [cuts, gaps]."""
+        """Return the transfers of cuts that may go past stages, [cuts, gaps], of borders [cuts, borders]."""
         source, target = (
             (borders[:, :, None] <= ends[:, 0]).sum(axis=1) for ends in (self._first, self._last)
         )
         return SkipTransfers(source, target, np.where(target > source + 1, self._bytes, 0))
 
     def waiting_of(self, borders: Ints) -> Ints:
-        """[cuts, stages]: the bytes of :meth:`waiting` for given cuts, where no stage relays."""
+        """Return the bytes of :meth:`waiting` for the stages of cuts, if no stage relays: [cuts, stages]."""
         skips = self.transfers(borders)
-        found = np.zeros((len(borders), borders.shape[1] + 1), dtype=np.int64)
-        np.add.at(found, (np.arange(len(borders))[:, None], skips.source), skips.bytes)
-        return found
+        waiting = np.zeros((len(borders), borders.shape[1] + 1), dtype=np.int64)
+        np.add.at(waiting, (np.arange(len(borders))[:, None], skips.source), skips.bytes)
+        return waiting
 
 
 def _next_use(piece: SavedTensor, layers: int, may_relay: bool) -> Ints:
-    """Return, for each layer, the next one that uses memory that it is an input of; ``layers`` if there is none."""
+    """Return, for each layer with this input, itself or the next layer that uses it; ``layers`` if there is none."""
     unused = () if may_relay else piece.passed_by
-    found = _next([layer for layer in piece.input_of if layer not in unused], layers)
+    users = _next([layer for layer in piece.input_of if layer not in unused], layers)
     is_input = np.zeros(layers, dtype=bool)
     is_input[list(piece.input_of)] = True
-    return np.where(is_input, found, layers)
+    return np.where(is_input, users, layers)
 
 
-def _next(some: Sequence[int], layers: int) -> Ints:
-    """Return, for each layer, itself or the next one that is among some; ``layers`` if there is none."""
-    return np.append(np.array(some, dtype=np.int64), layers)[np.searchsorted(some, np.arange(layers))]
+def _next(chosen: Sequence[int], layers: int) -> Ints:
+    """Return, for each layer, the first of the chosen layers from it on; ``layers`` if there is none."""
+    return np.append(np.array(chosen, dtype=np.int64), layers)[np.searchsorted(chosen, np.arange(layers))]

@@ -1,12 +1,12 @@
-"""Decides where a live value that some stages do not use goes straight from stage to stage, past them.
+"""Decides whether a skipping value goes straight to the stage that uses it, or through the stages between.
 
 ::
 
     stage 0 ──▶ stage 1 ──▶ stage 2 ──▶ stage 3        the stages' outputs
        └─────────────── skip ─────────────▲            made in stage 0, used in stage 3 only
 
-A value hops from each stage that makes or uses it to the next one that uses it. A hop goes straight unless the links
-between the stages on the way are faster. Planning, simulation and runtime all ask here.
+A value hops from each stage that makes or uses it to the next stage that uses it. A hop goes straight unless the links
+between the stages on the way are faster. Planning, simulation and runtime all use this rule.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class StageLinks:
     def is_straight(self, source: int, target: int) -> bool:
         """Return True if a value goes straight from a stage to a later one; False if the stages between relay it.
 
-        The seconds for a byte decide: the size of a value is not known to the stage that waits for it.
+        The rule compares seconds per byte, because the stage that waits for a value does not know its size.
         """
         relayed = sum(self.seconds_per_byte(stage, stage + 1) for stage in range(source, target))
         return self.seconds_per_byte(source, target) <= relayed
 
     def hops(self, stages: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the hops of a value between the stages that make or use it, in order; relayed ones stage by stage."""
-        found: list[tuple[int, int]] = []
+        """Return the hops of a value between the stages that make or use it; a relayed hop is split by stage."""
+        hops: list[tuple[int, int]] = []
         for source, target in pairwise(stages):
             if self.is_straight(source, target):
-                found.append((source, target))
+                hops.append((source, target))
             else:
-                found += [(stage, stage + 1) for stage in range(source, target)]
-        return found
+                hops += [(stage, stage + 1) for stage in range(source, target)]
+        return hops
 
     def seconds_per_byte(self, one: int, other: int) -> float:
-        """Return what a byte takes from the device of a stage to that of another; 0 on one device."""
+        """Return the seconds to send a byte between the devices of two stages; 0 on the same device."""
         here, there = self._devices[one], self._devices[other]
         bandwidth = None if here == there else self._cluster.link_between(here, there).message_bandwidth
         return 1 / bandwidth if bandwidth else 0.0

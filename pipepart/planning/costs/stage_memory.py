@@ -1,4 +1,4 @@
-"""The peak memory of a device: the formula of cut searches, predictions and checks. The joint search estimates it."""
+"""Computes the peak memory of a device, for cut searches, predictions and checks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ...cluster import Cluster
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# The micro-batches for which a stage repeats its forward right before the backward instead of keeping the stash.
+# The micro-batches for which a stage drops its stash and repeats its forward right before the backward.
 Recompute = Literal["never", "except-last", "always"]
 RecomputeChoice = Literal["auto", "never", "except-last", "always"]
-# Whether a stage keeps its stash in the memory of its host between forward and backward.
+# Whether a stage moves its stash to host memory between forward and backward.
 Offload = Literal["never", "stash"]
 OffloadChoice = Literal["auto", "never", "stash"]
 # What a stage does with its stash: keep it for all micro-batches ("never"), recompute it, or offload it.
@@ -37,7 +37,7 @@ MODES: Mapping[RecomputeChoice, tuple[Recompute, ...]] = {
     "except-last": ("except-last",),
     "always": ("always",),
 }
-# Whether recompute or offload is faster depends on the cut, so they are tried apart.
+# Whether recompute or offload is faster depends on the cut, so they are tried separately.
 MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
     **MODES,
     "offload": ("never", "offload"),
@@ -45,20 +45,16 @@ MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
 }
 
 
-# Columns of the tables of counts and sizes: what a device holds at a moment is the sum of count times size.
-STASH, INPUT, DEFERRED = range(
-    3
-)  # of each micro-batch: the full stash, the input only, and what W still needs
-KEPT = slice(0, 3)  # these three
-MESSAGES = slice(3, 5)  # that wait: the input, and the gradient of the output
-WORKSPACE = slice(
-    5, 10
-)  # of the action that runs: F, B, I, W, or a B that makes the gradients of the weights
-VERSION = (
-    10  # gradients of the weights: of further replicas, or, with a count of -1, those that are not there
-)
+# Columns of the tables of counts and sizes. The bytes of a device at a moment are the sum of counts times sizes.
+# Per micro-batch: the full stash, only the input, and the memory that W still needs.
+STASH, INPUT, DEFERRED = range(3)
+KEPT = slice(0, 3)  # the three columns above
+MESSAGES = slice(3, 5)  # waiting messages: the input, and the gradient of the output
+WORKSPACE = slice(5, 10)  # of the running action: F, B, I, W, or a B that allocates the weight gradients
+# Weight gradients: of further replicas, or, with a count of -1, gradients that are not allocated yet.
+VERSION = 10
 COLUMNS = 11
-_FIXED = 2  # further columns of sizes, in front: static bytes and one more version of the weights
+_FIXED = 2  # columns in front of these, in tables of sizes: static bytes and one more version of the weights
 
 
 @dataclass(frozen=True)
@@ -68,11 +64,11 @@ class StageSizes:
     Attributes:
         static: parameters, gradients, optimizer state and buffers.
         version: one more version of the trained weights (asynchronous schedules), or the gradients of a replica.
-        per_micro_batch: [cuts, stages, 3]: the full stash, the input only (before a recompute), and what the weight
-            gradients need between I and W.
-        messages: [cuts, stages, 2]: the input, and the gradient of the output.
-        transient: [cuts, stages, 5]: the most that F, B, I, W, and a B that makes the gradients of the weights, need
-            besides what is kept while they run.
+        per_micro_batch: the full stash, only the input (before a recompute), and the memory that W still needs after I:
+            [cuts, stages, 3].
+        messages: the input, and the gradient of the output: [cuts, stages, 2].
+        transient: the most that F, B, I, W, and a B that allocates the weight gradients need while they run, besides
+            the columns above: [cuts, stages, 5].
     """
 
     static: Floats
@@ -82,25 +78,25 @@ class StageSizes:
     transient: Floats
 
     def with_waiting(self, waiting: Floats | Ints) -> StageSizes:
-        """Return the sizes with further bytes, [cuts, stages], for each micro-batch in flight."""
+        """Return the sizes with more bytes, [cuts, stages], for each micro-batch in flight."""
         kept = self.per_micro_batch.copy()
         kept[..., [STASH, INPUT]] += waiting[..., None]
         return replace(self, per_micro_batch=kept)
 
     def without(self, state: Floats) -> StageSizes:
-        """Return the sizes without so many static bytes, [cuts, stages]."""
+        """Return the sizes with ``state`` fewer static bytes, [cuts, stages]."""
         return replace(self, static=self.static - state)
 
     @property
     def table(self) -> Floats:
-        """[cuts, stages, 2 + COLUMNS]: static and version, then what the columns of a moment count."""
+        """Static, version, then the sizes for the columns of counts: [cuts, stages, 2 + COLUMNS]."""
         fixed = np.stack([self.static, self.version], axis=-1)
         parts = [fixed, self.per_micro_batch, self.messages, self.transient, self.version[..., None]]
         return np.concatenate(parts, axis=-1)
 
     @classmethod
     def of_table(cls, table: Floats) -> StageSizes:
-        """Return the sizes with this ``table``."""
+        """Return the sizes that have this :attr:`table`."""
         counted = table[..., _FIXED:]
         return cls(
             table[..., 0], table[..., 1], counted[..., KEPT], counted[..., MESSAGES], counted[..., WORKSPACE]
@@ -113,13 +109,13 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
     The formula, summed over the stages of the device::
 
         sum(static + older * version) + max over moments of
-            sum(stashes + inputs only + deferred + messages that wait) + transient of the action that runs
-            - gradients of weights that have none
+            sum(stashes + inputs only + deferred + waiting messages) + transient of the running action
+            - weight gradients that are not allocated yet
 
     Args:
-        sizes: of the device's stages, one row a cut.
-        counts: [schedules, moments, stages, COLUMNS]: of :class:`StashCounts`.
-        older: [schedules, stages]: versions of the weights besides the newest.
+        sizes: the sizes of the device's stages, one row per cut.
+        counts: the counts of :class:`StashCounts`: [schedules, moments, stages, COLUMNS].
+        older: the number of versions of the weights besides the newest: [schedules, stages].
     """
     table = sizes.table
     moments = counts.reshape(*counts.shape[:2], -1)
@@ -135,15 +131,15 @@ def least_memory(cluster: Cluster) -> float:
 
 
 class StashCounts:
-    """What the stages of a schedule hold at each moment that can be a peak of memory.
+    """Counts the tensors that the stages of a schedule hold at each moment that can be a memory peak.
 
     Args:
-        schedule: with its RECOMPUTE actions. Overlapped pairs of actions count as one after the other.
-        timeline: of the schedule, which says how long messages wait. None for an estimate of many cuts: as if all
-            stages took equal times, a backward twice that of a forward. The counts of a stage then depend on its own
-            recompute mode only.
-        replicas: of the model, whose gradients the first one adds up.
-        others: counts of the same schedule whose moments count as well.
+        schedule: the schedule with its RECOMPUTE actions. Overlapped actions count as if they ran after each other.
+        timeline: the timeline of the schedule, which has the times that messages wait. None for an estimate that fits
+            many cuts: all stages take equal times, a backward twice as long as a forward. The counts of a stage then
+            depend only on its own recompute mode.
+        replicas: the number of replicas of the model. The first replica sums the gradients of all.
+        others: counts of the same schedule; their moments are added.
     """
 
     def __init__(
@@ -157,23 +153,23 @@ class StashCounts:
 
     @cached_property
     def by_device(self) -> tuple[Ints, ...]:
-        """Per device [moments, stages, COLUMNS]: of :func:`schedules.memory_moments`, and of the sum over replicas."""
+        """Counts at the moments of each device, and at the sum over replicas: [moments, stages, COLUMNS] per device."""
         if self._timeline is None:
             ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
             costs = schedules.StageCosts(ones, ones, ones, recompute=none)
             moments = schedules.memory_moments(schedules.simulate(self._schedule, costs))
-        else:  # used once: there is nothing to gain by leaving out moments that cannot be a peak
+        else:  # used only once, so moments that cannot be a peak need not be left out
             moments = schedules.memory_during(self._timeline)
-        found = tuple(
+        by_device = tuple(
             self._with_replicas(counts, self._schedule.stages_of(device))
             for device, counts in enumerate(moments)
         )
         if self._others is None:
-            return found
-        return tuple(map(np.concatenate, zip(found, self._others.by_device, strict=True)))
+            return by_device
+        return tuple(map(np.concatenate, zip(by_device, self._others.by_device, strict=True)))
 
     def _with_replicas(self, counts: Ints, stages: Sequence[int]) -> Ints:
-        """[moments, stages, COLUMNS]: with the gradients of replicas, which the first one has when all have run."""
+        """Add a moment at the end of the step, when the first replica holds the gradients of all replicas."""
         table = np.pad(counts, ((0, int(self._replicas > 1)), (0, 0), (0, 0)))
         if self._replicas > 1:
             of_first = np.array([stage < self._schedule.model_stages for stage in stages])
@@ -182,7 +178,7 @@ class StashCounts:
 
     @cached_property
     def by_stage(self) -> tuple[Ints, ...]:
-        """Per stage [moments, COLUMNS], for the stage alone."""
+        """Counts of each stage alone: [moments, COLUMNS] per stage."""
         alone = {
             stage: counts[:, column]
             for device, counts in enumerate(self.by_device)
@@ -192,12 +188,12 @@ class StashCounts:
 
     @cached_property
     def older(self) -> tuple[int, ...]:
-        """Per stage, the versions of its weights besides the newest; zeros unless the schedule is asynchronous."""
+        """Versions of the weights besides the newest, per stage; zeros unless the schedule is asynchronous."""
         return tuple(count - 1 for count in schedules.live_versions(self._schedule))
 
     @cached_property
     def _different(self) -> tuple[Ints, Ints]:
-        """The different counts of stages, and which of them each stage has: compute each only once."""
+        """Distinct rows of counts, and the row of each stage, so that equal stages are computed only once."""
         most = max(map(len, self.by_stage))
         table = np.array(
             [
@@ -209,14 +205,14 @@ class StashCounts:
         return different, inverse.reshape(-1)
 
     def peak_bytes_of_stages(self, sizes: StageSizes) -> Floats:
-        """Peak bytes of each stage of the schedule (rows), for the sizes of one stage in many cuts (columns)."""
+        """Return the peak bytes of a stage at each place in the schedule, for many cuts: [stages, cuts]."""
         different, place = self._different
         counts = different[:, :-1].reshape(len(different), -1, 1, COLUMNS)
         return device_peak_bytes(sizes, counts, different[:, -1:])[place]
 
 
 def with_modes(bare: schedules.Schedule, modes: Sequence[Mode]) -> schedules.Schedule:
-    """Insert the actions that the modes of the model's stages ask for, in every replica alike."""
+    """Insert the recompute and offload actions for the modes of the model's stages, in every replica."""
     count = bare.micro_batches
     stages = {
         mode: [stage for stage in range(bare.stages) if modes[stage % len(modes)] == mode]

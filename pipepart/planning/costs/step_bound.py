@@ -1,4 +1,4 @@
-"""Computes seconds that no plan can beat, whatever its cut, its placement of stages and its order of actions."""
+"""Computes a lower bound of the step time for any cut, placement of stages and order of actions."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def step_bound(
     replicas: int = 1,
     action_seconds: float = 0.0,
 ) -> float:
-    """Return a lower bound in seconds of every step of these layers on these devices.
+    """Return a lower bound in seconds of a step of these layers on these devices.
 
     It holds for any cut, any placement of stages on devices, and any order of actions, with full or split backwards.
-    Transfers, recomputes and sums of gradients over replicas are taken to be free, and memory without limit. It is the
+    Transfers, recomputes and sums of gradients over replicas take no time in it, and memory has no limit. It is the
     larger of two bounds:
 
-    - *All devices together.* A device idles until the forward of the first micro-batch reaches a layer of it. The
-      devices of a replica have different layers, so one of them may begin at once, another after one layer, another
-      after two. What they can do in the rest of the step is at least the work of all micro-batches.
+    - *All devices together.* A device idles until the forward of the first micro-batch reaches one of its layers. The
+      devices of a replica have different layers, so the first may begin at once, the second after one layer, the third
+      after two. In the rest of the step they do the work of all micro-batches.
     - *One layer.* The device of a layer runs it for every micro-batch of its replica. It waits for the layers before,
       and for the first gradient if it runs out of forwards; after its last backward the layers before it run theirs.
 
     Args:
-        costs: of the layers for one micro-batch, in an order in which they can run.
-        speeds: of the devices; a plan may leave some out.
-        replicas: of the model, which share the micro-batches.
-        action_seconds: what every device takes for each action beside its layers, at the least.
+        costs: the costs of the layers for one micro-batch, in an order in which they can run.
+        speeds: the speeds of the devices. The bound also holds for plans that leave some out.
+        replicas: the number of replicas of the model, which share the micro-batches.
+        action_seconds: the shortest overhead of an action on any device.
     """
     layers, loss = costs.layers, costs.loss
     share = _shortest_split(costs)
@@ -68,7 +68,7 @@ def step_bound(
 
 
 def _shortest_split(costs: Costs) -> float:
-    """Return the least part that a split backward takes of a full one. That of a stage is a mean of its layers'."""
+    """Return a lower bound of the time of a split backward, as a share of the full backward, for any stage."""
     if any(layer.split_seconds is None for layer in costs.layers):
         return 1.0
     parts = [

@@ -13,45 +13,50 @@ from ..plans.searched_order import SEARCH
 from .candidate import Candidate
 from .named import Named
 
-_PLANNED = 12  # rows with a step
+_MOST_ROWS = 12  # rows of finished plans
 
 
 def list_alternatives(
     best: Plan, named: Sequence[Named], joint: Iterable[Plan] = ()
 ) -> tuple[Alternative, ...]:
-    """Return the other plans, the fastest first, then some that were not planned to the end.
+    """Return the rows of the other plans, the fastest first, then of candidates without a finished plan.
 
-    Of the latter those are shown whose schedule, number of micro-batches, replicas or stages is not shown yet.
+    A candidate without a finished plan is listed only if its schedule, number of micro-batches, replicas or stages is
+    not in the list yet.
 
     Args:
         best: the plan that was chosen.
-        named: the plans under named schedules, of each part of the request.
-        joint: those of the joint search.
-    """  # fmt: skip
+        named: the results for named schedules, for each part of the request.
+        joint: the plans of the joint search.
+    """
     unfinished = [
-        (_row(own, f"at least {format_seconds(least)} a step"), least)
-        for one in named
-        for own, least in one.slower
+        (_row(candidate, f"at least {format_seconds(bound)} a step"), bound)
+        for results in named
+        for candidate, bound in results.slower
     ]
     unfinished.sort(key=lambda pair: pair[1])
-    planned = [_row(own, _why_slower(best, plan), plan) for one in named for own, plan in one.plans]
+    planned = [
+        _row(candidate, _why_slower(best, plan), plan)
+        for results in named
+        for candidate, plan in results.plans
+    ]
     planned += [_searched_row(plan, _why_slower(best, plan)) for plan in joint]
     planned.sort(key=lambda row: row.step_seconds or 0.0)
     # Candidates can share keywords. A row is hidden if an unfinished candidate with its keywords may be faster.
-    least: dict[tuple[object, ...], float] = {}
+    bounds: dict[tuple[object, ...], float] = {}
     for row, seconds in reversed(unfinished):
-        least[_key(row)] = seconds
+        bounds[_key(row)] = seconds
     fastest: dict[tuple[object, ...], Alternative] = {}
     for row in planned:
-        if (row.step_seconds or 0.0) <= least.get(_key(row), math.inf) * (1 + TOLERANCE):
+        if (row.step_seconds or 0.0) <= bounds.get(_key(row), math.inf) * (1 + TOLERANCE):
             fastest.setdefault(_key(row), row)
-    rows = [row for row in fastest.values() if not _is_of(row, best)][:_PLANNED]
+    rows = [row for row in fastest.values() if not _is_of(row, best)][:_MOST_ROWS]
     shown = {choice for row in rows for choice in _choices(row)}
     failed = [
-        (_row(own, _why_failed(own)), math.inf)
-        for one in named
-        for own in one.failed
-        if not own.impossible_reason
+        (_row(candidate, _why_failed(candidate)), math.inf)
+        for results in named
+        for candidate in results.failed
+        if not candidate.impossible_reason
     ]
     for row, _ in (*unfinished, *failed):
         if not shown >= _choices(row):
@@ -69,7 +74,7 @@ def _choices(row: Alternative) -> set[tuple[str, str | int]]:
 
 
 def _is_of(row: Alternative, plan: Plan) -> bool:
-    """Return True if the row is that of the plan itself."""
+    """Return True if the row describes this plan."""
     figures = plan.schedule, plan.micro_batches, plan.replicas, len(plan.stages), plan.predicted.step_seconds
     return figures == (row.schedule, row.micro_batches, row.replicas, row.stages, row.step_seconds)
 

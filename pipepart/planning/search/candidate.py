@@ -1,4 +1,4 @@
-"""Candidate: one way to run a model, without the cut: schedule, devices, stages a device, recompute modes."""
+"""Candidate: a schedule, a number of devices, stages per device and recompute modes, for which cuts are evaluated."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ from ..request import ASYNCHRONOUS, BIDIRECTIONAL, DEFERRING
 from .parts import Part
 from .step_times import Levels, StepTimes, has_bandwidth
 
-# Seconds to build, evaluate and simulate a candidate, for each of its stages and micro-batches. Only what is too large
-# for the clock is left out for it.
-_SECONDS_EACH = 70e-6
-_SECONDS_EACH_CHUNKED = 130e-6  # of schedules with several stages a device
-_SECONDS_EACH_STAGE = 2e-3
-_SECONDS_EACH_RANGE = 50e-6  # of the cut with the smallest bottleneck, for each layer and stage
-_SECONDS_EACH_SEARCHED = 500e-6  # of schedules that are found by a search of their own
-_SEARCHED = ("v-half", "v-min")
-_LIMITED = 3.0  # times as long where memory has limits: each recompute mode has moments of its own
+# CPU seconds to build, evaluate and simulate a candidate. The first three are per stage and micro-batch.
+_ACTION_SECONDS = 70e-6
+_CHUNKED_ACTION_SECONDS = 130e-6  # under schedules with several stages per device
+_SEARCHED_ACTION_SECONDS = 500e-6  # under the schedules in _SEARCHED
+_STAGE_SECONDS = 2e-3  # per stage
+_LAYER_RANGE_SECONDS = 50e-6  # per layer and stage, for the cut with the smallest bottleneck
+_SEARCHED = ("v-half", "v-min")  # schedules whose order a search finds
+_LIMITED_FACTOR = 3.0  # with memory limits: the memory of each recompute mode is counted
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a model, without the cut: evaluates cuts, and makes the plan of one.
+    """A choice of everything in a plan but the cut. It evaluates cuts, and makes the plan of a cut.
 
     Attributes:
-        part: of the request: the layers, the devices, and the number of micro-batches.
-        costs: of the layers; one of those of the part.
-        schedule: its name.
-        chunks: stages of each device.
-        devices: of one replica.
+        part: the part of the request: the layers, the devices, and the number of micro-batches.
+        costs: the costs of the layers, from ``part.costs``.
+        schedule: the name of the schedule.
+        chunks: stages per device.
+        devices: the number of devices of one replica.
         choice: the modes that stages may use.
     """
 
@@ -58,55 +57,59 @@ class Candidate:
 
     @property
     def cluster(self) -> Cluster:
-        """The devices that a stage of one replica may be on."""
+        """The devices for the stages of one replica."""
         return self.part.groups.cluster
 
     @property
     def stages(self) -> int:
-        """Stages of one replica."""
+        """The number of stages of one replica."""
         return self.devices * self.chunks
 
     @property
     def size(self) -> int:
-        """Stages times micro-batches, which the time to plan the candidate grows with."""
+        """Stages times micro-batches. The time to plan the candidate grows with it."""
         return self.stages * self.part.micro_batches
 
     @property
     def planning_seconds(self) -> float:
-        """An estimate of the seconds to plan the candidate, without the search for cuts, which looks at the clock."""
-        each = _SECONDS_EACH if self.chunks == 1 else _SECONDS_EACH_CHUNKED
-        each = _SECONDS_EACH_SEARCHED if self.schedule in _SEARCHED else each
-        of_stage = _SECONDS_EACH_STAGE + _SECONDS_EACH_RANGE * self.costs.layers
-        seconds = self.size * each + self.stages * of_stage
-        return seconds * _LIMITED if self.is_limited else seconds
+        """Estimated CPU seconds to plan the candidate, without the search for cuts: that one ends with the clock."""
+        per_action = _ACTION_SECONDS if self.chunks == 1 else _CHUNKED_ACTION_SECONDS
+        per_action = _SEARCHED_ACTION_SECONDS if self.schedule in _SEARCHED else per_action
+        per_stage = _STAGE_SECONDS + _LAYER_RANGE_SECONDS * self.costs.layers
+        seconds = self.size * per_action + self.stages * per_stage
+        return seconds * _LIMITED_FACTOR if self.is_limited else seconds
 
     @cached_property
     def shortest_possible_step(self) -> float:
-        """Seconds that no plan can beat."""
-        costs, counts = self.costs, self.costs.micro_batches
-        least = self.part.least_seconds(self.devices)
+        """A lower bound in seconds of the step of every plan of this candidate."""
+        costs, micro_batches = self.costs, self.costs.micro_batches
+        bound = self.part.least_seconds(self.devices)
         if self.schedule == "sequential" and costs.split is None:  # one device at a time
             fastest = max(device.speed for device in self.cluster.devices)
-            least = max(least, self.costs.total_seconds * (counts // self.part.groups.replicas) / fastest)
-        repeated = {"always": counts, "except-last": max(counts - self.part.groups.replicas, 0)}
-        if self.choice not in repeated:
-            return least
+            per_replica = micro_batches // self.part.groups.replicas
+            bound = max(bound, self.costs.total_seconds * per_replica / fastest)
+        recomputes = {
+            "always": micro_batches,
+            "except-last": max(micro_batches - self.part.groups.replicas, 0),
+        }
+        if self.choice not in recomputes:
+            return bound
         saved = 0.0 if costs.split is None else -float(costs.split.clip(max=0.0).sum())
-        again = repeated[self.choice] * float(costs.forward[costs.has_backward].sum())
-        work = (costs.total_seconds - saved) * counts + again
-        return max(least, work / self.part.fastest_speed(self.devices))
+        recompute_seconds = recomputes[self.choice] * float(costs.forward[costs.has_backward].sum())
+        work = (costs.total_seconds - saved) * micro_batches + recompute_seconds
+        return max(bound, work / self.part.fastest_speed(self.devices))
 
     @property
     def likely_step(self) -> float:
-        """A guess of its step, to try the best ones first: even stages, idle while the pipeline fills and drains."""
-        waits = 1 / 3 if self.schedule in DEFERRING else 1.0
+        """Estimated seconds of its step, to try likely fast candidates first: equal stages plus the pipeline bubble."""
+        bubble = 1 / 3 if self.schedule in DEFERRING else 1.0
         return self.shortest_possible_step * (
-            1 + waits * (self.devices - 1) / (self.part.micro_batches * self.chunks)
+            1 + bubble * (self.devices - 1) / (self.part.micro_batches * self.chunks)
         )
 
     @cached_property
     def impossible_reason(self) -> str:
-        """Why no such cut exists, however much memory there is; empty if that is not known."""
+        """Why no cut is possible even with unlimited memory; empty if no reason is known."""
         stages, pins, groups = self.stages, self.part.request.constraints.pins, self.part.groups
         fixed = self.part.request.constraints.stages
         if self.chunks > 1 and self.devices == 1:
@@ -137,21 +140,21 @@ class Candidate:
 
     @property
     def is_exact(self) -> bool:
-        """True if the evaluated seconds of a cut are those of its plan: nothing shares a port, nothing is summed."""
+        """True if the evaluated seconds of a cut are those of its plan: no shared ports, no gradients to sum."""
         return not self.cluster.network and self.part.groups.replicas * self.cut_costs.copies == 1
 
     def evaluate(self, borders: Borders, orders: Ints) -> tuple[Floats, Floats]:
-        """Return the bytes that the device with the largest deficit lacks, and the seconds of a step, of each cut.
+        """Return the largest memory deficit of any device in bytes, [cuts], and the seconds of a step, [cuts].
 
         Args:
-            borders: [cuts, borders].
+            borders: the first layer of each stage but the first: [cuts, borders].
             orders: the device of each schedule row, by its position in the cluster: [cuts, rows].
         """
         modes, deficits = self.cut_costs.memory(borders, orders)
         return deficits, self.step_times.of(borders, modes, orders)
 
     def least_with_splits(self, cuts: Sequence[EvaluatedCut]) -> float:
-        """Return seconds that no plan of these cuts can beat, whichever of its backwards are split."""
+        """Return a lower bound in seconds of the step of these cuts, for any choice of split backwards."""
         borders = np.array([cut.borders for cut in cuts], dtype=np.int64).reshape(len(cuts), -1)
         orders = np.array([cut.order for cut in cuts])
         modes, _ = self.cut_costs.memory(borders, orders)
@@ -169,8 +172,8 @@ class Candidate:
 
     @cached_property
     def cut_costs(self) -> CutCosts:
-        """The memory and modes of cuts. Each stage may have its own mode: it does not affect the counts of others."""
-        # Without a limit the fastest mode fits.
+        """Computes the memory and modes of cuts. The mode of a stage does not affect the stash counts of the others."""
+        # Without memory limits the fastest mode always fits.
         modes = MODE_SETS[self.choice][: None if self.is_limited else 1]
         groups, bare = self.part.groups, self.bare_schedule
         summed = (1 if runs_all_reduce(groups.all_devices) else groups.replicas) * bare.replicas
@@ -193,7 +196,7 @@ class Candidate:
 
     @property
     def is_plain(self) -> bool:
-        """True if each device has one stage, so that the dynamic program finds the smallest bottleneck."""
+        """True if each device runs one stage; the dynamic program then finds the smallest bottleneck."""
         return self.chunks == 1 and self.schedule not in BIDIRECTIONAL
 
     @cached_property
@@ -208,7 +211,7 @@ class Candidate:
 
     @property
     def structure(self) -> tuple[str, int, int, int]:
-        """What its schedule is built from: name, devices, micro-batches, stages a device."""
+        """The arguments of its schedule: name, devices, micro-batches, stages per device."""
         return self.schedule, self.devices, self.part.micro_batches, self.chunks
 
     def plan_of(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan:

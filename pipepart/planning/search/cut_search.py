@@ -1,4 +1,4 @@
-"""Finds cuts of one candidate with short steps, a bound of the bottleneck, or the cut that comes nearest to fit."""
+"""Finds the cuts of a candidate with the shortest steps, and a lower bound of its bottleneck."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..partition.local_search import EvaluatedCut, LocalSearch, proportional_bor
 from ..partition.order_search import OrderSpaces, first_orders
 from .candidate import Candidate
 
-# Cuts times actions of the schedule that are evaluated for one candidate: about 10 ms. A fixed number, so that a
-# candidate has the same plan whatever the other candidates are.
+# Cuts times actions of the schedule to evaluate for each candidate: about 10 ms. It is fixed, so that the plan of a
+# candidate does not depend on the other candidates.
 _EFFORT = 600_000
-_MOST_ORDERED = 12  # devices that are not all alike, up to which their orders are counted
-_LEAST_EVALUATED = 64  # cuts, of a schedule with very many actions
+_MOST_ORDERED = 12  # up to this many devices, if they are not all alike, count the orders of the devices
+_LEAST_EVALUATED = 64  # cuts to evaluate even if the schedule has very many actions
 
 _Cut = tuple[Sequence[int], Sequence[int]]  # borders, and the device of each schedule row
 
@@ -34,8 +34,8 @@ class CutSearch:
     """Finds cuts of a candidate.
 
     Args:
-        candidate: that is possible.
-        clock: that every loop looks at; None for no limit.
+        candidate: the candidate to cut.
+        clock: ends every loop; None for no limit.
     """
 
     def __init__(self, candidate: Candidate, clock: Clock | None = None) -> None:
@@ -44,14 +44,14 @@ class CutSearch:
         self._clock = clock or Clock()
 
     def best_cuts(self) -> tuple[list[EvaluatedCut], float]:
-        """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck; no cuts if none fits."""
+        """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck."""
         cuts, bound, _ = self._nearest_cuts()
         fitting = [cut for cut in cuts if not cut.deficit]
-        # Where values skip stages the memory of a cut is an upper bound: the plan may still fit.
+        # With skip connections the memory of a cut is an upper bound: its plan may still fit.
         return fitting or (cuts[:1] if self._costs.skips else []), bound
 
     def explain(self) -> Infeasible:
-        """Explain why no plan fits, with the cut that comes nearest."""
+        """Explain why no plan fits, with the cut whose memory deficit is smallest."""
         candidate = self._candidate
         if candidate.impossible_reason:
             where = f"schedule {candidate.schedule!r} on {counted(candidate.devices, 'device')}"
@@ -63,11 +63,11 @@ class CutSearch:
                 "buffers, or that colocate names, are in one stage"
             )
         nearest = candidate.plan_of(cuts[0].borders, cuts[0].order, bound=0.0)
-        exact = tried_all and not self._costs.skips  # whose memory has an upper bound here
+        exact = tried_all and not self._costs.skips  # with skip connections memory is an upper bound
         return explain_infeasible(nearest, int(cuts[0].deficit) if exact else None)
 
     def smallest_bottleneck(self) -> ChainCut | None:
-        """Return the cut with the smallest bottleneck, for one stage a device; None if none fits.
+        """Return the cut with the smallest bottleneck, for one stage per device; None if no cut fits.
 
         Raises:
             OutOfTime: the clock is over.
@@ -75,7 +75,7 @@ class CutSearch:
         candidate, cut = self._candidate, self._bottleneck_without_limits()
         if cut is None or not candidate.is_limited:
             return cut
-        # Candidates with as many devices share the cut without limits. If it fits, it is the best one.
+        # Candidates with as many devices share the cut without memory limits. If it fits, it is the best cut.
         borders = np.array([cut.first_layers[1:]], dtype=np.int64).reshape(1, -1)
         modes, deficits = candidate.cut_costs.memory(borders, np.array([cut.device_indices]))
         if deficits[0] <= 0 and not modes.any():
@@ -84,9 +84,9 @@ class CutSearch:
         return self._part.once(key, lambda: self._problem(limited=True).best())
 
     def step_with_least_bottleneck(self) -> float:
-        """Return seconds that no plan can beat, as the device with the largest load computes for all micro-batches.
+        """Return a lower bound in seconds of the step: the largest load of a device times its micro-batches.
 
-        0 where that proves nothing: with several stages a device, or backwards that are faster in parts.
+        It is 0 with several stages per device, and where split backwards may be faster than full ones.
 
         Raises:
             OutOfTime: the clock is over.
@@ -104,13 +104,13 @@ class CutSearch:
         return (costs.micro_batches // self._part.groups.replicas) * compute
 
     def _nearest_cuts(self) -> tuple[list[EvaluatedCut], float, bool]:
-        """Return cuts, those with the smallest deficit and of these the shortest step first.
+        """Return cuts sorted by memory deficit, then by step.
 
-        Every cut is evaluated on every order of the devices if they are few. Else a local search starts from the cut
-        with the smallest bottleneck, or from stages in proportion to the speeds of their devices.
+        If the cuts and orders of the devices are few, every cut is evaluated on every order. Otherwise a local search
+        starts from the cut with the smallest bottleneck, or from stages in proportion to the speeds of their devices.
 
         Returns:
-            The cuts, a lower bound of the bottleneck of those that fit, and True if every cut was evaluated.
+            The cuts, a lower bound of the bottleneck of all cuts that fit, and True if every cut was evaluated.
         """
         candidate = self._candidate
         if candidate.impossible_reason or not candidate.has_cuts:
@@ -121,7 +121,7 @@ class CutSearch:
                 cut = self._bottleneck_without_limits()
                 if cut is None:
                     return [], 0.0, False
-                # With a few orders of many the cut within the limits is no better than what the local search finds.
+                # If only some orders can be searched, the local search finds cuts within the limits that are as good.
                 if candidate.is_limited and self._spaces.all(candidate.devices):
                     cut, is_within_limits = self.smallest_bottleneck() or replace(cut, bound=0.0), True
         bound = cut.bound if cut else 0.0
@@ -137,13 +137,13 @@ class CutSearch:
         return climbed, bound, False
 
     def _bottleneck_without_limits(self) -> ChainCut | None:
-        """Return the cut with the smallest bottleneck as if memory had no limit; None if no cut is possible."""
+        """Return the cut with the smallest bottleneck without memory limits; None if no cut is possible."""
         recomputes = self._candidate.choice in ("always", "except-last")
         key = "cut", id(self._costs), self._candidate.devices, recomputes
         return self._part.once(key, lambda: self._problem(limited=False).best())
 
     def _problem(self, *, limited: bool) -> ChainProblem:
-        """The dynamic program, with or without the limits of memory."""
+        """Return the dynamic program, with or without memory limits."""
         candidate = self._candidate
         return ChainProblem(
             self._costs,
@@ -158,12 +158,12 @@ class CutSearch:
 
     @property
     def _spaces(self) -> OrderSpaces:
-        """The orders of the devices."""
+        """The orders of the devices to search."""
         return self._part.once("spaces", lambda: order_spaces(self._candidate.cluster, self._costs.layers))
 
     @cached_property
     def _tries_every_cut(self) -> bool:
-        """True if there are so few cuts and orders of the devices that each is evaluated."""
+        """True if the cuts and orders of the devices are few enough to evaluate them all."""
         candidate = self._candidate
         if candidate.devices > _MOST_ORDERED and len(self._spaces.types) > 1:
             return False
@@ -172,7 +172,7 @@ class CutSearch:
         return len(self._orders(most + 1)) <= most if most else False
 
     def _orders(self, most: int) -> list[tuple[int, ...]]:
-        """Return orders of the devices that cost different amounts; the first ``most``."""
+        """Return up to ``most`` orders of the devices, without orders that only exchange alike devices."""
         cluster, devices = self._candidate.cluster, self._candidate.devices
         return self._part.once(
             ("orders", devices, most), lambda: list(islice(distinct_orders(cluster, devices), most))
@@ -191,7 +191,7 @@ class CutSearch:
         )
 
     def _climb(self, starts: Sequence[_Cut]) -> list[EvaluatedCut]:
-        """Return the cuts that climbing from the best of some cuts passes, the best first."""
+        """Climb from the best of these cuts; return the cuts on the way, the best first."""
         if not starts:
             return []
         search = self._local_search()
@@ -200,7 +200,7 @@ class CutSearch:
         return search.climb(evaluated[0]) if evaluated else []
 
     def _proportional_cuts(self) -> list[_Cut]:
-        """Return cuts into stages in proportion to the speeds of their devices, on a few orders of these."""
+        """Return cuts into stages in proportion to the speeds of their devices, for a few orders of the devices."""
         cuts: list[_Cut] = []
         cluster, allowed = self._candidate.cluster, self._costs.allowed_borders
         for order in first_orders(cluster, self._candidate.devices):

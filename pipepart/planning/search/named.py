@@ -1,4 +1,4 @@
-"""Finds the best plan under each named schedule, for one number of micro-batches and one of replicas."""
+"""Plans each named schedule, for a fixed number of micro-batches and of replicas."""
 
 from __future__ import annotations
 
@@ -23,19 +23,29 @@ from .search_order import with_split_critical
 # Candidates to try in order: with tied layers in one stage, then with tied layers split.
 Attempts = tuple[Candidate, ...]
 
-_PATIENCE = 2  # numbers of devices in a row that are no faster than more devices, until no fewer are tried
-_FEW_DEVICES = 4  # up to which each number is tried, and schedules that are far slower on all devices as well
-_MOST_NUMBERS = 24  # of devices that are tried
-_FAR = 1.15  # times the fastest step, above which a schedule is not tried on fewer of many devices
-# Stages times micro-batches, and layers, of a candidate that is planned even after the clock: about 20 ms each.
+# Stop lowering the number of devices after this many numbers in a row that are no faster.
+_PATIENCE = 2
+# Up to this many devices, try each number, even under schedules that are far slower on all devices.
+_FEW_DEVICES = 4
+# With more devices, a schedule is not tried on fewer if it is slower than this factor times the fastest step.
+_FAR = 1.15
+_MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
+# Candidates up to this size (stages times micro-batches) and these layers take about 20 ms to plan. They are planned
+# even after the clock is over.
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
-_AFFORDABLE_SECONDS = 0.35  # to plan a candidate if there is no plan after the clock
-_TRIES = 3  # of these, if the first ones do not fit
-_SIMULATED = 3  # cuts of a candidate that plans are made of, where their evaluated seconds are not exact
+_AFFORDABLE_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
+_TRIES = 3  # candidates to plan after the clock is over, until a plan fits
+_SIMULATED = 3  # cuts of a candidate to simulate, if their evaluated seconds are not exact
 
 
 class Outcome(NamedTuple):
-    """What planning a candidate came to: its plan, bounds of its step in seconds, whether cuts were searched."""
+    """The result of planning a candidate.
+
+    Attributes:
+        plan: None if a bound proves that the candidate is not faster than the limit.
+        at_least, at_most: bounds of its step in seconds.
+        is_searched: False if no cut was searched.
+    """
 
     plan: Plan | None
     at_least: float
@@ -45,12 +55,13 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Named:
-    """What is known of the candidates of one part of a request.
+    """The results for the candidates of one part of a request.
 
     Attributes:
-        plans: of those that were planned to the end.
-        slower: seconds that others cannot beat, where another plan is faster or the clock was over.
-        failed: those that have no plan that fits.
+        plans: candidates that were planned to the end, with their plans.
+        slower: candidates that were not planned to the end, with a lower bound of their step in seconds. Another plan
+            is faster, or the clock was over.
+        failed: candidates without a plan that fits.
     """
 
     plans: list[tuple[Candidate, Plan]] = field(default_factory=list)
@@ -63,7 +74,10 @@ class Named:
         return min((plan.predicted.step_seconds for _, plan in self.plans), default=math.inf)
 
     def plan(self, attempts: Attempts, limit: float, clock: Clock) -> Outcome | None:
-        """Plan the first of the attempts that has a plan, unless it takes no less than ``limit``; None if none fits."""
+        """Plan the first attempt that fits; None if no attempt fits.
+
+        The outcome has no plan if a bound proves that its step takes ``limit`` seconds or more.
+        """
         for candidate in attempts:
             outcome = find_plan(candidate, limit, clock)
             if outcome is None:
@@ -79,14 +93,14 @@ class Named:
 
 @dataclass
 class _Series:
-    """Attempts with one schedule, number of stages a device and choice of modes, the most devices first.
+    """Attempts with the same schedule, stages per device and choice of modes, the most devices first.
 
     Attributes:
-        left: attempts that were not tried.
-        is_default: whether the number of stages a device is that of the schedule, and the choice the request's first.
-        best: seconds that the best of those that were tried takes at most.
-        at_least: seconds that the last of those that were tried takes at least.
-        slower: tried ones in a row that are no faster.
+        left: attempts that were not tried yet.
+        is_default: True if the stages per device are the schedule's default and the choice is the request's first.
+        best: an upper bound in seconds of the fastest step of all attempts that were tried.
+        at_least: a lower bound in seconds of the step of the last attempt that was tried.
+        slower: the number of attempts in a row that were no faster than ``best``.
     """
 
     left: list[Attempts]
@@ -96,7 +110,7 @@ class _Series:
     slower: int = 0
 
     def tell(self, outcome: Outcome) -> None:
-        """Count an outcome; give up fewer devices if they do not make the step shorter."""
+        """Record an outcome; drop the attempts on fewer devices if these stop getting faster."""
         self.slower = self.slower + 1 if outcome.at_least >= self.best * (1 - TOLERANCE) else 0
         self.best, self.at_least = min(self.best, outcome.at_most), outcome.at_least
         if self.slower == _PATIENCE:
@@ -106,27 +120,27 @@ class _Series:
 def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float = math.inf) -> Named:
     """Plan the candidates that may be the fastest.
 
-    For each schedule and number of stages a device, the number of devices falls until two numbers in a row are no
-    faster, or, with more than four devices, until the schedule is 15 % slower than another one. With up to four devices
-    what is tried does not depend on other schedules, but for those that a lower bound proves to be slower: the fastest
-    plan of several schedules is no slower than that of one of them, unless the clock is over.
+    For each schedule and number of stages per device, the number of devices falls until two numbers in a row are no
+    faster. With more than four devices it also ends if the schedule is 15 % slower than another schedule. With up to
+    four devices a schedule is cut short only if a lower bound proves that it is slower than a known plan. So allowing
+    more schedules never makes the fastest plan slower, unless the clock is over.
 
     Args:
         part: of a request.
-        clock: after which only one candidate of each schedule is planned, with the most devices, if it is cheap.
-        limit: seconds of a plan that is known.
-        effort: the sum of ``planning_seconds`` after which no more candidates are planned. It does not depend on the
-            machine.
+        clock: after its end, only cheap candidates with the most devices are planned, one for each schedule.
+        limit: seconds of the step of a known plan.
+        effort: stop when the ``planning_seconds`` of the planned candidates add up to this. It does not depend on the
+            speed of the machine.
     """
     named = Named()
-    series = _series_of(part)
+    pending = _series_of(part)
     is_first, left_out = True, False
-    while series:
+    while pending:
         # All schedules on the most devices first: plans stay on them if fewer are as fast.
-        for line in sorted(series, key=_in_turn):
-            attempts = line.left.pop(0)
+        for series in sorted(pending, key=_priority):
+            attempts = series.left.pop(0)
             candidate = attempts[0]
-            if is_first and line.is_default and _is_cheap(candidate):
+            if is_first and series.is_default and _is_cheap(candidate):
                 outcome = named.plan(attempts, math.inf, Clock())  # to the end, for the list of alternatives
             elif effort > 0 and clock.has(candidate.planning_seconds):
                 outcome = named.plan(attempts, min(limit, named.fastest), clock)
@@ -137,23 +151,23 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
             if outcome is None or outcome.is_searched:
                 effort -= candidate.planning_seconds
             if outcome is not None:
-                line.tell(outcome)
+                series.tell(outcome)
         is_first = False
         leaves_far = part.most_devices > _FEW_DEVICES and part.groups.identical
         far = min(limit, named.fastest) * _FAR if leaves_far else math.inf
-        series = [line for line in series if line.left and line.at_least < far]
+        pending = [series for series in pending if series.left and series.at_least < far]
     if left_out and not named.plans and limit == math.inf:
         _plan_any(named, part, clock)
     return named
 
 
 def candidates_of(part: Part) -> list[Attempts]:
-    """Return every named schedule, number of devices and of stages that is tried, the simplest first."""
-    return [attempts for line in _series_of(part) for attempts in line.left]
+    """Return the attempts for every named schedule, number of devices and of stages per device, the simplest first."""
+    return [attempts for series in _series_of(part) for attempts in series.left]
 
 
-def _in_turn(series: _Series) -> tuple[int, int, float]:
-    """The most devices first, then the fewest stages, as they are planned sooner, then those that are likely faster."""
+def _priority(series: _Series) -> tuple[int, int, float]:
+    """Sort key: most devices first, then fewest stages (quick to plan), then the shortest likely step."""
     candidate = series.left[0][0]
     return -candidate.devices, candidate.chunks, candidate.likely_step
 
@@ -168,10 +182,10 @@ def _series_of(part: Part) -> list[_Series]:
             if request.stages != "auto":
                 devices, rest = divmod(request.stages, chunks)
                 numbers = [devices] if not rest and 0 < devices <= most else []
-            possible = [own for own in numbers if own * chunks <= layers and (own > 1 or chunks == 1)]
+            possible = [count for count in numbers if count * chunks <= layers and (count > 1 or chunks == 1)]
             attempts = [
                 tuple(Candidate(part, costs, name, chunks, devices, choice) for costs in part.costs)
-                for devices in possible or numbers[:1]  # the latter says why it is impossible
+                for devices in possible or numbers[:1]  # an impossible candidate tells the reason
             ]
             if attempts:
                 is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
@@ -184,14 +198,14 @@ def _series_of(part: Part) -> list[_Series]:
 def _device_numbers(most: int, layers: int) -> list[int]:
     """Return numbers of devices to try, up to ``most``, the largest first.
 
-    Each number up to four. Above, the largest two, and those with which equal stages have fewer layers than with one
-    device less: about the square root of the number of layers.
+    They are all numbers up to four, the largest two, and each number that makes equal stages have fewer layers than one
+    device less would. The latter are about as many as the square root of the number of layers.
     """
-    steps = {-(-layers // each) for each in range(1, layers + 1)}
+    steps = {-(-layers // layers_per_stage) for layers_per_stage in range(1, layers + 1)}
     few = range(1, min(most, _FEW_DEVICES) + 1)
     numbers = {most, max(most - 1, 1), *few, *(number for number in steps if number < most)}
-    if len(numbers) > _MOST_NUMBERS:
-        numbers = {*sorted(numbers)[:: -(-len(numbers) // _MOST_NUMBERS)], most}
+    if len(numbers) > _MOST_DEVICE_COUNTS:
+        numbers = {*sorted(numbers)[:: -(-len(numbers) // _MOST_DEVICE_COUNTS)], most}
     return sorted(numbers, reverse=True)
 
 
@@ -200,10 +214,10 @@ def _is_cheap(candidate: Candidate) -> bool:
 
 
 def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:
-    """Return those first that are planned in a fraction of a second, on the most devices."""
+    """Sort attempts by the time to plan them, and by the most devices where that time is short."""
 
-    def key(own: Attempts) -> tuple[float, int, float]:
-        candidate = own[0]
+    def key(candidates: Attempts) -> tuple[float, int, float]:
+        candidate = candidates[0]
         seconds = max(candidate.planning_seconds, _AFFORDABLE_SECONDS)
         return seconds, -candidate.devices, candidate.shortest_possible_step
 
@@ -211,37 +225,39 @@ def by_affordability(attempts: Sequence[Attempts]) -> list[Attempts]:
 
 
 def _plan_any(named: Named, part: Part, clock: Clock) -> None:
-    """Plan a few candidates without a search until there is one plan."""
-    for own in by_affordability([own for own in candidates_of(part) if own[0].has_cuts])[:_TRIES]:
-        if named.plan(own, math.inf, clock) is not None:
+    """Plan a few candidates, without a search for cuts, until a plan fits."""
+    possible = [attempts for attempts in candidates_of(part) if attempts[0].has_cuts]
+    for attempts in by_affordability(possible)[:_TRIES]:
+        if named.plan(attempts, math.inf, clock) is not None:
             return
 
 
 def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None = None) -> Outcome | None:
-    """Return the plan of a candidate, or bounds of its step if they prove that it takes ``limit`` or more; else None.
+    """Plan a candidate; None if no plan fits.
+
+    The outcome has bounds of the step and no plan if they prove that the step takes ``limit`` seconds or more.
 
     Args:
         candidate: to plan.
-        limit: seconds of another plan.
-        clock: that ends the search for cuts.
+        limit: seconds of the step of another plan.
+        clock: ends the search for cuts.
     """
     clock = clock or Clock()
-    if _is_no_less(candidate.shortest_possible_step, limit):
-        return Outcome(
-            None, candidate.shortest_possible_step, math.inf, is_searched=False
-        )  # before a schedule is built
+    if _is_no_faster(candidate.shortest_possible_step, limit):
+        # Checked first: no schedule is built yet.
+        return Outcome(None, candidate.shortest_possible_step, math.inf, is_searched=False)
     search = CutSearch(candidate, clock)
     if math.isfinite(limit) and not candidate.impossible_reason:
         with suppress(OutOfTime):
             at_least = search.step_with_least_bottleneck()
-            if _is_no_less(at_least, limit):
+            if _is_no_faster(at_least, limit):
                 return Outcome(None, at_least, math.inf, is_searched=False)
     cuts, bound = search.best_cuts()
     if not cuts:
         return None
     if math.isfinite(limit):
         at_least = candidate.least_with_splits(cuts)
-        if _is_no_less(at_least, limit):
+        if _is_no_faster(at_least, limit):
             return Outcome(None, at_least, cuts[0].seconds if candidate.is_exact else math.inf)
     plan = _plan_of_best(candidate, cuts, bound, clock)
     if plan is None:
@@ -251,17 +267,17 @@ def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None
     return Outcome(plan, plan.predicted.step_seconds, plan.predicted.step_seconds)
 
 
-def _is_no_less(seconds: float, limit: float) -> bool:
+def _is_no_faster(seconds: float, limit: float) -> bool:
     return seconds >= limit * (1 - TOLERANCE)
 
 
 def _plan_of_best(
     candidate: Candidate, cuts: Sequence[EvaluatedCut], bound: float, clock: Clock
 ) -> Plan | None:
-    """Return the fastest plan of cuts; None if none fits.
+    """Return the fastest plan of these cuts; None if no plan fits.
 
-    Memory of cuts is counted as if all stages took equal times. More messages may wait in a plan's own step: if no plan
-    fits, the devices that are short save more memory.
+    Cuts count memory as if all stages took equal times. In the simulated step of a plan more messages may wait. If no
+    plan fits for that reason, devices without enough memory switch to modes that need less.
     """
     best: Plan | None = None
     drafts: list[Plan] = []
@@ -282,7 +298,7 @@ def _plan_of_best(
 
 
 def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan | None:
-    """Return the plan with modes of less memory on the devices that are short; None if that is not enough."""
+    """Switch devices without enough memory to modes that need less; None if the plan still does not fit."""
     modes = MODE_SETS[candidate.choice]
     for _ in modes[1:]:
         needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
@@ -292,9 +308,9 @@ def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan | None:
         homes = list(zip(*[[stage.device for stage in plan.stages], *plan.replica_devices], strict=True))
         stages = [
             stage.with_mode(modes[min(modes.index(stage.mode) + 1, len(modes) - 1)])
-            if short.intersection(own) and stage.backward_seconds
+            if short.intersection(names) and stage.backward_seconds
             else stage
-            for stage, own in zip(plan.stages, homes, strict=True)
+            for stage, names in zip(plan.stages, homes, strict=True)
         ]
         plan = plan.model_copy(update={"stages": tuple(stages)}).predict(candidate.costs)
     return plan if plan.fits else None

@@ -1,4 +1,4 @@
-"""Splits a request into parts that are searched apart: one number of micro-batches and one of replicas each."""
+"""Splits a request into parts, each with a fixed number of micro-batches and of replicas, that are searched apart."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Part:
-    """What a request may choose from at one number of micro-batches and one of replicas.
+    """The part of a request with a fixed number of micro-batches and of replicas.
 
     Attributes:
-        request: of all parts.
-        profile: the layers, with costs at the number of micro-batches only.
+        request: the whole request.
+        profile: the layers, with costs at this number of micro-batches only.
         groups: the devices, grouped for the replicas.
-        costs: of the layers; if layers that share a parameter may be in different stages, those with that are last.
+        costs: the costs of the layers with tied layers in one stage; then, if they may be in different stages, the
+            costs with that allowed.
     """
 
     request: Request
@@ -46,11 +47,11 @@ class Part:
 
     @property
     def shortest_possible_step(self) -> float:
-        """Seconds that no plan of this part can beat."""
+        """A lower bound in seconds of the step of every plan of this part."""
         return self.least_seconds(self.most_devices)
 
     def least_seconds(self, devices: int) -> float:
-        """Return seconds that no plan on so many devices of a replica can beat."""
+        """Return a lower bound in seconds of the step of plans with this many devices per replica."""
         cluster, replicas = self.request.cluster, self.groups.replicas
         copies = replicas * (2 if self.request.schedule in BIDIRECTIONAL else 1)
         action = min(device.action_seconds for device in cluster.devices)
@@ -61,7 +62,7 @@ class Part:
         )
 
     def fastest_speed(self, devices: int) -> float:
-        """Return the sum of the speeds of the fastest devices of all replicas, so many of each."""
+        """Return the sum of the speeds of the fastest devices, this many per replica."""
         return sum(self._speeds[: devices * self.groups.replicas])
 
     @cached_property
@@ -69,13 +70,13 @@ class Part:
         return sorted((device.speed for device in self.request.cluster.devices), reverse=True)
 
     def once(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
-        """Return what ``make`` returns, called once for each key: candidates share schedules, cuts and bounds."""
+        """Return the result of ``make()``, computed once for each key: candidates share schedules, cuts and bounds."""
         if key not in self._results:
             self._results[key] = make()
         return self._results[key]
 
     def joint(self, costs: ChainCosts) -> JointRequest:
-        """Return the request of the joint search, with one of the costs."""
+        """Return the request of the joint search, with these costs of the layers."""
         stages = self.request.stages
         return JointRequest(
             profile=self.profile,
@@ -94,7 +95,7 @@ def parts_of(request: Request) -> Iterator[Part]:
     tied = any(info.shares_with for info in request.profile.layers)
     may_split = request.asked.allow_split_ties and request.schedule not in ASYNCHRONOUS
     limits = request.constraints
-    ways_to_group = [way for replicas in request.replicas for way in groupings(request.cluster, replicas)]
+    all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
     for count in request.micro_batches:
         measured = request.profile.at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
@@ -110,5 +111,5 @@ def parts_of(request: Request) -> Iterator[Part]:
             )
             for split in ([False, True] if tied and may_split else [False])
         )
-        for groups in ways_to_group:
+        for groups in all_groups:
             yield Part(request, profile, groups, costs)

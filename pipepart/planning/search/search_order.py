@@ -1,4 +1,4 @@
-"""Changes the order of a plan's actions: splits backwards on the critical path, or searches for another order."""
+"""Changes the order of a plan's actions: splits backwards on the critical path, or searches for a new order."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ _EFFORT = 1.0
 def search_within(
     plan: Plan, micro_batches: int | None = None, effort: float = _EFFORT
 ) -> schedules.Schedule:
-    """Search an order for the stages of one replica where they are, within the memory of their devices.
+    """Search an order of actions for one replica, with the plan's stages and placement, within the devices' memory.
 
     Gradients of micro-batches are added in their order, as in training without stages.
 
     Args:
-        plan: if stages recompute, the search does not know their memory and keeps to no limit.
+        plan: has the stages. If they recompute or offload, the search does not know their memory and has no limit.
         micro_batches: of all replicas; None for the plan's number.
         effort: as for :func:`schedules.search`.
 
     Raises:
         ScheduleError: no order within the memory is found.
     """
-    one = plan.first_replica
-    timeline, costs = one.simulate(), one.stage_costs()
-    free = one.free_stash_bytes(timeline)
-    recomputes = any(stage.mode != "never" for stage in plan.stages)
-    # The search assumes that I leaves no more than the stash: then what fits it, fits.
+    replica = plan.first_replica
+    timeline, costs = replica.simulate(), replica.stage_costs()
+    free = replica.free_stash_bytes(timeline)
+    saves_memory = any(stage.mode != "never" for stage in plan.stages)
+    # The search assumes that I keeps no more than the stash. With the larger of both sizes its orders fit.
     stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
     return schedules.search(
         replace(costs, stash_bytes=stash),
         len(free),
         -(-(micro_batches or plan.micro_batches) // plan.replicas),
-        memory=() if recomputes else free,
+        memory=() if saves_memory else free,
         placement=timeline.schedule.device_of,
         effort=effort,
     )
 
 
 def as_searched(plan: Plan, costs: ChainCosts | None = None) -> Plan:
-    """Return the plan with the order of its named schedule, its split backwards included, written as actions.
+    """Return the same plan under schedule "search", with the order of its named schedule written as actions.
 
     Args:
-        plan: under a named schedule.
-        costs: of its layers; None to compute them.
+        plan: a plan under a named schedule. Its split backwards become actions, too.
+        costs: the costs of its layers; None to compute them.
     """
-    one = plan.first_replica
-    bare = schedules.build(one.schedule, len(one.workers), one.micro_batches, one.chunks)
+    replica = plan.first_replica
+    bare = schedules.build(replica.schedule, len(replica.workers), replica.micro_batches, replica.chunks)
     split = [schedules.Action.parse(text) for text in plan.split_critical]
     order = schedules.split_backward(bare, split) if split else bare
     changed = plan.model_copy(
@@ -63,23 +63,25 @@ def as_searched(plan: Plan, costs: ChainCosts | None = None) -> Plan:
 
 
 def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
-    """Return the plan with backwards split (I, then W) where that shortens its step within the devices' memory.
+    """Split backwards (I, then W) where that shortens the step of the plan within the devices' memory.
 
-    The plan is returned as it is if split backwards were not measured, as in a profile made by hand, or if its schedule
-    is asynchronous.
+    Returns the plan unchanged if split backwards were not measured (as in a profile written by hand), or if its
+    schedule is asynchronous.
 
     Args:
-        plan: under a named schedule, without split backwards.
-        costs: of its layers; None to compute them.
+        plan: a plan under a named schedule, without split backwards.
+        costs: the costs of its layers; None to compute them.
     """
     if any(stage.split_seconds is None for stage in plan.stages):
         return plan
-    one = plan.first_replica
-    plain, timeline = one.build_schedule(), one.simulate()
-    made = schedules.split_critical(plain, one.stage_costs(), one.free_stash_bytes(timeline))
-    if made is plain:
+    replica = plan.first_replica
+    plain, timeline = replica.build_schedule(), replica.simulate()
+    split_schedule = schedules.split_critical(
+        plain, replica.stage_costs(), replica.free_stash_bytes(timeline)
+    )
+    if split_schedule is plain:
         return plan
-    full = {action for row in made.actions for action in row if action.kind is Kind.B}
+    full = {action for row in split_schedule.actions for action in row if action.kind is Kind.B}
     split = [
         str(action)
         for row in schedules.split_overlaps(plain).actions
@@ -87,7 +89,7 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
         if action.kind is Kind.B and action not in full
     ]
     changed = plan.model_copy(update={"split_critical": tuple(split)})
-    made = changed.predict(costs, plan.predicted.bottleneck_bound)
-    # Messages of replicas, and of both directions, may meet at other times than in the search.
-    shorter = made.predicted.step_seconds < plan.predicted.step_seconds
-    return made if shorter and made.fits else plan
+    changed = changed.predict(costs, plan.predicted.bottleneck_bound)
+    # With all replicas, or both copies of a bidirectional schedule, messages may take longer than the split assumes.
+    shorter = changed.predicted.step_seconds < plan.predicted.step_seconds
+    return changed if shorter and changed.fits else plan
