@@ -1,4 +1,4 @@
-"""The best cut of a chain of layers into stages: smallest bottleneck, within each device's memory."""
+"""Dynamic program that cuts a chain into stages with the smallest bottleneck, within each device's memory."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
 from .order_search import OrderSpaces, Space, first_orders, order_of_runs
 
-_SAME = 1e-12
-# Of cuts with equal bottlenecks the one whose stages take the least time in total, and of those the more even one.
+_SAME = 1e-12  # bottlenecks with a smaller relative difference count as equal
+# Of cuts with equal bottlenecks, choose the smallest sum of stage loads; this weight also favours even loads.
 _EVENNESS = 1e-3
-# Edges of the device-state graph times layers, up to which all orders of the devices are searched.
+# Up to this product of layers and edges of the device-state graph, search all orders of the devices.
 _MOST_WORK = 250_000
-_CLOSE = (
-    1.2  # above the bound of relaxed orders, up to which a bottleneck is good enough to try no further order
-)
+# Try no more orders of the devices if the bottleneck is within this factor of the bound of the relaxed orders.
+_CLOSE = 1.2
 
 
 @dataclass(frozen=True)
 class ChainCut:
-    """A cut of a chain, and what is proven about it.
+    """A cut of a chain, with a lower bound of the bottleneck.
 
     Attributes:
         first_layers: the first layer of each stage.
         device_indices: the device of each stage, by its position in the cluster.
-        bound: no cut that fits has a smaller bottleneck; 0 if that is not known.
+        bound: a lower bound in seconds of the bottleneck of all cuts that fit; 0 if no bound is known.
     """
 
     first_layers: tuple[int, ...]
@@ -46,23 +45,23 @@ class ChainCut:
 
 
 def order_spaces(cluster: Cluster, layers: int) -> OrderSpaces:
-    """Return the orders of devices to search for a chain of so many layers."""
+    """Return the orders of the devices to search, for a chain of this many layers."""
     return OrderSpaces(cluster, _MOST_WORK // layers)
 
 
 class ChainProblem:
-    """A profiled chain to cut into one stage a device.
+    """A profiled chain to cut into one stage per device.
 
     Args:
-        costs: of the layers.
+        costs: the costs of the layers.
         cluster: the devices. Stages may use any of them in any order.
-        stages: number of stages.
-        counts: the modes that a stage may use, the fastest first, and the stash counts if all stages use it. Copies of
-            stages that offload are taken to keep up with the computation.
-        constraints: of the user.
-        clock: that every method looks at. After it they raise :class:`OutOfTime`.
+        stages: the number of stages.
+        counts: the modes that a stage may use, the fastest first, each with the stash counts if all stages use it.
+            Copies of offloaded stashes are assumed to keep up with the computation.
+        constraints: the user's constraints on cuts.
+        clock: the time limit. When it is over, every method raises :class:`OutOfTime`.
         spaces: the orders of the devices, from :func:`order_spaces`; None to compute them.
-        limited: False to find the best cut as if memory had no limit, in the first of the modes.
+        limited: False to find the best cut without memory limits, in the first mode.
     """
 
     def __init__(
@@ -89,51 +88,54 @@ class ChainProblem:
     def best(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck; None if no cut fits.
 
-        Exact, by :func:`.intervals.best_intervals`, if the device-state graph has few edges. It goes over suffixes
-        because a stage's stash depends on the number of stages from it to the end. A guess of the bottleneck limits the
-        ends that are looked at; a cut that is no worse than the guess is optimal. O(layers x longest stage x edges of
-        the device-state graph). If it has more edges, the best cut of a few orders, with the bound of relaxed orders.
+        If the device-state graph has few edges, the cut is optimal, by :func:`.intervals.best_intervals`. The dynamic
+        program goes over suffixes of the chain, because a stage's stash depends on the number of stages from it to the
+        end. A guess of the bottleneck limits the stage ends to try; a cut that is no worse than the guess is optimal.
+        O(layers x longest stage x edges of the device-state graph).
+
+        If the graph has more edges, the cut is the best for a few orders of the devices. Its bound comes from relaxed
+        orders.
 
         Reference: Zheng et al., "Alpa", OSDI 2022, section 5.2.
         """
         space = self._all
         if space is None:
             return self._best_of_some()
-        found = self._least_load(space, self._first_guess())
-        if found is None:
+        bottleneck = self._least_load(space, self._first_guess())
+        if bottleneck is None:
             return None
         if len(self._types) > 1 and self._stages == len(self._cluster):
-            own = self._spaces.given(range(self._stages))
-            as_given = self._least_load(own, found * (1 + _SAME))
-            if as_given is not None and as_given <= found * (1 + _SAME):
-                space = own  # the user's own order is as good as any
-        return self._evenest(space, found, self._bound(space, found))
+            user_order = self._spaces.given(range(self._stages))
+            of_user_order = self._least_load(user_order, bottleneck * (1 + _SAME))
+            if of_user_order is not None and of_user_order <= bottleneck * (1 + _SAME):
+                space = user_order  # prefer the user's order if no order is better
+        return self._evenest(space, bottleneck, self._bound(space, bottleneck))
 
     def _best_of_some(self) -> ChainCut | None:
-        """Return the best cut on a few orders of the devices, with the bound of the relaxed orders."""
+        """Return the best cut for a few orders of the devices, with the bound of the relaxed orders."""
         relaxed, are_runs = self._spaces.relaxed(self._stages)
         low = self._least_load(relaxed, self._first_guess())
         if low is None:
             return None
-        least, best = math.inf, None
+        smallest, best_space = math.inf, None
         for order in [
             *self._from_relaxed(relaxed, low, are_runs),
             *first_orders(self._cluster, self._stages),
         ]:
             space = self._spaces.given(order)
-            found = self._least_load(space, min(low * 1.01, least))
-            if found is not None and found < least * (1 - _SAME):
-                least, best = found, space
-            if least <= low * _CLOSE:
+            bottleneck = self._least_load(space, min(low * 1.01, smallest))
+            if bottleneck is not None and bottleneck < smallest * (1 - _SAME):
+                smallest, best_space = bottleneck, space
+            if smallest <= low * _CLOSE:
                 break
-        if best is None:
+        if best_space is None:
             return None
-        return self._evenest(best, least, min(self._bound(relaxed, low), least))
+        return self._evenest(best_space, smallest, min(self._bound(relaxed, low), smallest))
 
     def _from_relaxed(self, relaxed: Space, low: float, are_runs: bool) -> list[tuple[int, ...]]:
-        """Return the order of devices that the relaxed cut stands for; none if the hosts have no room for its runs.
+        """Return an order of devices for the best relaxed cut, as a list; empty if the hosts have no room for its runs.
 
-        Of the devices that were rounded to one type, the fastest take the stages with most seconds.
+        Among devices that were rounded to the same type, the fastest take the stages with the most seconds.
         """
         ends = self._ends_within_seconds(low)
         first_layers, edges = self._intervals(relaxed, self._load, ends, np.maximum).walk()
@@ -164,25 +166,25 @@ class ChainProblem:
         return [self._costs.last_end_within_seconds(a, limit * fastest) for a in range(self._costs.layers)]
 
     def _least_load(self, space: Space, guess: float) -> float | None:
-        """The smallest possible bottleneck."""
+        """Return the smallest bottleneck of a cut that fits, starting from a guess; None if no cut fits."""
         return self._least(space, self._load, self._ends_within_seconds, guess)
 
     def _least(
         self, space: Space, value: _Value, last_ends: Callable[[float], list[int]], guess: float
     ) -> float | None:
-        """The smallest possible largest value of any stage."""
+        """Return the smallest possible maximum of ``value`` over the stages; None if no cut is possible."""
         step = max(abs(guess), 1e-9)
         while True:
             ends = last_ends(guess)
-            found = self._intervals(space, value, ends, np.maximum).value
-            if found <= guess or (min(ends) == self._costs.layers and not math.isfinite(found)):
-                return found if math.isfinite(found) else None
-            # A value that was found bounds the best one; otherwise look further.
-            guess = found if math.isfinite(found) else guess + step
+            maximum = self._intervals(space, value, ends, np.maximum).value
+            if maximum <= guess or (min(ends) == self._costs.layers and not math.isfinite(maximum)):
+                return maximum if math.isfinite(maximum) else None
+            # The maximum of a cut is an upper bound of the smallest maximum. Without a cut, raise the guess.
+            guess = maximum if math.isfinite(maximum) else guess + step
             step *= 2
 
     def _evenest(self, space: Space, limit: float, bound: float) -> ChainCut:
-        """Return the cut with the smallest sum of stage loads, among those whose bottleneck is ``limit``."""
+        """Return the cut with the smallest sum of stage loads, among the cuts whose bottleneck is ``limit``."""
 
         def value(row: Row, view: _View) -> Floats:
             load = self._load(row, view)
@@ -192,20 +194,20 @@ class ChainProblem:
         first_layers, devices = self._traced(space, value, self._ends_within_seconds(limit), np.add)
         return ChainCut(first_layers, devices, bound)
 
-    def _bound(self, space: Space, found: float) -> float:
-        """Return what no cut that fits can beat: ``found``, unless values that skip stages have upper bounds."""
+    def _bound(self, space: Space, bottleneck: float) -> float:
+        """Return a lower bound of the bottleneck of cuts that fit: less than ``bottleneck`` if skips are estimated."""
         skips = self._costs.skips
         if not skips or (not self._limited and not skips.may_relay):
-            return found
+            return bottleneck
         if skips.may_relay:
             return 0.0
-        lenient = partial(self._load, counts_waiting=False)  # more cuts fit than in truth
+        lenient = partial(self._load, counts_waiting=False)  # memory is underestimated: more cuts fit
         return self._least(space, lenient, self._ends_within_seconds, self._first_guess()) or 0.0
 
     def _traced(
         self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined = np.maximum
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The first layers and the devices of the stages of the cut with the least value."""
+        """Return the first layers and the devices of the stages of the cut with the smallest value."""
         first_layers, types = self._intervals(space, value, last_ends, joined).stages()
         return first_layers, devices_of(space.groups, types)
 
@@ -224,7 +226,7 @@ class ChainProblem:
         return best_intervals(orders, self._costs.layers, rows(), joined)
 
     def _allowed(self, orders: Orders, row: Row) -> NDArray[np.bool_]:
-        """[edges, ends]: whether the pins let the edge's stage begin at the row's layer and have the end."""
+        """Return True where the pins allow the edge's stage to have the row's start and the end: [edges, ends]."""
         ends = np.arange(row.start + 1, row.start + 1 + len(row.seconds))
         allowed = np.zeros((self._stages + 1, len(ends)), dtype=bool)
         for left, (begin, end) in enumerate(reversed(self._ranges or ()), 1):
@@ -233,28 +235,30 @@ class ChainProblem:
         return allowed[orders.left]
 
     def _load(self, row: Row, view: _View, counts_waiting: bool = True) -> Floats:
-        """[edges, ends]: seconds of a stage; infinite if it does not fit."""
+        """Return the seconds of a stage, infinite if it does not fit: [edges, ends]."""
         seconds = row.seconds * view.pace + view.transfer(row)
         if not self._limited:
             return seconds + row.recompute_seconds * view.pace if self._modes[0] in RECOMPUTES else seconds
-        found = np.full(seconds.shape, np.inf)
+        load = np.full(seconds.shape, np.inf)
         for mode in self._modes:
             fits = self._need(row, view, mode, counts_waiting) <= view.memory
-            taken = seconds + row.recompute_seconds * view.pace if mode in RECOMPUTES else seconds
-            found = np.minimum(found, np.where(fits, taken, np.inf))
+            of_mode = seconds + row.recompute_seconds * view.pace if mode in RECOMPUTES else seconds
+            load = np.minimum(load, np.where(fits, of_mode, np.inf))
             if fits.all():
                 break
-        return found
+        return load
 
     def _need(self, row: Row, view: _View, mode: Mode, counts_waiting: bool = True) -> Floats:
-        """[edges, ends]: the peak bytes of a stage; an upper bound where values wait for a stage behind the next."""
+        """Return the peak bytes of a stage, [edges, ends]; an upper bound with skip connections."""
         assert row.sizes is not None
         counts, place = self._counts[mode], self._stages - view.left
         need = counts.peak_bytes_of_stages(row.sizes)[place]
         if row.waiting is None or not counts_waiting:
             return need
         most = counts.peak_bytes_of_stages(row.sizes.with_waiting(row.waiting[:, None]))[place]
-        return np.where((view.left > 2)[:, None], most, need)  # the last two stages have none behind the next
+        return np.where(
+            (view.left > 2)[:, None], most, need
+        )  # no stage comes after the next one of the last two
 
 
 class _View:
@@ -273,10 +277,10 @@ class _View:
         )
 
     def transfer(self, row: Row) -> Floats:
-        """Seconds of a stage's borders, without values that go past it.
+        """Return the transfer seconds of both borders of a stage, without values that go past it: [edges, ends].
 
-        Exact where all links are alike: then every value goes straight. Else an upper bound, as a value that is not
-        used may be passed on by others, which depends on the devices before and behind.
+        They are exact if all links are alike: then no stage relays a value. Otherwise they are an upper bound, because
+        it depends on the devices of other stages whether a value goes straight.
         """
         ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
         if len(self._links) == 1:

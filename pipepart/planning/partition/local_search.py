@@ -1,4 +1,4 @@
-"""Local search over cuts and orders of the devices: move borders, exchange devices, keep what is better."""
+"""Local search over cuts and orders of the devices: moves borders and exchanges devices while the cut improves."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ..costs.crossings import Borders
 from ..costs.stage_memory import Floats, Ints
 
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
-_MOST_PAIRED = 8  # borders, up to which every two may move together; above it only those side by side
-_EXCHANGES = 64  # of two unlike devices, the most for each step of a climb
-_WORTH = 1e-3  # a climb ends where a move gains less, relative to the value
-_BEST = 8  # cuts that are returned of those that were all evaluated
+_MOST_PAIRED = 8  # up to this many borders, any two may move together; with more, only neighbours
+_MOST_EXCHANGES = 64  # exchanges of two unlike devices to try in each step of a climb
+_LEAST_GAIN = 1e-3  # a climb ends if a move shortens the seconds by a smaller share
+_BEST = 8  # evaluated cuts to return
 
-# Bytes of memory that the device with the largest deficit lacks (0 or less if all fit), and seconds; smaller is better,
-# bytes first. Of cuts [cuts, borders] on orders [cuts, rows].
+# Evaluates cuts [cuts, borders] on orders [cuts, rows]. Returns the largest memory deficit of any device in bytes (0 or
+# less if all fit) and the seconds: each [cuts]. Smaller is better, bytes first.
 Evaluate = Callable[[Borders, Ints], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True)
 class EvaluatedCut:
-    """A cut on an order of the devices, with its value.
+    """A cut and an order of the devices, with their value.
 
     Attributes:
-        deficit: bytes that the device with the largest deficit lacks; 0 if all fit.
-        seconds: of a step, or whatever is to be small.
+        deficit: the largest memory deficit of any device in bytes; 0 if all fit.
+        seconds: the seconds of a step.
         borders: the first layer of each stage but the first.
         order: the device of each schedule row, by its position in the cluster.
     """
@@ -49,16 +49,16 @@ class EvaluatedCut:
 
 
 class LocalSearch:
-    """Searches cuts of a chain, on orders of the devices, with small values.
+    """Searches cuts of a chain and orders of the devices with small values.
 
     Args:
         rows: the schedule row of each stage.
         allowed: the borders that a cut may have, increasing.
-        keep: removes cuts that constraints forbid.
-        types: of the devices; alike ones are not exchanged.
-        evaluate: gives the values.
-        most: cuts to evaluate.
-        clock: after which nothing more is evaluated.
+        keep: returns True for each cut that the constraints allow: [cuts].
+        types: the types of the devices; devices of the same type are not exchanged.
+        evaluate: computes the values of cuts.
+        most: the largest number of cuts to evaluate.
+        clock: ends a climb.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LocalSearch:
         self._types, self._evaluate, self._left, self._clock = types, evaluate, most, clock
 
     def best_of_all(self, orders: Sequence[tuple[int, ...]]) -> list[EvaluatedCut]:
-        """Evaluate every cut on each of the orders; return the best ones, the best first."""
+        """Evaluate every cut on each of the orders; return the best cuts, the best first."""
         inner = len(self._rows) - 1
         cuts = list(itertools.combinations(self._allowed.tolist(), inner))
         borders = np.array(cuts, dtype=np.int64).reshape(len(cuts), inner)
@@ -84,22 +84,23 @@ class LocalSearch:
         return self.evaluated(np.tile(borders, (len(orders), 1)), table)
 
     def climb(self, start: EvaluatedCut) -> list[EvaluatedCut]:
-        """Replace the start by its best neighbour until none is better; return all of these, the last one first."""
+        """Move to the best neighbour until no neighbour is better; return all cuts on the way, the best first."""
         passed = [start]
         while self._left > 0 and not self._clock.is_over:
             here = passed[0]
-            found = self.evaluated(*self._neighbours(here))
-            if not found or found[0].deficit > here.deficit:
+            neighbours = self.evaluated(*self._neighbours(here))
+            if not neighbours or neighbours[0].deficit > here.deficit:
                 break
-            if found[0].deficit == here.deficit and found[0].seconds >= here.seconds * (1 - _WORTH):
+            best = neighbours[0]
+            if best.deficit == here.deficit and best.seconds >= here.seconds * (1 - _LEAST_GAIN):
                 break
-            passed.insert(0, found[0])
+            passed.insert(0, best)
         return passed
 
     def evaluated(self, borders: Borders, orders: Ints) -> list[EvaluatedCut]:
-        """Return the best of some cuts that the constraints allow, the best first."""
-        kept = self._keep(borders)
-        borders, orders = borders[kept], orders[kept]
+        """Evaluate the cuts that the constraints allow; return the best of them, the best first."""
+        is_allowed = self._keep(borders)
+        borders, orders = borders[is_allowed], orders[is_allowed]
         if not len(borders):
             return []
         self._left -= len(borders)
@@ -114,7 +115,7 @@ class LocalSearch:
         ]  # fmt: skip
 
     def _neighbours(self, here: EvaluatedCut) -> tuple[Borders, Ints]:
-        """Return the cuts with a border or two moved, and the orders with two unlike devices exchanged."""
+        """Return the neighbours of a cut: one or two borders moved, or devices exchanged or replaced."""
         places = np.searchsorted(self._allowed, here.borders)
         first, first_step, second, second_step = _moves(len(places))[: self._left].T
         moved, row = np.tile(places, (len(first), 1)), np.arange(len(first))
@@ -124,7 +125,7 @@ class LocalSearch:
         inside &= (np.diff(moved, axis=1) > 0).all(axis=1)
         tables = [self._allowed[moved[inside]]]
         orders = [np.repeat(np.array([here.order]), len(tables[0]), axis=0)]
-        for order, rows in itertools.islice(self._exchanged(here.order), _EXCHANGES):
+        for order, rows in itertools.islice(self._exchanged(here.order), _MOST_EXCHANGES):
             resized = self._with_lengths_exchanged(places, rows) if len(rows) == 2 else None
             near = [here.borders] if resized is None else [here.borders, resized]
             tables.append(np.array(near, dtype=np.int64).reshape(len(near), -1))
@@ -132,7 +133,7 @@ class LocalSearch:
         return np.concatenate(tables)[: self._left], np.concatenate(orders)[: self._left]
 
     def _exchanged(self, order: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield orders with two unlike devices exchanged, near ones first, or one replaced; and the changed rows."""
+        """Yield orders with two unlike devices exchanged (near rows first) or a device replaced, and the rows."""
         type_of, used = self._type_of, set(order)
         for distance in range(1, len(order)):
             for row in range(len(order) - distance):
@@ -143,29 +144,29 @@ class LocalSearch:
                     yield tuple(changed), (row, other)
         if len(used) == len(type_of):
             return
-        spare = [next((one for one in kind.devices if one not in used), None) for kind in self._types]
+        unused = [next((index for index in kind.devices if index not in used), None) for kind in self._types]
         for row, device in enumerate(order):
-            for number, other in enumerate(spare):
-                if other is not None and number != type_of[device]:
-                    yield (*order[:row], other, *order[row + 1 :]), (row,)
+            for number, replacement in enumerate(unused):
+                if replacement is not None and number != type_of[device]:
+                    yield (*order[:row], replacement, *order[row + 1 :]), (row,)
 
     def _with_lengths_exchanged(self, places: Ints, rows: tuple[int, ...]) -> Ints | None:
-        """Return the borders with the lengths of the stages of two rows exchanged; None if they stay as they are."""
+        """Exchange the lengths of the stages of two rows; return the borders, or None if they do not change."""
         lengths = np.diff([-1, *places.tolist(), len(self._allowed)])
-        one, other = (np.flatnonzero(self._rows == row) for row in rows)
-        if len(one) != len(other) or (lengths[one] == lengths[other]).all():
+        first, second = (np.flatnonzero(self._rows == row) for row in rows)
+        if len(first) != len(second) or (lengths[first] == lengths[second]).all():
             return None
-        lengths[one], lengths[other] = lengths[other], lengths[one].copy()
+        lengths[first], lengths[second] = lengths[second], lengths[first].copy()
         return self._allowed[np.cumsum(lengths)[:-1] - 1]
 
 
 @lru_cache(8)
 def _moves(count: int) -> Ints:
-    """[moves, 4]: a border and how many allowed borders it moves on, then another one; short moves come first."""
+    """Return moves of two borders, short moves first: [moves, 4]: border, its steps, second border, its steps."""
     moves = [(border, step, border, 0) for step in _STEPS for border in range(count)]
     borders = range(count)
     pairs = itertools.combinations(borders, 2) if count <= _MOST_PAIRED else itertools.pairwise(borders)
-    moves += [(one, a, other, b) for one, other in pairs for a in (-1, 1) for b in (-1, 1)]
+    moves += [(first, a, second, b) for first, second in pairs for a in (-1, 1) for b in (-1, 1)]
     return np.array(moves, dtype=np.int64).reshape(len(moves), 4)
 
 
@@ -173,9 +174,9 @@ def proportional_borders(sums: Floats, allowed: Ints, speeds: Sequence[float]) -
     """Return the borders of stages whose seconds are in proportion to the speeds of their devices.
 
     Args:
-        sums: running sums of the seconds of layers, from 0.0 on.
+        sums: running sums of the seconds of layers, from 0.0 on: [layers + 1].
         allowed: the borders that a cut may have, at least as many as it has.
-        speeds: of the device of each stage.
+        speeds: the speed of the device of each stage.
     """
     inner = len(speeds) - 1
     shares = np.cumsum(speeds)

@@ -2,10 +2,10 @@
 
 Two relaxations have few states. Where all devices are alike, only the lengths of the runs of stages on one host count::
 
-    host 0     host 1          host 0            runs of 2, 3 and 1 stages: the hosts have to have room for them
+    host 0     host 1          host 0            runs of 2, 3 and 1 stages: the hosts need enough devices for them
     [0  1] ──▶ [2  3  4] ──▶ [5]
 
-Where devices are unlike, every border gets the best link, and devices are rounded up to a few types.
+Where devices differ, every border gets the best link, and devices are rounded up to a few types.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from ...graph_partition.device_orders import (
     number_links,
 )
 
-_MOST_TYPES = 40  # of devices, where links differ: an edge of the graph takes memory for each
-_ROUNDED = 8  # types that devices are rounded up to; fewer if that has too many orders
+_MOST_TYPES = (
+    40  # if links differ, search all orders only up to this many device types: edges need memory for each
+)
+_ROUNDED = 8  # number of types that devices are rounded up to; fewer if these still have too many orders
 
 
 class Space(NamedTuple):
-    """Orders of devices to search: the types, the walks, and the links that the walks number."""
+    """Orders of devices to search: device types, walks through the device-state graph, and the links by number."""
 
     types: tuple[DeviceType, ...]
     orders: Orders
@@ -41,20 +43,20 @@ class Space(NamedTuple):
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The devices of each type."""
+        """The devices of each type, by their positions in the cluster."""
         return [kind.devices for kind in self.types]
 
 
 class OrderSpaces:
-    """The orders of the devices of a cluster to search, by the number of stages; each is computed once.
+    """The orders of the devices of a cluster to search, for each number of stages. Each is computed once.
 
     Args:
         cluster: the devices. Stages may use any of them in any order.
-        most_edges: of a device-state graph that is searched.
+        most_edges: the largest number of edges of a device-state graph to search.
 
     Attributes:
         cluster: as given.
-        types: of its devices.
+        types: the types of its devices.
     """
 
     def __init__(self, cluster: Cluster, most_edges: float) -> None:
@@ -63,19 +65,19 @@ class OrderSpaces:
         self._relaxed: dict[int, tuple[Space, bool]] = {}
 
     def all(self, stages: int) -> Space | None:
-        """Return all orders of so many devices; None if there are too many to search."""
+        """Return all orders of devices for this many stages; None if there are too many to search."""
         if stages not in self._all:
             self._all[stages] = self._all_orders(stages)
         return self._all[stages]
 
     def relaxed(self, stages: int) -> tuple[Space, bool]:
-        """Return what :func:`relaxed_space` does."""
+        """Return the result of :func:`relaxed_space` for this many stages."""
         if stages not in self._relaxed:
             self._relaxed[stages] = relaxed_space(self.cluster, self.types, stages, self._most_edges)
         return self._relaxed[stages]
 
     def given(self, order: Sequence[int]) -> Space:
-        """Return one order of devices, by their positions in the cluster."""
+        """Return the space with a single order of devices, by their positions in the cluster."""
         names = [self.cluster.devices[index].name for index in order]
         links = [self.cluster.link_between(*pair) for pair in itertools.pairwise(names)]
         different = list(dict.fromkeys(links)) or [self.cluster.link]
@@ -99,11 +101,11 @@ class OrderSpaces:
 def relaxed_space(
     cluster: Cluster, types: Sequence[DeviceType], stages: int, most_edges: float
 ) -> tuple[Space, bool]:
-    """Return orders among which the best is no worse than any order of the cluster; True if they are runs on hosts."""
+    """Return relaxed orders, the best of which is no worse than any real order; True if they are runs on hosts."""
     merged: dict[tuple[str, float, float], tuple[int, ...]] = {}
-    for one in types:
-        key = one.kind, one.speed, one.memory
-        merged[key] = (*merged.get(key, ()), *one.devices)
+    for kind in types:
+        key = kind.kind, kind.speed, kind.memory
+        merged[key] = (*merged.get(key, ()), *kind.devices)
     kinds = tuple(DeviceType(*key, devices) for key, devices in merged.items())
     if len(kinds) == 1 and cluster.network and not cluster.links:
         hosts = _host_sizes(cluster)
@@ -115,13 +117,13 @@ def relaxed_space(
     while True:
         rounded = _rounded_up(kinds, count)
         orders = all_orders([kind.devices for kind in rounded], stages, most_edges=most_edges)
-        if orders.complete:  # those of one type always are
+        if orders.complete:  # always true of the orders of a single type
             return Space(rounded, orders, (best,)), False
         count //= 2
 
 
 def first_orders(cluster: Cluster, stages: int) -> list[tuple[int, ...]]:
-    """Return orders to begin with: host after host, in the cluster's order, by speed, and by memory."""
+    """Return starting orders, host after host: in the cluster's order, by speed, and by memory."""
 
     def of_host(key: Sequence[float]) -> tuple[int, ...]:
         hosts: dict[str, list[int]] = {}
@@ -129,27 +131,27 @@ def first_orders(cluster: Cluster, stages: int) -> list[tuple[int, ...]]:
             hosts.setdefault(cluster.devices[index].host, []).append(index)
         return tuple(itertools.chain.from_iterable(hosts.values()))[:stages]
 
-    memory = [math.inf if one.memory_bytes is None else one.memory_bytes for one in cluster.devices]
-    keys = ([0.0] * len(cluster), [-one.speed for one in cluster.devices], [-size for size in memory])
+    memory = [math.inf if device.memory_bytes is None else device.memory_bytes for device in cluster.devices]
+    keys = ([0.0] * len(cluster), [-device.speed for device in cluster.devices], [-size for size in memory])
     return list(dict.fromkeys(of_host(key) for key in keys))
 
 
 def order_of_runs(cluster: Cluster, runs: Sequence[int]) -> tuple[int, ...] | None:
-    """Return devices for runs of stages, each run on one host; None if no room is found: the longest runs go first."""
+    """Return devices for runs of stages, each run on one host, the longest placed first; None if a run does not fit."""
     free = dict[str, list[int]]()
     for index, device in enumerate(cluster.devices):
         free.setdefault(device.host, []).append(index)
-    found: dict[int, list[int]] = {}
+    placed: dict[int, list[int]] = {}
     for number in sorted(range(len(runs)), key=lambda at: (-runs[at], at)):
-        host = next((own for own in free.values() if len(own) >= runs[number]), None)
+        host = next((devices for devices in free.values() if len(devices) >= runs[number]), None)
         if host is None:
             return None
-        found[number], host[:] = host[: runs[number]], host[runs[number] :]
-    return tuple(itertools.chain.from_iterable(found[number] for number in range(len(runs))))
+        placed[number], host[:] = host[: runs[number]], host[runs[number] :]
+    return tuple(itertools.chain.from_iterable(placed[number] for number in range(len(runs))))
 
 
 def _runs(stages: int, longest: int) -> Orders:
-    """The walks whose states count the stages to the end, those of the front's run, and have the link before it."""
+    """Return walks of runs on hosts. States: stages to the end, length of the first run, link before it."""
     number: dict[tuple[int, int, int], int] = {(0, 0, 1): 0}
     edges: list[tuple[int, ...]] = []
     level = [(0, 0, 1)]
@@ -163,22 +165,22 @@ def _runs(stages: int, longest: int) -> Orders:
                 reached[target] = None
                 edges.append((number[state], number.setdefault(target, len(number)), 0, before, state[2]))
         level = list(reached)
-    available = np.array([[taken] for taken, _, _ in number])
+    available = np.array([[left] for left, _, _ in number])
     return make_orders(edges, available, [0], [number[state] for state in level], complete=True)
 
 
 def _rounded_up(kinds: Sequence[DeviceType], most: int) -> tuple[DeviceType, ...]:
-    """Return at most so many types: devices of similar speed become as fast and as large as the best of them."""
+    """Round devices up to at most ``most`` types: devices of similar speed get the best speed and memory among them."""
     ranked = sorted(kinds, key=lambda kind: -kind.speed)
     parts = [part for part in np.array_split(np.arange(len(ranked)), min(most, len(ranked))) if part.size]
     return tuple(
         DeviceType(
-            own[0].kind,
-            max(kind.speed for kind in own),
-            max(kind.memory for kind in own),
-            tuple(device for kind in own for device in kind.devices),
+            similar[0].kind,
+            max(kind.speed for kind in similar),
+            max(kind.memory for kind in similar),
+            tuple(device for kind in similar for device in kind.devices),
         )
-        for own in ([ranked[at] for at in part] for part in parts)
+        for similar in ([ranked[at] for at in part] for part in parts)
     )
 
 

@@ -1,8 +1,8 @@
-"""Finds the replicas of a model that run alike, so that one of each class is simulated.
+"""Sorts the replicas of a model into classes that run alike, so that one replica of each class is simulated.
 
-Replicas run alike if their devices are as fast, their links are as good, and they run as many micro-batches. A port
-that several of them use gives each an even share: a message then takes as long as the messages of all of them together,
-sent at the same time.
+Replicas run alike if they have equal device speeds, equal links and the same number of micro-batches. Replicas that use
+the same port get equal shares of its bandwidth. A message then takes as long as the messages of all these replicas
+together, sent at the same time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ...cluster import Cluster
 
 Pair = tuple[int, int]  # two stages of a replica that send to each other
 _Value = TypeVar("_Value")
-Route = Sequence[tuple[Hashable, float]]  # ports, and the bytes per second that a message has there
+Route = Sequence[tuple[Hashable, float]]  # ports, and the bandwidth of a message there in bytes per second
 
 
 @dataclass(frozen=True)
 class ReplicaClasses:
-    """The classes of replicas.
+    """Classes of replicas that run alike.
 
     Attributes:
-        firsts: the first replica of each class. The first class has replica 0.
+        firsts: the first replica of each class. The first class contains replica 0.
         class_of: the class of each replica.
-        micro_batches: of the first replicas of all classes, together. The last of these have one less than the others,
-            as in :func:`schedules.replicate`.
+        micro_batches: the sum over the first replicas of all classes. The last of these replicas may have one
+            micro-batch less than the others, as in :func:`schedules.replicate`.
     """
 
     firsts: tuple[int, ...]
@@ -59,39 +59,39 @@ class Routes:
 
     def __init__(self, devices: Sequence[Sequence[str]], pairs: Sequence[Pair], cluster: Cluster) -> None:
         self._devices, self._cluster, self._places = devices, cluster, cluster.places
-        self._ways = [way for one, other in pairs for way in ((one, other), (other, one))]
-        own = [Counter(self._ports(replica)) for replica in range(len(devices))] if cluster.network else []
-        total = sum(own, Counter[Hashable]())
-        self._parts = [{port: count / total[port] for port, count in mine.items()} for mine in own]
+        self._pairs = [(source, target) for pair in pairs for source, target in (pair, pair[::-1])]
+        uses = [Counter(self._ports(replica)) for replica in range(len(devices))] if cluster.network else []
+        total = sum(uses, Counter[Hashable]())
+        self._shares = [{port: count / total[port] for port, count in counts.items()} for counts in uses]
 
     def whole(self, source: str, target: str) -> Route:
-        """Return the ports from one device to another, each with all its bandwidth for messages."""
+        """Return the ports from one device to another, each with its whole bandwidth."""
         route = self._places.route(source, target)
         if not route or (compress := self._places.link(source, target).compress) is None:
             return route
         return [(port, rate / compress.bytes_left) for port, rate in route]
 
     def of(self, replica: int, source: str, target: str) -> Route:
-        """Return the ports from one device of a replica to another, with the replica's part of their bandwidth."""
-        parts = self._parts[replica] if self._parts else {}
-        return [(port, rate * parts[port]) for port, rate in self.whole(source, target)]
+        """Return the ports from one device of a replica to another, each with the replica's share of its bandwidth."""
+        shares = self._shares[replica] if self._shares else {}
+        return [(port, rate * shares[port]) for port, rate in self.whole(source, target)]
 
     def key(self, replica: int) -> Hashable:
-        """Return what the messages of a replica take, whatever the names of its devices are."""
+        """Return a key that is equal for replicas with equal links and ports, whatever the names of their devices."""
         if not self._cluster.links_differ:
             return ()
-        names, own, found = dict[Hashable, int](), self._devices[replica], []
-        for one, other in self._ways:
-            link = self._places.link(own[one], own[other])
-            route = self.of(replica, own[one], own[other])
-            numbered = tuple((names.setdefault(port, len(names)), rate) for port, rate in route)
-            found.append((own[one] == own[other], link.message_bandwidth, link.latency, numbered))
-        return tuple(found)
+        numbers, devices, messages = dict[Hashable, int](), self._devices[replica], []
+        for pair in self._pairs:
+            source, target = (devices[stage] for stage in pair)
+            link, route = self._places.link(source, target), self.of(replica, source, target)
+            numbered = tuple((numbers.setdefault(port, len(numbers)), rate) for port, rate in route)
+            messages.append((source == target, link.message_bandwidth, link.latency, numbered))
+        return tuple(messages)
 
     def _ports(self, replica: int) -> Iterator[Hashable]:
-        own = self._devices[replica]
-        for one, other in self._ways:
-            yield from (port for port, _ in self._places.route(own[one], own[other]))
+        devices = self._devices[replica]
+        for source, target in self._pairs:
+            yield from (port for port, _ in self._places.route(devices[source], devices[target]))
 
 
 def replica_classes(
@@ -102,25 +102,27 @@ def replica_classes(
     *,
     first_is_special: bool,
 ) -> ReplicaClasses:
-    """Return the classes of replicas.
+    """Sort replicas into classes that run alike.
 
     Args:
         devices: the device of each stage, for each replica.
-        routes: of their messages.
+        routes: the ports of their messages.
         cluster: the devices and links.
-        micro_batches: of all replicas.
-        first_is_special: True if the first replica has more to do than the others.
+        micro_batches: the number of micro-batches of all replicas together.
+        first_is_special: True if the first replica has more work than the others.
     """
     replicas = len(devices)
     keys: dict[tuple[Hashable, ...], list[int]] = {}
-    for replica, own in enumerate(devices):
+    for replica, names in enumerate(devices):
         count = _share(micro_batches, replica, replicas)
-        speeds = tuple(cluster.device(name).speed for name in own)
+        speeds = tuple(cluster.device(name).speed for name in names)
         key = (count, first_is_special and not replica, speeds, routes.key(replica))
         keys.setdefault(key, []).append(replica)
-    # The first replicas have the most micro-batches, so that classes in this order do, too.
+    # The first replicas have the most micro-batches, so the first classes have the most, too.
     classes = sorted(keys.values())
-    if len(classes) == 1 and replicas > 1:  # two of them, which wait for each other's gradients
+    if (
+        len(classes) == 1 and replicas > 1
+    ):  # simulate two replicas, as replicas wait for each other's gradients
         classes = [[0], classes[0][1:]]
     class_of = {replica: number for number, members in enumerate(classes) for replica in members}
     firsts = tuple(members[0] for members in classes)
@@ -132,43 +134,43 @@ def replica_classes(
 
 
 def _share(micro_batches: int, replica: int, replicas: int) -> int:
-    """The micro-batches of one replica."""
+    """Return the number of micro-batches of a replica."""
     return (micro_batches - replica + replicas - 1) // replicas
 
 
 def timeline_of_all(
     timeline: schedules.Timeline, schedule: schedules.Schedule, classes: ReplicaClasses
 ) -> schedules.Timeline:
-    """Return the timeline of all replicas, given that of one of each class.
+    """Return the timeline of all replicas, from the timeline of one replica of each class.
 
     Args:
-        timeline: of the replicas ``classes.firsts``.
-        schedule: of all replicas.
-        classes: of the replicas.
+        timeline: the timeline of the replicas ``classes.firsts``.
+        schedule: the schedule of all replicas.
+        classes: the classes of the replicas.
     """
-    replicas, shown = len(classes.class_of), len(classes.firsts)
+    replicas, simulated = len(classes.class_of), len(classes.firsts)
     rows, stages = schedule.devices // replicas, schedule.stages // replicas
 
-    def of_all(of_shown: Sequence[_Value]) -> tuple[_Value, ...]:
-        return tuple(of_shown[number * rows + row] for number in classes.class_of for row in range(rows))
+    def of_all(of_firsts: Sequence[_Value]) -> tuple[_Value, ...]:
+        return tuple(of_firsts[number * rows + row] for number in classes.class_of for row in range(rows))
 
     def moved(transfer: schedules.Transfer, replica: int) -> schedules.Transfer:
-        away = (replica - transfer.source // stages) * stages
+        offset = (replica - transfer.source // stages) * stages
         return transfer._replace(
-            source=transfer.source + away,
-            target=transfer.target + away,
+            source=transfer.source + offset,
+            target=transfer.target + offset,
             micro_batch=None
             if transfer.micro_batch is None
-            else transfer.micro_batch // shown * replicas + replica,
+            else transfer.micro_batch // simulated * replicas + replica,
         )
 
-    own: list[list[schedules.Transfer]] = [[] for _ in range(shown)]
+    of_class: list[list[schedules.Transfer]] = [[] for _ in range(simulated)]
     for transfer in timeline.transfers:
-        own[transfer.source // stages].append(transfer)
+        of_class[transfer.source // stages].append(transfer)
     transfers = [
         moved(transfer, replica)
         for replica, number in enumerate(classes.class_of)
-        for transfer in own[number]
+        for transfer in of_class[number]
     ]
     return schedules.Timeline(
         schedule,

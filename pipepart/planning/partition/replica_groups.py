@@ -1,4 +1,4 @@
-"""Groups the devices for data parallelism: each stage takes one group, each replica of the model one device of it."""
+"""Groups devices for data parallelism: a stage runs on a group, and each replica of it on one device of the group."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..costs.stage_memory import least_memory
 
 @dataclass(frozen=True)
 class ReplicaGroups:
-    """Groups of similar devices, one device a replica.
+    """Groups of similar devices, each with one device per replica.
 
     Attributes:
-        cluster: one device for each group: named like its first member, as slow as the slowest member, and with the
-            memory of the smallest.
-        all_devices: the cluster that was given.
-        members: the device names of each group, one a replica, by the name of the first.
-        identical: True if all devices are alike, so that any grouping is as good as this one.
+        cluster: one device for each group. It has the name of the first member, the speed of the slowest member, and
+            the memory of the smallest member.
+        all_devices: the cluster with all devices.
+        members: the device names of each group, one per replica, by the name of the first.
+        identical: True if all devices are alike, so that no other grouping can be better.
     """
 
     cluster: Cluster
@@ -33,7 +33,7 @@ class ReplicaGroups:
 
     @cached_property
     def least_memory(self) -> float:
-        """The bytes of the smallest device; infinite if none has a limit."""
+        """The bytes of the device with the least memory; infinite if no device has a limit."""
         return least_memory(self.cluster)
 
     @property
@@ -45,39 +45,40 @@ class ReplicaGroups:
 def groupings(cluster: Cluster, replicas: int) -> list[ReplicaGroups]:
     """Return the groupings to choose from.
 
-    With several hosts there are two: the stages of a replica side by side, so that gradients are summed between hosts,
-    or the replicas of a stage, so that stages send to each other between hosts.
+    If links differ, as with several hosts, there are two. With the stages of a replica side by side, gradients are
+    summed between hosts. With the replicas of a stage side by side, stages send messages between hosts.
     """
-    found = [group_devices(cluster, replicas, stages_together=cluster.links_differ)]
+    first = group_devices(cluster, replicas, stages_together=cluster.links_differ)
     if replicas > 1 and cluster.links_differ:
-        other = group_devices(cluster, replicas)
-        found += [other] if other.members != found[0].members else []
-    return found
+        second = group_devices(cluster, replicas)
+        if second.members != first.members:
+            return [first, second]
+    return [first]
 
 
 def group_devices(cluster: Cluster, replicas: int, *, stages_together: bool = False) -> ReplicaGroups:
-    """Group the devices by speed, then by memory, ``replicas`` a group. A remainder of devices stays unused.
+    """Group the devices by speed, then by memory, ``replicas`` per group. The remaining devices stay unused.
 
     Args:
         cluster: the devices.
-        replicas: their number.
-        stages_together: True to have the stages of a replica side by side in the cluster; False for the replicas of a
-            stage.
+        replicas: the number of replicas.
+        stages_together: True to place the stages of a replica side by side in the cluster; False to place the replicas
+            of a stage side by side.
     """
     place = {device.name: index for index, device in enumerate(cluster.devices)}
     ranked = sorted(cluster.devices, key=_rank)
-    made: list[list[Device]] = []
+    unsorted: list[list[Device]] = []
     if stages_together:
         rest: list[Device] = []
         for _, run in groupby(ranked, key=_rank):
             alike = list(run)
             stages = len(alike) // replicas
-            made += [alike[stage : stages * replicas : stages] for stage in range(stages)]
+            unsorted += [alike[stage : stages * replicas : stages] for stage in range(stages)]
             rest += alike[stages * replicas :]
         ranked = rest
-    made += [ranked[start : start + replicas] for start in range(0, len(ranked) - replicas + 1, replicas)]
-    # The first replica may also hold the optimizer state.
-    groups = [sorted(group, key=lambda device: -_memory(device)) for group in made]
+    unsorted += [ranked[start : start + replicas] for start in range(0, len(ranked) - replicas + 1, replicas)]
+    # The first replica gets the device with the most memory: it may also hold the optimizer state.
+    groups = [sorted(group, key=lambda device: -_memory(device)) for group in unsorted]
     groups.sort(key=lambda group: place[group[0].name])
     members = {group[0].name: tuple(device.name for device in group) for group in groups}
     return ReplicaGroups(
@@ -89,14 +90,14 @@ def group_devices(cluster: Cluster, replicas: int, *, stages_together: bool = Fa
 
 
 def _of_one_replica(cluster: Cluster, groups: list[list[Device]]) -> Cluster:
-    """The devices of the groups' first members, as weak as the weakest, with their part of the ports of hosts."""
+    """Return the cluster of one replica: the weakest device of each group, and its share of the ports of hosts."""
     devices = tuple(map(_weakest, groups))
     names = {device.name for device in devices}
-    beside = max(max(Counter(device.host for device in group).values()) for group in groups)
+    per_host = max(max(Counter(device.host for device in group).values()) for group in groups)
     network = tuple(
         tier
         if tier.bandwidth is None
-        else tier.model_copy(update={"bandwidth": tier.bandwidth * min(1.0, tier.ports / beside)})
+        else tier.model_copy(update={"bandwidth": tier.bandwidth * min(1.0, tier.ports / per_host)})
         for tier in cluster.network
     )
     links = tuple(link for link in cluster.links if names >= set(link.between))

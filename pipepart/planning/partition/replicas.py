@@ -1,4 +1,4 @@
-"""Stages of the further replicas of a model: their devices and their costs."""
+"""Devices and costs of the stages of all replicas of a model, from the stages of the first replica."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .reductions import runs_all_reduce
 def stage_devices(
     stages: Sequence[StagePlan], replica_devices: Sequence[Sequence[str]], schedule: schedules.Schedule
 ) -> tuple[str, ...]:
-    """The device name of each stage of all replicas, in the schedule's numbering: replica after replica.
+    """Return the device name of each stage of all replicas, in the schedule's numbering: replica after replica.
 
     Args:
-        stages: of the first replica.
-        replica_devices: of each further replica of data parallelism, one name a stage.
-        schedule: a bidirectional one (``"chimera"``) runs further replicas on the same devices.
+        stages: the stages of the first replica.
+        replica_devices: for each further replica of data parallelism, the device name of each stage.
+        schedule: the schedule. A bidirectional schedule (``"chimera"``) runs a second copy on the same devices.
     """
     per_replica = schedule.stages // (1 + len(replica_devices))
     rows: dict[int, str] = {}
@@ -31,31 +31,32 @@ def stage_devices(
 def all_stages(
     stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster, has_profile: bool
 ) -> tuple[StagePlan, ...]:
-    """The stages of all replicas.
+    """Return the stages of all replicas.
 
-    Further replicas hold parameters, gradients and buffers; an optimizer state only where gradients are summed by
-    all-reduces, so that each replica steps its own optimizer.
+    Further replicas hold parameters, gradients and buffers. They hold optimizer state only if all-reduces sum the
+    gradients, because each replica then steps its own optimizer.
 
     Args:
-        stages: of the first replica.
-        names: from :func:`stage_devices`.
+        stages: the stages of the first replica.
+        names: the device name of each stage, from :func:`stage_devices`.
         cluster: the devices.
-        has_profile: False for a plan written by hand: the further replicas then have the first one's transfer seconds.
+        has_profile: False for a plan written by hand. The further replicas then have the same transfer seconds as the
+            first replica.
     """
-    found = list(stages)
+    replica_stages = list(stages)
     for first in range(len(stages), len(names), len(stages)):
-        own = names[first : first + len(stages)]
+        devices = names[first : first + len(stages)]
         transfers = (
-            transfer_seconds(stages, own, cluster)
+            transfer_seconds(stages, devices, cluster)
             if has_profile
             else [stage.transfer_seconds for stage in stages]
         )
-        found += map(_moved, stages, own, transfers, [cluster] * len(stages))
-    return tuple(found)
+        replica_stages += map(_on_device, stages, devices, transfers, [cluster] * len(stages))
+    return tuple(replica_stages)
 
 
-def _moved(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluster) -> StagePlan:
-    """The stage of a further replica, on another device."""
+def _on_device(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluster) -> StagePlan:
+    """Return the stage of a further replica, with the costs on its device."""
     slower = cluster.device(stage.device).speed / cluster.device(name).speed
     without_state = {"static_bytes": stage.static_bytes - stage.optimizer_bytes, "optimizer_bytes": 0}
     return stage.model_copy(
