@@ -176,14 +176,15 @@ class ChainCosts:
     def _most_bytes(self) -> float:
         """An upper bound of the bytes that a device needs: every layer a stage, with all micro-batches in flight.
 
-        It counts one weight version per layer, or one replica per micro-batch, whichever are more: the most there are.
+        It counts one weight version per layer or one replica per micro-batch, whichever number is larger.
         """
         layers = np.arange(self.layers)
         each = StageSizes.of_table(self.size_table(np.stack([layers, layers + 1], axis=1)))
         versions = max(self.layers, self.micro_batches)
         fixed = each.static.sum() + versions * each.version.sum() + each.transient.max(axis=2).sum()
-        kept = each.per_micro_batch.sum() + each.messages.sum()
-        return float(fixed + self.micro_batches * (kept + 2 * sum(gap.bytes for gap in self.skips.gaps)))
+        per_micro_batch = each.per_micro_batch.sum() + each.messages.sum()
+        per_micro_batch = per_micro_batch + 2 * sum(gap.bytes for gap in self.skips.gaps)
+        return float(fixed + self.micro_batches * per_micro_batch)
 
     def sizes(self, layers: slice) -> StageSizes:
         """Return the bytes of one stage: [1, 1]. Skipping values that wait there are not counted."""
@@ -308,11 +309,11 @@ class ChainCosts:
         gradient = np.where(ends < self.layers, np.maximum(self._output_gradient[ends - 1] - passing, 0), 0)
         if self._shared:
             gradient = gradient + self._shared.arriving_gradients(start, ends)
-        kept = np.empty((len(ends), 1, 3))
-        kept[:, 0, 0] = stash[which] - np.where(ends == self.layers, self._saved_by_loss, 0)
-        kept[:, 0, 1] = boundary if isinstance(boundary, int) else boundary[which]
-        kept[:, 0, 2] = deferred
-        kept[~trains] = 0
+        per_micro_batch = np.empty((len(ends), 1, 3))
+        per_micro_batch[:, 0, 0] = stash[which] - np.where(ends == self.layers, self._saved_by_loss, 0)
+        per_micro_batch[:, 0, 1] = boundary if isinstance(boundary, int) else boundary[which]
+        per_micro_batch[:, 0, 2] = deferred
+        per_micro_batch[~trains] = 0
         input_bytes = self.output_bytes[start - 1] if start else 0
         messages = np.zeros((len(ends), 1, 2))
         messages[:, 0, 0] = np.maximum(input_bytes - passing, 0)
@@ -322,12 +323,12 @@ class ChainCosts:
         transient[~trains, 1:] = 0
         transient[~trains, 0] += input_bytes
         version = self._gradient_sums[ends] - self._gradient_sums[start]
-        return StageSizes(static[:, None], version[:, None], kept, messages, transient[:, None])
+        return StageSizes(static[:, None], version[:, None], per_micro_batch, messages, transient[:, None])
 
     def _transient(
         self, start: int, stop: int, stash: Floats, gradient: Ints, passing: Ints | int, which: slice
     ) -> Floats:
-        """Return the most bytes that F, B, I, W and a first B need besides the kept ones: [ends, 5].
+        """Return the most bytes that F, B, I, W and a first B need besides the tensors that stages keep: [ends, 5].
 
         ::
 

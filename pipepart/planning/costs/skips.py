@@ -75,8 +75,8 @@ class Skips:
         A stage keeps each value that it uses and receives from an earlier stage.
         """
         used = self._next_use[:, start, None] < ends
-        kept = self._next_keeper[:, start, None] < ends
-        return self._piece_bytes @ (used | kept), self._piece_bytes @ used
+        saved = self._next_keeper[:, start, None] < ends
+        return self._piece_bytes @ (used | saved), self._piece_bytes @ used
 
     def waiting(self, start: int, ends: Ints) -> Ints:
         """Return an upper bound of the bytes that wait at the stages for each micro-batch in flight there.

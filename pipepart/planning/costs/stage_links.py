@@ -30,7 +30,7 @@ class StageLinks:
         self._devices = devices
 
     def is_straight(self, source: int, target: int) -> bool:
-        """Return True if a value goes straight from a stage to a later one; False if the stages between relay it.
+        """Return True if a value goes straight from a stage to a later stage; False if the stages between relay it.
 
         The rule compares seconds per byte, because the stage that waits for a value does not know its size.
         """

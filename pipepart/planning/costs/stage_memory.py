@@ -30,7 +30,7 @@ Mode = Literal["never", "except-last", "always", "offload"]
 RECOMPUTES: frozenset[Mode] = frozenset({"except-last", "always"})
 ModeChoice = Literal["auto", "never", "except-last", "always", "offload", "stash"]
 
-# The recompute modes that a stage may use, the fastest first and the one with the least memory last.
+# The recompute modes that a stage may use: the fastest mode first, the mode with the smallest memory last.
 MODES: Mapping[RecomputeChoice, tuple[Recompute, ...]] = {
     "auto": ("never", "except-last", "always"),
     "never": ("never",),
@@ -79,9 +79,9 @@ class StageSizes:
 
     def with_waiting(self, waiting: Floats | Ints) -> StageSizes:
         """Return the sizes with more bytes, [cuts, stages], for each micro-batch in flight."""
-        kept = self.per_micro_batch.copy()
-        kept[..., [STASH, INPUT]] += waiting[..., None]
-        return replace(self, per_micro_batch=kept)
+        per_micro_batch = self.per_micro_batch.copy()
+        per_micro_batch[..., [STASH, INPUT]] += waiting[..., None]
+        return replace(self, per_micro_batch=per_micro_batch)
 
     def without(self, state: Floats) -> StageSizes:
         """Return the sizes with ``state`` fewer static bytes, [cuts, stages]."""
@@ -125,7 +125,7 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
 
 
 def least_memory(cluster: Cluster) -> float:
-    """Return the bytes of the device with the least memory; infinity if none has a limit."""
+    """Return the bytes of the device with the least memory; infinity if no device has a limit."""
     limits = (device.memory_bytes for device in cluster.devices)
     return min((float(limit) for limit in limits if limit is not None), default=math.inf)
 

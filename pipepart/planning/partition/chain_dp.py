@@ -256,9 +256,8 @@ class ChainProblem:
         if row.waiting is None or not counts_waiting:
             return need
         most = counts.peak_bytes_of_stages(row.sizes.with_waiting(row.waiting[:, None]))[place]
-        return np.where(
-            (view.left > 2)[:, None], most, need
-        )  # no stage comes after the next one of the last two
+        # Nothing waits at the last two stages: there is no stage after their next.
+        return np.where((view.left > 2)[:, None], most, need)
 
 
 class _View:

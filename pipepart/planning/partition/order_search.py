@@ -28,9 +28,8 @@ from ...graph_partition.device_orders import (
     number_links,
 )
 
-_MOST_TYPES = (
-    40  # if links differ, search all orders only up to this many device types: edges need memory for each
-)
+# If links differ, search all orders only up to this many device types: each edge needs memory for each type.
+_MOST_TYPES = 40
 _ROUNDED = 8  # number of types that devices are rounded up to; fewer if these still have too many orders
 
 

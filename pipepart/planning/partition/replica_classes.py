@@ -120,9 +120,7 @@ def replica_classes(
         keys.setdefault(key, []).append(replica)
     # The first replicas have the most micro-batches, so the first classes have the most, too.
     classes = sorted(keys.values())
-    if (
-        len(classes) == 1 and replicas > 1
-    ):  # simulate two replicas, as replicas wait for each other's gradients
+    if len(classes) == 1 and replicas > 1:  # simulate two replicas, which wait for each other's gradients
         classes = [[0], classes[0][1:]]
     class_of = {replica: number for number, members in enumerate(classes) for replica in members}
     firsts = tuple(members[0] for members in classes)

@@ -1,4 +1,4 @@
-"""Groups devices for data parallelism: a stage runs on a group, and each replica of it on one device of the group."""
+"""Groups devices for data parallelism: a stage has a group of devices, one device for each replica."""
 
 from __future__ import annotations
 

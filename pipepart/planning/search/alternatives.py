@@ -19,7 +19,7 @@ _MOST_ROWS = 12  # rows of finished plans
 def list_alternatives(
     best: Plan, named: Sequence[Named], joint: Iterable[Plan] = ()
 ) -> tuple[Alternative, ...]:
-    """Return the rows of the other plans, the fastest first, then of candidates without a finished plan.
+    """Return rows for the plans that were not chosen, the fastest first, then for candidates without a finished plan.
 
     A candidate without a finished plan is listed only if its schedule, number of micro-batches, replicas or stages is
     not in the list yet.

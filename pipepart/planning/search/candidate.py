@@ -37,7 +37,7 @@ _LIMITED_FACTOR = 3.0  # with memory limits: the memory of each recompute mode i
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of everything in a plan but the cut. It evaluates cuts, and makes the plan of a cut.
+    """A choice of schedule, devices and recompute modes. It evaluates cuts, and makes the plan of a cut.
 
     Attributes:
         part: the part of the request: the layers, the devices, and the number of micro-batches.
@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def planning_seconds(self) -> float:
-        """Estimated CPU seconds to plan the candidate, without the search for cuts: that one ends with the clock."""
+        """Estimated CPU seconds to plan the candidate, without the search for cuts: the clock ends that search."""
         per_action = _ACTION_SECONDS if self.chunks == 1 else _CHUNKED_ACTION_SECONDS
         per_action = _SEARCHED_ACTION_SECONDS if self.schedule in _SEARCHED else per_action
         per_stage = _STAGE_SECONDS + _LAYER_RANGE_SECONDS * self.costs.layers
@@ -135,7 +135,7 @@ class Candidate:
 
     @property
     def has_cuts(self) -> bool:
-        """True if enough borders are allowed for a cut into so many stages."""
+        """True if there are enough allowed borders for a cut into this many stages."""
         return len(self.costs.allowed_borders) >= self.stages - 1
 
     @property
@@ -215,12 +215,12 @@ class Candidate:
         return self.schedule, self.devices, self.part.micro_batches, self.chunks
 
     def plan_of(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan:
-        """Return the plan of one cut, whether it fits or not.
+        """Return the plan of a cut, even if it does not fit.
 
         Args:
             borders: the first layer of each stage but the first.
             order: the device of each schedule row, by its position in the cluster.
-            bound: no cut of this candidate has a smaller bottleneck.
+            bound: a lower bound in seconds of the bottleneck of all cuts of this candidate.
         """
         request, groups, rows = self.part.request, self.part.groups, self.rows
         table = np.array([borders], dtype=np.int64).reshape(1, -1)

@@ -70,7 +70,7 @@ class Named:
 
     @property
     def fastest(self) -> float:
-        """Seconds of the fastest plan."""
+        """Seconds of the fastest step of all plans; infinite if there is no plan."""
         return min((plan.predicted.step_seconds for _, plan in self.plans), default=math.inf)
 
     def plan(self, attempts: Attempts, limit: float, clock: Clock) -> Outcome | None:
@@ -174,7 +174,7 @@ def _priority(series: _Series) -> tuple[int, int, float]:
 
 def _series_of(part: Part) -> list[_Series]:
     request, most, layers = part.request, part.most_devices, len(part.profile.layers)
-    found = []
+    all_series = []
     for name in request.schedules:
         chunks_of = request.chunks_of(name)
         for chunks, choice in product(chunks_of, request.mode_choices):
@@ -191,8 +191,8 @@ def _series_of(part: Part) -> list[_Series]:
                 is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
                 if most > _FEW_DEVICES and chunks != chunks_of[0]:
                     attempts = attempts[:1]
-                found.append(_Series(attempts, is_default))
-    return found
+                all_series.append(_Series(attempts, is_default))
+    return all_series
 
 
 def _device_numbers(most: int, layers: int) -> list[int]:
