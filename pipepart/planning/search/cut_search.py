@@ -24,7 +24,7 @@ from .candidate import Candidate
 # Cuts times actions of the schedule to evaluate for each candidate: about 10 ms. It is fixed, so that the plan of a
 # candidate does not depend on the other candidates.
 _EFFORT = 600_000
-_MOST_ORDERED = 12  # up to this many devices, if they are not all alike, count the orders of the devices
+_MOST_ORDERED = 12  # with more devices that are not all alike, never evaluate every order of them
 _LEAST_EVALUATED = 64  # cuts to evaluate even if the schedule has very many actions
 
 _Cut = tuple[Sequence[int], Sequence[int]]  # borders, and the device of each schedule row
@@ -44,7 +44,10 @@ class CutSearch:
         self._clock = clock or Clock()
 
     def best_cuts(self) -> tuple[list[EvaluatedCut], float]:
-        """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck."""
+        """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck.
+
+        If no cut fits there are no cuts, except with skip connections: then the nearest cut is returned.
+        """
         cuts, bound, _ = self._nearest_cuts()
         fitting = [cut for cut in cuts if not cut.deficit]
         # With skip connections the memory of a cut is an upper bound: its plan may still fit.

@@ -26,9 +26,7 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 # A request without ``seconds`` has a fixed effort if it has no more layers and devices than these. Named schedules stop
 # when the planning seconds of their candidates add up to this, for each part; most parts take a third of it.
 _SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 2.0
-_SHORT_OPERATIONS = (
-    300_000  # operations of the joint search for each part of such a request: about 0.4 seconds
-)
+_SHORT_OPERATIONS = 300_000  # of the joint search, for each part of such a request: about 0.4 seconds
 
 Progress = Callable[[float], None]
 
@@ -164,7 +162,7 @@ def _operations(request: Request, parts: int) -> int:
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
-    """Return the fastest plan; of equally fast plans, the one with fewest replicas, most devices, fewest chunks."""
+    """Return the fastest plan. Ties go to fewest replicas, then most devices, fewest chunks, least memory."""
     fastest = min(plan.predicted.step_seconds for plan in plans)
     near = [plan for plan in plans if plan.predicted.step_seconds <= fastest * (1 + TOLERANCE)]
     return min(
