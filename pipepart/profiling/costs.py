@@ -107,7 +107,7 @@ class SavedTensor(Value):
             holds it once.
         input_of: indices of the layers that take the tensor as an input. A stage that starts with such a layer also
             holds it.
-        passed_by: the layers in ``input_of`` that do not use the tensor. A value may skip a stage with only such layers.
+        passed_by: the layers in ``input_of`` that do not use the tensor. A value may skip a stage of only such layers.
     """
 
     bytes: ByteCount
