@@ -3,7 +3,7 @@
 ::
 
     micro-batch ──▶ layer 0 ──▶ layer 1 ──▶ ... ──▶ loss
-                       │           │                  │       one autograd graph a layer,
+                       │           │                  │       one autograd graph per layer,
                     backward ◀── backward ◀── ... ◀── ones    cut off at the layer's input
 
 All forwards run before all backwards, as in training, so CPU caches are as warm as in training. A layer that writes

@@ -66,16 +66,16 @@ class LayerTimer:
 
     def measure(self, micro_batch: Any, *, budget: float, passes: tuple[int, int]) -> None:
         """Run passes for ``budget`` seconds, but at least ``passes[0]`` and at most ``passes[1]`` of each kind."""
-        least, most = passes
+        minimum, maximum = passes
         for split in (False, True):  # warm-up
             self._chain.run(micro_batch, Observer(), split=split)
         start = time.perf_counter()
-        for count in range(1, most + 1):
+        for count in range(1, maximum + 1):
             for split in (False, True):
                 self._chain.zero_grad()
                 self._time(micro_batch, split)
                 self._time(micro_batch, split)
-            if count >= least and time.perf_counter() - start >= budget:
+            if count >= minimum and time.perf_counter() - start >= budget:
                 break
 
     def timings(self, micro_batches: int) -> list[LayerTimes]:
