@@ -43,15 +43,15 @@ def plan_for(
     compress: Compress = None,
     all_devices: bool = False,
 ) -> Plan:
-    """Profile a model and plan. The arguments are those of :meth:`pipepart.Pipeline.auto`.
+    """Profile a model and return a plan for it. The arguments are those of :meth:`pipepart.Pipeline.auto`.
 
     Args:
-        with_optimizers: whether each stage will have an optimizer, which asynchronous schedules need.
-        all_devices: whether each device must have a stage, even if the step is not shorter with it.
+        with_optimizers: whether each stage will have an optimizer. Asynchronous schedules need one.
+        all_devices: whether each device must have a stage, even if this does not shorten the step.
 
     Raises:
-        TypeError, ValueError: as :func:`pipepart.profile` and :func:`pipepart.plan`. Arguments are checked before
-            anything is measured, as far as they can be.
+        TypeError, ValueError: as for :func:`pipepart.profile` and :func:`pipepart.plan`. Most arguments are checked
+            before the layers are measured.
     """
     if not isinstance(optimizer_state, str):
         raise InputTypeError(
@@ -75,27 +75,27 @@ def plan_for(
     if not with_optimizers:
         refuse_asynchronous(schedule)
     chain = chain_of(model, layers=layers)
-    given = Arguments.of(sample)
-    check_arguments(*chain.entrance, given, target)
-    batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
-    # Of two samples at least, as a BatchNorm needs.
-    worth = micro_batches_worth_trying(batch, len(cluster))
-    measured = profile(
+    arguments = Arguments.of(sample)
+    check_arguments(*chain.entrance, arguments, target)
+    batch = sum(micro_batches_of(arguments.input, target, 1, split).sizes)
+    # Micro-batches of at least two samples, as a BatchNorm needs.
+    worth_trying = micro_batches_worth_trying(batch, len(cluster))
+    layer_profile = profile(
         model,
         sample,
         loss_fn=loss_fn,
         target=target,
         layers=layers,
-        micro_batches=worth if micro_batches == "auto" else micro_batches,
+        micro_batches=worth_trying if micro_batches == "auto" else micro_batches,
         split=split,
         optimizer=optimizer_state,
         devices=len(cluster),
         threads=cluster.devices[0].threads,
         measure=not holds_meta(chain.model),
     )
-    planned = partial(
+    make_plan = partial(
         plan,
-        measured,
+        layer_profile,
         cluster,
         schedule=schedule,
         micro_batches=micro_batches,
@@ -107,9 +107,9 @@ def plan_for(
         compress=compress,
         seconds=seconds,
     )
-    found = planned()
-    if all_devices and found.unused_devices:
-        found = planned(stages=len(cluster))
-    if all_devices and found.unused_devices:  # a searched plan may have all of these stages on fewer devices
-        found = planned(stages=len(cluster), schedule="1f1b")
-    return found
+    result = make_plan()
+    if all_devices and result.unused_devices:
+        result = make_plan(stages=len(cluster))
+    if all_devices and result.unused_devices:  # a searched plan may put several of these stages on one device
+        result = make_plan(stages=len(cluster), schedule="1f1b")
+    return result

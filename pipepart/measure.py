@@ -1,4 +1,4 @@
-"""``pipepart.profile``: what the layers of a model cost, and what the runtime adds to each action and message."""
+"""``pipepart.profile``: measures layer costs, and the seconds that the runtime adds to each action and message."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _Arguments = ParamSpec("_Arguments")
 def _with_runtime(measure: Callable[_Arguments, Profile]) -> Callable[_Arguments, Profile]:
     @wraps(measure)
     def profile(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Profile:
-        found = measure(*args, **kwargs)
-        if found.roofline is not None or found.device != "cpu":
-            return found
+        layer_profile = measure(*args, **kwargs)
+        if layer_profile.roofline is not None or layer_profile.device != "cpu":
+            return layer_profile
         runtime = measured_overhead()
-        added = found.overhead.model_copy(
+        overhead = layer_profile.overhead.model_copy(
             update={
                 "action_seconds": runtime.action_seconds,
                 "message_seconds": runtime.message_seconds,
             }
         )
-        return found.model_copy(update={"overhead": added})
+        return layer_profile.model_copy(update={"overhead": overhead})
 
     return profile
 

@@ -10,30 +10,30 @@ from .links import Network, PairLink
 
 
 def check_names(names: Sequence[str], links: Sequence[PairLink]) -> None:
-    """Check that device names differ, and that links join pairs of different devices, each pair once.
+    """Check that device names are unique, and that each link joins a different pair of two known devices.
 
     Raises:
-        ValueError: not so.
+        ValueError: a name occurs twice, or a link joins an unknown device, one device, or a pair that is joined.
     """
     known, joined = set(names), set[frozenset[str]]()
     if len(known) < len(names):
         raise InputError(f"device names must differ, got {few(names)}")
     for link in links:
-        one, other = link.between
-        for unknown in {one, other} - known:
+        first, second = link.between
+        for unknown in {first, second} - known:
             raise InputError(f"a link joins {unknown!r}, the cluster has {few(names)}")
-        if one == other:
-            raise InputError(f"a link joins two devices, got {one!r} twice")
-        if {one, other} in joined:
-            raise InputError(f"two links join {one!r} and {other!r}")
+        if first == second:
+            raise InputError(f"a link joins two devices, got {first!r} twice")
+        if {first, second} in joined:
+            raise InputError(f"two links join {first!r} and {second!r}")
         joined.add(frozenset(link.between))
 
 
 def check_hosts(devices: Sequence[Device], network: Sequence[Network]) -> None:
-    """Check that each host names a part for each tier of the network; without a network, that there is one host.
+    """Check that each host name has one part per tier of the network; without a network, that there is one host.
 
     Raises:
-        ValueError: not so.
+        ValueError: a host name has another number of parts, or several hosts have no network.
     """
     first, tiers = devices[0], len(network)
     for device in devices:
@@ -52,5 +52,5 @@ def check_hosts(devices: Sequence[Device], network: Sequence[Network]) -> None:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the names as a list, or the first 16 of more."""
+    """Return a text of the list of names, with at most 16 of them."""
     return str(list(names)) if len(names) <= 16 else f"{list(names[:16])} and {len(names) - 16} more"

@@ -30,16 +30,16 @@ class Cluster(Document):
     """Devices, and the links between them.
 
     Attributes:
-        devices: at least one.
+        devices: at least one device.
         link: the link between any two devices of a host.
-        links: links of single pairs, which replace all others.
-        network: what joins the hosts; of several tiers the nearest first. Two devices are joined by the lowest tier
-            that has both. Empty if there is one host.
-        links_from: how the links are known: ``"assumed"``, measured in some way, or empty if they were given.
+        links: links of single device pairs, which replace ``link`` and ``network`` for these pairs.
+        network: the networks between hosts, one per tier, from the nearest outward. Two devices are joined by the
+            lowest tier that contains both. Empty if there is one host.
+        links_from: source of the links: ``"assumed"``, how they were measured, or empty if the user set them.
         emulated: if True, a pipeline on virtual devices slows them down to their speeds, and messages to the speed of
             the links. Otherwise speeds and links only describe the devices to the planner.
-        message_seconds: what a message between the worker threads of this process takes at the least. ``pipepart.plan``
-            raises it to what the profile measured. Emulated links sleep for the rest of their latency.
+        message_seconds: minimum latency of a message between worker threads of this process. ``pipepart.plan`` raises
+            it to the latency that the profile measured. Emulated links sleep for the rest of their latency.
     """
 
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -63,17 +63,17 @@ class Cluster(Document):
 
     @property
     def compressed(self) -> dict[str, CompressedType]:
-        """How messages are compressed on the links within hosts, ``"link"``, and between them, ``"network"``."""
+        """Dtypes of compressed messages on the links within hosts (``"link"``) and between hosts (``"network"``)."""
         tiers = [("link", self.link), *(("network", tier) for tier in self.network)]
         return {name: tier.compress.dtype for name, tier in tiers if tier.compress is not None}
 
     @cached_property
     def places(self) -> Places:
-        """Where the devices are; loops over many pairs of devices take links from here."""
+        """Index of devices, hosts and links, for loops over many pairs of devices."""
         return Places(self.devices, self.link, self.links, self.network)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced, which looks its devices up anew."""
+        """Return a copy with some fields replaced and its own ``places``."""
         copied = super().model_copy(update=update, deep=deep)
         vars(copied).pop("places", None)
         return copied
@@ -82,12 +82,12 @@ class Cluster(Document):
         """Return the link between two devices, by their names.
 
         Raises:
-            KeyError: no device has a name.
+            KeyError: no device has one of the names.
         """
         return self.places.link(one, other)
 
     def route_between(self, one: str, other: str) -> Route:
-        """Return the ports of hosts that a message from one device to another passes, and the bandwidth of each."""
+        """Return the host ports that a message between two devices passes, each with its bandwidth."""
         return self.places.route(one, other)
 
     def __len__(self) -> int:
@@ -97,22 +97,22 @@ class Cluster(Document):
         """Return the device of this name.
 
         Raises:
-            KeyError: no device has it.
+            KeyError: no device has this name.
         """
-        found = self.places.index.get(name)
-        if found is None:
+        index = self.places.index.get(name)
+        if index is None:
             raise KeyError(
                 f"no device {name!r}: the cluster has {few([device.name for device in self.devices])}"
             )
-        return self.devices[found]
+        return self.devices[index]
 
     def with_more(self, count: int, like: str | None = None) -> Self:
-        """Return the cluster with further devices behind its own.
+        """Return the cluster with more devices, added after its present devices.
 
         Args:
-            count: of devices to add.
-            like: the name of the device that they are like, in the same host; None for the one with most memory, and of
-                those the fastest. Links of single pairs do not count for them.
+            count: number of devices to add.
+            like: name of the device to copy, with its host; None for the device with the most memory, and among
+                several with equal memory the fastest. Links of single pairs are not copied.
 
         Raises:
             KeyError: no device has this name.
@@ -121,7 +121,7 @@ class Cluster(Document):
         if count < 1:
             raise InputError(f"the number of further devices must be at least 1, got {count}")
         if like is None:
-            model = max(self.devices, key=lambda one: (one.memory_bytes or float("inf"), one.speed))
+            model = max(self.devices, key=lambda device: (device.memory_bytes or float("inf"), device.speed))
         else:
             model = self.device(like)
         known = {device.name for device in self.devices}
@@ -132,25 +132,25 @@ class Cluster(Document):
         return self.model_copy(update={"devices": (*self.devices, *added)})
 
     def with_memory(self, memory: int | str) -> Self:
-        """Return the cluster with this memory for each of its devices, as in ``"24GiB"``.
+        """Return the cluster with the memory of each device set to ``memory``, as in ``"24GiB"``.
 
         Raises:
-            ValueError: the text is no size.
+            ValueError: the text is not a size.
         """
         limit = {"memory_bytes": parse_bytes(memory)}
         return self.model_copy(
-            update={"devices": tuple(one.model_copy(update=limit) for one in self.devices)}
+            update={"devices": tuple(device.model_copy(update=limit) for device in self.devices)}
         )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a cluster that :meth:`save` wrote, or one written by hand.
+        """Read a cluster file, written by :meth:`save` or by hand.
 
-        An entry of ``devices`` may stand for several: ``{"name": "gpu", "kind": "A100", "count": 8, "hosts": 2}`` are
-        eight devices in each of two hosts.
+        An entry of ``devices`` may describe several devices: ``{"name": "gpu", "kind": "A100", "count": 8,
+        "hosts": 2}`` describes eight devices in each of two hosts.
 
         Raises:
-            ValueError: the file is no cluster of this version. The message lists every fault.
+            ValueError: the file is not a cluster of this version. The message lists every fault.
             OSError: the file cannot be read.
         """
         try:
@@ -169,28 +169,29 @@ class Cluster(Document):
     ) -> Cluster:
         """Return the accelerators of this machine, or its CPU as one device if there are none.
 
-        The links of CUDA devices, and those to the host's memory, are measured the first time (a second or two) and
-        kept in the user's cache folder for these devices, driver and version of torch. ``links_from`` says how.
+        The first call measures the links of CUDA devices to each other and to host memory (one or two seconds) and
+        stores them in the user's cache folder, by devices, driver and torch version. ``links_from`` says how the links
+        were measured.
 
         Args:
-            count: take the first accelerators only; None for all.
-            measure: False to assume the links; ``"again"`` to measure them even if the cache has them.
+            count: number of accelerators, from the first; None for all.
+            measure: False for assumed links; ``"again"`` to measure the links even if the cache has them.
             headroom: as for :meth:`of`.
         """
-        found = find_accelerators()[:count]
-        cluster = cls.of(found or ["cpu"], headroom=headroom)
-        if not measure or not found or found[0].type != "cuda":
+        accelerators = find_accelerators()[:count]
+        cluster = cls.of(accelerators or ["cpu"], headroom=headroom)
+        if not measure or not accelerators or accelerators[0].type != "cuda":
             return cluster
         return cluster.with_links(
-            local_links([(one.name, one.kind) for one in cluster.devices], again=measure == "again")
+            local_links([(device.name, device.kind) for device in cluster.devices], again=measure == "again")
         )
 
     @classmethod
     def of_ranks(cls) -> Cluster:
-        """Return one device a process under torchrun, in the order of the ranks; every process calls this.
+        """Return a cluster with one device per torchrun process, in rank order. Every process must call this.
 
-        A process has the accelerator of its number on its host, or the CPU. The links are measured as messages have
-        them, between two processes of a host and of two hosts.
+        The device of a process is the accelerator with its local rank, or the CPU. The links are measured with
+        messages between two processes of one host, and between two processes of different hosts.
 
         Raises:
             RuntimeError: this is the only process.
@@ -201,29 +202,29 @@ class Cluster(Document):
         return cls(devices=devices, link=link, network=network, links_from="measured: messages over gloo")
 
     def with_links(self, measured: MeasuredLinks) -> Self:
-        """Return the cluster with measured links between its devices, and between each and its host."""
+        """Return the cluster with measured links between devices, and between each device and host memory."""
         link, links = common_link(measured.pairs)
         rates = dict(zip((name for name, _ in measured.devices), measured.host_bandwidth, strict=True))
         devices = tuple(
-            one.model_copy(update={"host_bandwidth": rates.get(one.name, one.host_bandwidth)})
-            for one in self.devices
+            device.model_copy(update={"host_bandwidth": rates.get(device.name, device.host_bandwidth)})
+            for device in self.devices
         )
-        measured_so = f"measured: {measured.method}"
+        source = f"measured: {measured.method}"
         return self.model_copy(
-            update={"devices": devices, "link": link, "links": links, "links_from": measured_so}
+            update={"devices": devices, "link": link, "links": links, "links_from": source}
         )
 
     @classmethod
     def of(cls, devices: Sequence[torch.device | str], *, headroom: float = HEADROOM) -> Cluster:
-        """Return a cluster of these torch devices, in order. A device named twice counts as two in one memory.
+        """Return a cluster of torch devices, in order. A device listed twice becomes two devices that share its memory.
 
         Args:
             devices: the devices.
-            headroom: part of the memory of an accelerator that stages may not use: it is for the device's context,
-                the workspaces of libraries and fragmentation.
+            headroom: fraction of an accelerator's memory that stages may not use. It is left for the device's context,
+                library workspaces and fragmentation.
 
         Raises:
-            ValueError: no device is named, or the headroom is not at least 0 and below 1.
+            ValueError: ``devices`` is empty, or the headroom is below 0, or 1 or more.
         """
         if not devices:
             raise InputError("a cluster needs at least 1 device, got none")
@@ -255,33 +256,33 @@ class Cluster(Document):
 
         Args:
             count: number of devices.
-            memory: memory of each that the planner may use, as in ``"2GiB"``; None for no limit.
-            threads: intra-operation threads of each; by default torch's number shared out evenly.
-            speed: speed of each, or one for all, relative to this machine; at most 1.
+            memory: memory of each device that the planner may use, as in ``"2GiB"``; None for no limit.
+            threads: intra-operation threads of each device; by default torch's number divided evenly.
+            speed: speed of each device, or one speed for all, relative to this machine; at most 1.
             link: bandwidth between any two devices, as in ``"2GB/s"``; None for no limit.
-            latency: seconds per message; at least the time that threads need for one.
-            host_link: bandwidth between each device and the memory of the host, as in ``"8GB/s"``, so that stages may
-                keep there what they save; None for devices that cannot.
+            latency: seconds per message, at least ``VIRTUAL_LATENCY_SECONDS``.
+            host_link: bandwidth between each device and host memory, as in ``"8GB/s"``, which allows stages to offload
+                saved tensors; None for no offloading.
 
         Raises:
             TypeError: ``count`` is not an int.
             ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, a
-                speed is above 1, or the latency is below that of threads.
+                speed is above 1, or the latency is below ``VIRTUAL_LATENCY_SECONDS``.
 
         >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
         0.5
         """
-        made = virtual_devices(count, memory, threads, speed, host_link)
+        devices = virtual_devices(count, memory, threads, speed, host_link)
         if not VIRTUAL_LATENCY_SECONDS <= latency < float("inf"):
             raise InputError(
                 f"messages of virtual devices cannot have a latency of {latency} s: threads need "
                 f"{VIRTUAL_LATENCY_SECONDS} s for one"
             )
         return cls(
-            devices=made,
+            devices=devices,
             link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
             emulated=(
-                min(device.speed for device in made) < 1
+                min(device.speed for device in devices) < 1
                 or link is not None
                 or host_link is not None
                 or latency > VIRTUAL_LATENCY_SECONDS
@@ -305,17 +306,17 @@ class Cluster(Document):
 
         Args:
             devices: one text per device: its memory and, after ``@``, its speed relative to the profiled device. With
-                several hosts the devices of one host, or one text for all, are enough.
+                several hosts, the texts of one host suffice, or one text for all devices.
             link: bandwidth between any two devices of a host, as in ``"12GB/s"``; None for no limit.
             latency: seconds per message within a host.
-            hosts: their number; or, for several tiers, numbers from the nearest outward: ``(4, 2)`` is two groups of
-                four hosts.
-            devices_per_host: their number; None for as many as ``devices`` has.
-            network: bandwidth of a host's port, which its devices share; one number for each tier. A
-                :class:`Network` says how many ports a host has.
+            hosts: number of hosts; for several tiers, the size of each tier from the nearest outward: ``(4, 2)`` is two
+                groups of four hosts.
+            devices_per_host: number of devices of each host; None for the length of ``devices``.
+            network: bandwidth of a host's port, which its devices share; one value for each tier. Use
+                :class:`Network` to set the number of ports of a host.
             network_latency: seconds per message between hosts.
-            host_link: bandwidth between each device and pinned memory of its host, as in ``"25GB/s"``, so that stages
-                may keep there what they save; None for devices that cannot.
+            host_link: bandwidth between each device and pinned memory of its host, as in ``"25GB/s"``, which allows
+                stages to offload saved tensors; None for no offloading.
 
         Raises:
             ValueError: there are no devices, a text cannot be parsed, or the numbers of devices and tiers do not agree.

@@ -1,4 +1,4 @@
-"""Parses descriptions of devices that are not present: texts such as ``"24GiB@0.5"``, and counts in cluster files."""
+"""Parses descriptions of devices: texts such as ``"24GiB@0.5"``, and cluster file entries for several devices."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from .devices import Device, described_device
 def describe_devices(
     texts: Sequence[str], hosts: int | Sequence[int], devices_per_host: int | None
 ) -> tuple[Device, ...]:
-    """Return the devices of texts, on hosts.
+    """Return the devices that texts describe, placed on hosts.
 
     Args:
-        texts: of all devices, of those of one host, which are then in each, or one for all.
-        hosts: their number; or numbers of several tiers, the nearest first: ``(4, 2)`` is two groups of four hosts.
-        devices_per_host: their number; None for as many as the texts say.
+        texts: one text for all devices, one per device of a host, or one per device of the cluster.
+        hosts: number of hosts; for several tiers, the size of each from the nearest outward: ``(4, 2)`` is two groups
+            of four hosts.
+        devices_per_host: number of devices of each host; None for the number of texts.
 
     Raises:
         ValueError: there are no devices, a text cannot be parsed, or the numbers do not agree.
@@ -50,22 +51,22 @@ def describe_devices(
 
 
 def _host_paths(tiers: Sequence[int]) -> list[str]:
-    """Return the path of each host: the groups that it is in, from the outermost inward, as in ``"group:1/host:0"``."""
+    """Return the path of each host: its groups from the outermost inward, then the host, as in ``"group:1/host:0"``."""
     names = ["host", *["group"] * (len(tiers) - 1)]
     parts = [[f"{name}:{number}" for number in range(size)] for name, size in zip(names, tiers, strict=True)]
     return ["/".join(path) for path in itertools.product(*reversed(parts))]
 
 
 def expand_counts(text: bytes) -> bytes:
-    """Return the JSON of a cluster with its entries for several devices written out.
+    """Return the JSON of a cluster in which each entry of ``devices`` describes one device.
 
-    An entry of ``devices`` may have ``count``, the devices that it stands for, and ``hosts``, the number of hosts that
-    have as many each, one after the other. Their names get the numbers of hosts and devices::
+    In the input, an entry may have ``count``, the number of devices per host, and ``hosts``, the number of hosts. The
+    names of these devices get the numbers of host and device::
 
         {"name": "a", "kind": "A100", "count": 2}               a:0, a:1
         {"name": "a", "kind": "A100", "count": 2, "hosts": 2}   host:0/a:0, host:0/a:1, host:1/a:0, host:1/a:1
 
-    What is no cluster comes back as it is, for the checks of the class to find.
+    A text that is not a cluster is returned unchanged; the validation of :class:`Cluster` reports its faults.
 
     Raises:
         ValueError: a count is not a number of at least 1.
@@ -89,16 +90,16 @@ def expand_counts(text: bytes) -> bytes:
 
 
 def _expanded(entry: dict[str, Any], first_host: int) -> list[dict[str, Any]]:
-    """Return the devices that an entry stands for; ``first_host`` is the number of its first host."""
+    """Return one entry per device that an entry describes; ``first_host`` is the number of its first host."""
     device = {key: value for key, value in entry.items() if key not in ("count", "hosts")}
     if len(device) == len(entry):
         return [device]
     numbers = range(entry.get("count", 1))
     if "hosts" not in entry:
         return [{**device, "name": f"{device.get('name')}:{number}"} for number in numbers]
-    around = f"{device['host']}/" if device.get("host") else ""
+    group = f"{device['host']}/" if device.get("host") else ""
     return [
         {**device, "name": f"{host}/{device.get('name')}:{number}", "host": host}
-        for host in (f"{around}host:{first_host + index}" for index in range(entry["hosts"]))
+        for host in (f"{group}host:{first_host + index}" for index in range(entry["hosts"]))
         for number in numbers
     ]

@@ -1,4 +1,4 @@
-"""Device: its name, memory, speed and host."""
+"""Device: the name, memory, speed and host of a device."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from ..units import parse_bytes
 
 
 class Device(Value):
-    """One device: its name, memory and speed.
+    """A device that runs stages.
 
     Attributes:
-        name: unique in its cluster, as in ``"virtual:0"`` or ``"cuda:1"``.
-        kind: devices of one kind run the same layer in the same time, up to ``speed``.
+        name: unique name in the cluster, as in ``"virtual:0"`` or ``"cuda:1"``.
+        kind: hardware model. Devices of one kind and ``speed`` run the same layer in the same time.
         memory_bytes: memory that stages may use; None for no limit.
-        headroom: part of an accelerator's memory that ``memory_bytes`` leaves free, for its context and fragmentation.
-        speed: relative to the device that was profiled: 0.5 takes twice as long.
-        torch_device: where its tensors live, as in ``"cuda:0"``; None for a device that is only described.
-        threads: intra-operation threads of its worker (CPU devices); None leaves torch's own number.
+        headroom: fraction of an accelerator's memory that ``memory_bytes`` leaves free, for its context and
+            fragmentation.
+        speed: speed relative to the profiled device: 0.5 takes twice as long.
+        torch_device: torch device of its tensors, as in ``"cuda:0"``; None for a device that is only described.
+        threads: intra-operation threads of its worker (CPU devices); None for torch's default.
         host_bandwidth: bytes per second between the device and pinned memory of its host, in each direction, one copy
-            at a time; None if it is not known, and stages then keep what they save on the device.
-        action_seconds: what the runtime adds to each action of a stage. ``pipepart.plan`` raises it to what the profile
-            measured, for CPU devices of this machine.
-        host: of the machine that it is in, as in ``"host:0"``; with groups of hosts, as in ``"rack:1/host:0"``.
+            at a time. If None, stages do not offload saved tensors to the host.
+        action_seconds: seconds that the runtime adds to each action of a stage. ``pipepart.plan`` raises it to the
+            value that the profile measured, for CPU devices of this machine.
+        host: name of the host that contains the device, as in ``"host:0"``; with groups of hosts, as in
+            ``"rack:1/host:0"``.
     """
 
     name: str
@@ -45,9 +47,9 @@ def described_device(index: int, text: str) -> Device:
     Raises:
         ValueError: the text cannot be parsed.
     """
-    memory, at, speed = text.partition("@")
+    memory, separator, speed = text.partition("@")
     try:
-        factor = float(speed) if at else 1.0
+        factor = float(speed) if separator else 1.0
     except ValueError:
         raise InputError(
             f"device {index}, {text!r}: {speed!r} is not a speed, write for example '16GiB@0.6'"

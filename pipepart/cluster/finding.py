@@ -12,11 +12,13 @@ from .real_devices import find_accelerators
 
 
 def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster:
-    """Return a cluster for a number of accelerators (or virtual devices), a list of torch devices, or a cluster.
+    """Return the cluster for the argument ``devices``: a number, a list of torch devices, or a cluster.
+
+    A number means accelerators of this machine if there are enough, otherwise virtual devices.
 
     Raises:
-        TypeError: something else.
-        ValueError: a number below 1.
+        TypeError: ``devices`` has another type.
+        ValueError: the number is below 1.
     """
     if isinstance(devices, Cluster):
         return devices

@@ -12,7 +12,7 @@ from ..document import Value
 from ..input_error import InputError
 from ..units import counted, parse_bandwidth
 
-# One hand-off between two worker threads: a message through a queue and the wake-up of a sleeping thread.
+# Latency of a message between two worker threads: a queue and the wake-up of a sleeping thread.
 VIRTUAL_LATENCY_SECONDS = 20e-6
 
 
@@ -20,12 +20,12 @@ CompressedType = Literal["bf16", "int8"]
 
 
 class Compression(Value):
-    """How messages are compressed on a link.
+    """Compression of the messages on a link.
 
     Attributes:
-        dtype: what floating-point tensors are sent as.
-        bytes_left: the part of the bytes of a message that is sent, on average over the layers of a model.
-        conversion_seconds: for each byte of a message, to compress it on one end and restore it on the other.
+        dtype: dtype that floating-point tensors are sent as.
+        bytes_left: compressed bytes over original bytes, on average over the layers of a model.
+        conversion_seconds: seconds per original byte to compress a message at one end and restore it at the other.
     """
 
     dtype: CompressedType
@@ -37,9 +37,9 @@ class Link(Value):
     """A link between two devices: a transfer takes ``latency + bytes / bandwidth`` seconds.
 
     Attributes:
-        bandwidth: bytes per second; None is infinite.
+        bandwidth: bytes per second; None for no limit.
         latency: seconds per message.
-        compress: how activations and their gradients are sent in fewer bytes; None if they are not.
+        compress: compression of activations and their gradients; None for no compression.
             ``pipepart.plan(compress=...)`` sets it.
     """
 
@@ -49,7 +49,7 @@ class Link(Value):
 
     @property
     def message_bandwidth(self) -> float | None:
-        """Bytes per second of messages between stages, counted before they are compressed. None is infinite."""
+        """Uncompressed bytes per second of messages between stages, with compression included; None for no limit."""
         if self.compress is None:
             return self.bandwidth
         on_link = self.compress.bytes_left / self.bandwidth if self.bandwidth else 0.0
@@ -57,23 +57,23 @@ class Link(Value):
         return 1 / seconds if seconds else None
 
     def seconds(self, size: float) -> float:
-        """Return the seconds that a message of ``size`` bytes takes between two stages."""
+        """Return the transfer seconds of a message of ``size`` bytes (uncompressed) between two stages."""
         bandwidth = self.message_bandwidth
         return self.latency + (size / bandwidth if bandwidth else 0.0)
 
 
 class PairLink(Link):
-    """The link of two devices, by their names, the same in both directions."""
+    """The link between two devices, given by their names. It is the same in both directions."""
 
     between: tuple[str, str]
 
 
 class Network(Link):
-    """What joins hosts, or groups of hosts.
+    """The network between hosts, or between groups of hosts.
 
     Attributes:
-        ports: of each host (or group). Its devices share them evenly; messages of one direction through one port
-            follow each other. ``bandwidth`` is that of a port.
+        ports: number of ports of each host (or group), shared evenly by its devices. Messages in one direction through
+            one port are sent one after the other. ``bandwidth`` is that of a port.
     """
 
     ports: int = Field(default=1, ge=1)
@@ -84,10 +84,10 @@ def make_networks(
     latency: float,
     hosts: int | Sequence[int],
 ) -> tuple[Network, ...]:
-    """Return the networks that join hosts, one for each tier; arguments as for :meth:`pipepart.Cluster.parse`.
+    """Return the networks between hosts, one per tier; arguments as for :meth:`pipepart.Cluster.parse`.
 
     Raises:
-        ValueError: there are more or fewer than tiers, or a bandwidth cannot be parsed.
+        ValueError: the number of networks is not that of the tiers, or a bandwidth cannot be parsed.
     """
     single = isinstance(network, float | int | str | Network)
     networks = [] if network is None else [network] if single else network

@@ -18,22 +18,22 @@ from ..document import Document
 from .links import Link, PairLink
 
 TimeCopy = Callable[[str, str, int], float]  # source, target, bytes -> seconds of one copy
-HOST = "host"  # as source or target: pinned memory of the host
+HOST = "host"  # as the source or target of a copy: pinned host memory
 
-_SIZES = tuple(2**power for power in (16, 20, 23, 26))
-_REPEATS = 5
-_TOLERANCE = 0.1  # relative difference of bandwidths that count as equal
+_SIZES = tuple(2**power for power in (16, 20, 23, 26))  # bytes of the timed copies
+_REPEATS = 5  # copies of each size
+_TOLERANCE = 0.1  # relative difference up to which bandwidths count as equal
 
 
 class MeasuredLinks(Document):
     """The measured links of a machine.
 
     Attributes:
-        devices: names and kinds of the accelerators, in order.
-        software: the versions of torch and of the driver.
-        pairs: the link of each pair of devices, the slower of both directions.
-        host_bandwidth: bytes per second between each device and pinned memory, the slower of both directions.
-        method: how they were measured.
+        devices: name and kind of each accelerator.
+        software: versions of torch and the driver.
+        pairs: the link of each pair of devices, in the slower direction.
+        host_bandwidth: bytes per second between each device and pinned memory, in the slower direction.
+        method: a description of the measurement.
     """
 
     devices: tuple[tuple[str, str], ...]
@@ -46,11 +46,11 @@ class MeasuredLinks(Document):
 def local_links(
     devices: Sequence[tuple[str, str]], *, again: bool = False, time_copy: TimeCopy | None = None
 ) -> MeasuredLinks:
-    """Return the links of accelerators: from the cache, or measured now and written there.
+    """Return the links of accelerators from the cache, or measure them and write them to the cache.
 
     Args:
-        devices: name and kind of each.
-        again: True to measure even if the cache has them.
+        devices: name and kind of each accelerator.
+        again: True to measure the links even if the cache has them.
         time_copy: times one copy; None for copies by torch.
     """
     software = f"torch {torch.__version__}, driver {_driver()}"
@@ -65,19 +65,19 @@ def local_links(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         measured.save(path)
-    except OSError:  # a folder that cannot be written: they are measured again the next time
+    except OSError:  # the folder is not writable, so the next call measures again
         pass
     return measured
 
 
 def cache_folder() -> Path:
-    """Return the folder of the user's cache for this package."""
+    """Return this package's folder in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "pipepart"
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """Fit latency and bandwidth to the seconds of copies, by least squares of the relative errors.
+    """Fit latency and bandwidth to the seconds of copies by least squares on relative errors.
 
     >>> fit_link([1000, 2000, 4000], [2.0, 3.0, 5.0])
     Link(bandwidth=1000.0, latency=1.0, compress=None)
@@ -93,7 +93,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
 
 
 def common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:
-    """Return the link of the median bandwidth, and the pairs that differ from it by more than a tenth."""
+    """Return the link with the median bandwidth, and the pairs whose bandwidth differs by more than a tenth."""
     if not pairs:
         return Link(), ()
 
@@ -102,12 +102,12 @@ def common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:
 
     median = sorted(pairs, key=bandwidth)[(len(pairs) - 1) // 2]
     limit = _TOLERANCE * bandwidth(median)
-    others = tuple(pair for pair in pairs if abs(bandwidth(pair) - bandwidth(median)) > limit)
-    return Link(bandwidth=median.bandwidth, latency=median.latency), others
+    unlike = tuple(pair for pair in pairs if abs(bandwidth(pair) - bandwidth(median)) > limit)
+    return Link(bandwidth=median.bandwidth, latency=median.latency), unlike
 
 
 def copy_seconds(source: str, target: str, size: int) -> float:
-    """Return the seconds of one copy between two torch devices, or a device and the pinned memory of the host."""
+    """Return the seconds of a copy between two torch devices, or a device and pinned host memory."""
     original, copy = _bytes_on(source, size), _bytes_on(target, size)
     devices = [torch.device(name) for name in (source, target) if name != HOST]
     _wait(devices)
@@ -130,8 +130,8 @@ def _measured(devices: Sequence[tuple[str, str]], software: str, time_copy: Time
         ]
         return fit_link(_SIZES, medians)
 
-    def slower_way(name: str, other: str) -> Link:
-        return max(one_way(name, other), one_way(other, name), key=lambda link: link.seconds(_SIZES[-1]))
+    def slower_way(first: str, second: str) -> Link:
+        return max(one_way(first, second), one_way(second, first), key=lambda link: link.seconds(_SIZES[-1]))
 
     names = [name for name, _ in devices]
     pairs = tuple(

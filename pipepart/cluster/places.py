@@ -1,4 +1,4 @@
-"""Looks up the link between two devices, and the ports of hosts that a message between them passes.
+"""Looks up the link between two devices, and the host ports that a message between them passes.
 
 ::
 
@@ -6,7 +6,7 @@
       host:0 ── network[0] ── host:1                    host:0 ...
         device ─ link ─ device
 
-Two devices are joined by the lowest tier that has both. All look-ups take constant time.
+Two devices are joined by the lowest tier that contains both. All look-ups take constant time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Sequence
 from .devices import Device
 from .links import Link, Network, PairLink
 
-Port = tuple[str, int, str]  # host or group, number of its port, "out" or "in"
-Route = tuple[tuple[Port, float], ...]  # the ports of a message, and the bytes per second of each
+Port = tuple[str, int, str]  # host or group, index of the port, "out" or "in"
+Route = tuple[tuple[Port, float], ...]  # each port that a message passes, and its bytes per second
 
 
 class Places:
-    """The devices by name, their groups from the host outward, and the links of single pairs.
+    """Index of the devices of a cluster, their hosts and groups of hosts, and their links.
 
     Args:
-        devices: with unique names.
-        link: within a host.
-        links: of single pairs.
-        network: of the tiers above the hosts, the nearest first.
+        devices: devices with unique names.
+        link: the link within a host.
+        links: links of single pairs.
+        network: the networks between hosts, one per tier, from the nearest outward.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Places:
         self._ports = [self._shared_ports(tier, joined.ports) for tier, joined in enumerate(network)]
 
     def _shared_ports(self, tier: int, ports: int) -> dict[str, int]:
-        """Return the port of each device in its group: neighbours share one, and each port has as many devices."""
+        """Return the port index of each device in its group. Neighbours share a port, as evenly as possible."""
         members: dict[str, list[str]] = {}
         for name, groups in self.groups.items():
             members.setdefault(groups[tier], []).append(name)
         return {
-            name: place * ports // len(names)
+            name: position * ports // len(names)
             for names in members.values()
-            for place, name in enumerate(names)
+            for position, name in enumerate(names)
         }
 
     def tier(self, one: str, other: str) -> int:
-        """Return the lowest tier that has both devices: 0 for one host, 1 for ``network[0]``."""
+        """Return the lowest tier that contains both devices: 0 for one host, 1 for ``network[0]``."""
         here, there = self.groups[one], self.groups[other]
         if here == there:
             return 0
@@ -70,7 +70,7 @@ class Places:
         return self._links[self.tier(one, other)] if pair is None else pair
 
     def route(self, one: str, other: str) -> Route:
-        """Return the ports that a message passes; none within a host, or if the pair has a link of its own."""
+        """Return the ports that a message passes; empty within a host, or if ``links`` has the pair."""
         if one == other or (one, other) in self._pairs:
             return ()
         return tuple(
@@ -84,12 +84,12 @@ class Places:
 
 
 def _joined(tiers: Sequence[Network]) -> Link:
-    """Return the link through these tiers: as fast as the slowest, with the latency of the outermost."""
+    """Return the link through several tiers: the lowest bandwidth, and the latency of the outermost tier."""
     slowest = min((tier.bandwidth for tier in tiers if tier.bandwidth is not None), default=None)
     return Link(bandwidth=slowest, latency=tiers[-1].latency, compress=tiers[-1].compress)
 
 
 def _groups(host: str, tiers: int) -> tuple[str, ...]:
-    """Return the groups of a host, from the host outward."""
+    """Return the host and the groups that contain it, from the host outward."""
     parts = host.split("/")
     return tuple("/".join(parts[: len(parts) - tier]) for tier in range(tiers))

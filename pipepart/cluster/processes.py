@@ -17,20 +17,20 @@ from .devices import Device
 from .links import Link, Network
 from .real_devices import HEADROOM, find_accelerators, real_device
 
-_BYTES = 4 * 2**20  # of a message whose time gives the bandwidth
-_ROUNDS = 7
+_BYTES = 4 * 2**20  # size of the messages that measure the bandwidth
+_ROUNDS = 7  # round trips of each size
 
 
 def devices_of_processes() -> tuple[tuple[Device, ...], Link, tuple[Network, ...]]:
-    """Return one device a process, by rank, and the links between them, measured. All processes call this.
+    """Return one device per process, in rank order, and the measured links between them. All processes must call this.
 
-    Each process brings the accelerator of its number on its host, or the CPU. A link within a host, and one between two
-    hosts, are measured between the first two processes that it joins.
+    The device of a process is the accelerator with its local rank, or the CPU. The link within a host is measured
+    between two processes of one host, the link between hosts between the first processes of two hosts.
     """
     ranks = Ranks(initialize())
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     accelerators = find_accelerators()
-    device = accelerators[local % len(accelerators)] if accelerators else torch.device("cpu")
+    device = accelerators[local_rank % len(accelerators)] if accelerators else torch.device("cpu")
     threads = torch.get_num_threads() if device.type == "cpu" else None
     gathered: list[tuple[str, Device]] = ranks.gather(
         (socket.gethostname(), real_device(0, [device], threads, HEADROOM))
@@ -60,7 +60,7 @@ def devices_of_processes() -> tuple[tuple[Device, ...], Link, tuple[Network, ...
 
 
 def _measured(pair: Sequence[int], ranks: Ranks) -> Link:
-    """Return the link of two ranks for messages over gloo, from median round trips. All ranks call this."""
+    """Measure the link between two ranks by round trips of messages over gloo. All ranks must call this."""
     times: list[float] = []
     for size in (8, _BYTES):
         trips: list[float] = []
@@ -71,7 +71,7 @@ def _measured(pair: Sequence[int], ranks: Ranks) -> Link:
 
 
 def _round_trips(pair: Sequence[int], ranks: Ranks, size: int, trips: list[float]) -> None:
-    """Append the seconds that messages of so many bytes take in one direction."""
+    """Append half the seconds of each round trip of messages of ``size`` bytes to ``trips``."""
     first, second = pair
     there, back = ranks.groups[first < second], ranks.groups[second < first]
     message = torch.zeros(size, dtype=torch.uint8)

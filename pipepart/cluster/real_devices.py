@@ -10,39 +10,39 @@ from ..input_error import InputError
 from .devices import Device
 from .links import Link
 
-# Peer-to-peer copies over PCIe 4: an assumption until links are measured.
+# Assumed until links are measured: peer-to-peer copies over PCIe 4.
 REAL_LINK = Link(bandwidth=20e9, latency=20e-6)
-# Part of an accelerator's memory for its context, libraries' workspaces and fragmentation.
+# Fraction of an accelerator's memory for its context, library workspaces and fragmentation.
 HEADROOM = 0.08
 
 
 def real_device(
     index: int, devices: Sequence[torch.device], threads: int | None, headroom: float = HEADROOM
 ) -> Device:
-    """Return the device at a position of a list, which may name it several times: they share its memory.
+    """Return the device for ``devices[index]``. Entries for the same torch device share its memory evenly.
 
     Args:
-        index, devices: the position, and the list.
-        threads: of a CPU device.
-        headroom: part of an accelerator's memory that stages may not use.
+        index: position in the list.
+        devices: the torch devices of the cluster.
+        threads: intra-operation threads of a CPU device.
+        headroom: fraction of an accelerator's memory that stages may not use.
 
     Raises:
-        ValueError: this machine does not have it, or the headroom is not between 0 and 1.
+        ValueError: this machine does not have the device, or the headroom is below 0, or 1 or more.
     """
     if not 0 <= headroom < 1:
         raise InputError(f"headroom is a part of the memory, at least 0 and below 1, got {headroom}")
     device = devices[index]
     name = str(device) if devices.count(device) == 1 else f"{device}#{devices[:index].count(device)}"
-    found = [one for one in find_accelerators() if one.type == device.type]
-    if device not in found and (found or device.type == "cuda"):
-        raise InputError(f"there is no {device} here: torch finds {len(found)} {device.type} devices")
+    present = [accelerator for accelerator in find_accelerators() if accelerator.type == device.type]
+    if device not in present and (present or device.type == "cuda"):
+        raise InputError(f"there is no {device} here: torch finds {len(present)} {device.type} devices")
     if device.type != "cuda":
-        share = threads if device.type == "cpu" else None
         return Device(
             name=name,
             kind=device.type,
             torch_device=str(device),
-            threads=share,
+            threads=threads if device.type == "cpu" else None,
         )
     properties = torch.cuda.get_device_properties(device)
     usable = int(properties.total_memory * (1 - headroom)) // devices.count(device)
@@ -56,13 +56,13 @@ def real_device(
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return the device with its index, as ``tensor.device`` has it."""
+    """Return the device with its index, as in ``tensor.device``."""
     return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
 
 
 def find_accelerators() -> list[torch.device]:
     """Return the accelerators of this machine."""
     kind = torch.accelerator.current_accelerator(check_available=True)
-    if kind is None or kind.type == "mps":  # which is one device, with the CPU's memory
+    if kind is None or kind.type == "mps":  # MPS is one device that shares the CPU's memory
         return []
     return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]

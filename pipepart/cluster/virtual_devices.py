@@ -1,4 +1,4 @@
-"""Virtual devices: worker threads that share the CPU and stand for devices of any speed and memory."""
+"""Virtual devices: worker threads that share the CPU and emulate devices of any speed and memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def virtual_devices(
         raise InputTypeError(f"the number of virtual devices must be an int, got {count!r}")
     if count < 1:
         raise InputError(f"a cluster needs at least 1 device, got {count}")
-    speeds = [float(one) for one in speed] if isinstance(speed, Sequence) else [float(speed)] * count
+    speeds = [float(value) for value in speed] if isinstance(speed, Sequence) else [float(speed)] * count
     if len(speeds) != count:
         raise InputError(f"speed names {len(speeds)} devices, there are {count}")
-    for index, one in enumerate(speeds):
-        if not 0 < one <= 1:
+    for index, device_speed in enumerate(speeds):
+        if not 0 < device_speed <= 1:
             raise InputError(
-                f"virtual device {index} cannot have speed {one}: 1 is that of this machine, and it can be slowed "
-                "down only; give the fastest device 1 and the others what they are of it"
+                f"virtual device {index} cannot have speed {device_speed}: 1 is that of this machine, and it can be "
+                "slowed down only; give the fastest device 1 and the others what they are of it"
             )
     limit = None if memory is None else parse_bytes(memory)
     host_bandwidth = None if host_link is None else parse_bandwidth(host_link)
@@ -45,10 +45,10 @@ def virtual_devices(
             name=f"virtual:{index}",
             kind="cpu",
             memory_bytes=limit,
-            speed=own,
+            speed=device_speed,
             torch_device="cpu",
             threads=threads or max(1, torch.get_num_threads() // count),
             host_bandwidth=host_bandwidth,
         )
-        for index, own in enumerate(speeds)
+        for index, device_speed in enumerate(speeds)
     )

@@ -1,4 +1,4 @@
-"""Beam search for graphs with too many downsets to keep: improves the cut, then raises the lower bound."""
+"""Beam search for graphs with too many downsets to store: improves the cut, and raises the lower bound."""
 
 from __future__ import annotations
 
@@ -8,26 +8,20 @@ from .exact.decision import Decider, TooMuchWork
 from .exact.downsets import downsets
 from .problem import Split
 
-# Borders kept by a beam, and that number times the nodes of the graph; pairs of borders checked; number of restarts
-# below the cut that was found.
-BEAM_SETS = 20_000
-BEAM_CELLS = 24_000_000
-BEAM_PAIRS = 20_000_000
-BEAMS = 2
-
-# A beam stops at a gap of this fraction of the bottleneck.
-ENOUGH = 5e-4
-
-# Borders kept by one proof that no cut has a given bottleneck, and the number of such proofs that are tried.
-PROOF_SETS = 30_000
-PROOFS = 6
+BEAM_SETS = 20_000  # maximum number of borders of a beam
+BEAM_CELLS = 24_000_000  # maximum of borders times nodes
+BEAM_PAIRS = 20_000_000  # maximum number of pairs of borders that a decision checks
+BEAMS = 2  # maximum number of beams, each below the cut of the beam before
+ENOUGH = 5e-4  # a beam stops at a gap of this fraction of the bottleneck
+PROOF_SETS = 30_000  # maximum number of borders of a proof that no cut has a given bottleneck
+PROOFS = 6  # maximum number of such proofs
 
 
 def search_beam(bracket: Bracket) -> None:
     """Improve the cut by a search among borders that few tensors cross.
 
-    For each amount of work, only the downsets with the least crossing are kept. Decisions find the best cut among
-    these borders. A better cut allows fewer borders, so the next beam keeps more of the relevant ones.
+    For each amount of work, a beam stores only the downsets with the smallest crossing seconds. Decisions find the best
+    cut among these borders. A better cut rules out more borders, so the next beam stores more of the useful borders.
     """
     problem, clock = bracket.problem, bracket.clock
     most = min(BEAM_SETS, BEAM_CELLS // len(problem))
@@ -42,7 +36,7 @@ def search_beam(bracket: Bracket) -> None:
 
 
 def raise_bound(bracket: Bracket) -> None:
-    """Raise the lower bound by decisions: a small bottleneck leaves few enough downsets to check all of them."""
+    """Raise the lower bound by decisions at small bottlenecks, which leave few enough downsets to check all."""
     step = (bracket.high - bracket.low) / 8
     for _ in range(PROOFS):
         ask = min(bracket.low + step, bracket.high * (1 - RESOLUTION))

@@ -1,4 +1,4 @@
-"""Bracket: a cut and a lower bound on the bottleneck, which decisions bring together."""
+"""Bracket: the best cut and a lower bound on the bottleneck; decisions close the gap between them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .exact.capacity import SLACK
 from .exact.decision import Decider, TooMuchWork
 from .problem import Problem, Split
 
-# A bottleneck counts as optimal if no other is smaller by more than this fraction.
+# A cut counts as optimal if no cut has a bottleneck that is smaller by more than this fraction.
 RESOLUTION = 1e-9
 
-# A gap below this fraction is not bisected: the next cut found usually closes it.
+# A gap below this fraction of the bottleneck is not bisected: the next cut usually closes it.
 SMALL_GAP = 1e-4
 
 
 @dataclass
 class Bracket:
-    """The best cut so far and the best lower bound so far: ``low <= optimum <= high`` at any time.
+    """The best cut and the best lower bound so far. Always ``low <= optimum <= high``.
 
     Attributes:
-        problem: what is cut.
-        clock: when a search stops, by raising :class:`schedules.searching.clock.OutOfTime`.
-        low: no cut has a smaller bottleneck, in seconds.
-        split: the best cut, or None.
-        high: its bottleneck; without a cut, an upper bound on any.
+        problem: the graph and the devices.
+        clock: the time limit; raises :class:`schedules.searching.clock.OutOfTime`.
+        low: lower bound on the bottleneck of all cuts, in seconds.
+        split: the best cut so far, or None.
+        high: bottleneck of ``split`` in seconds; without a cut, an upper bound on the bottleneck of any cut.
     """
 
     problem: Problem
@@ -40,31 +40,31 @@ class Bracket:
 
     @staticmethod
     def of(problem: Problem, clock: Clock) -> Bracket:
-        """Return the bracket that is known without a search."""
+        """Return the bracket with the bounds that need no search."""
         high = simple_upper_bound(problem) * (1 + RESOLUTION)
         return Bracket(problem, clock, simple_lower_bound(problem), high=high)
 
     def offer(self, split: Split) -> None:
-        """Keep a cut if it is better than the best so far."""
+        """Replace ``split`` by a cut with a smaller bottleneck."""
         bottleneck = split.bottleneck(self.problem)
         if self.split is None or bottleneck < self.high:
             self.split, self.high = split, bottleneck
 
     def is_closed(self, resolution: float = RESOLUTION) -> bool:
-        """Whether the gap is at most a fraction of the bottleneck."""
+        """Return True if the gap is at most ``resolution`` times the bottleneck."""
         return self.high - self.low <= resolution * self.high
 
     def close(self, decider: Decider, resolution: float = RESOLUTION, *, complete: bool = True) -> bool:
-        """Decide until the gap is below ``resolution``. Return False if that takes too much work.
+        """Run decisions until the gap is below ``resolution``. Return False if that takes too much work.
 
-        The cut that was just found is often the best, so the first decision is just below it, which proves it. If
-        there is a better cut, decisions just below a cut and in the middle of the gap take turns; after a proof that
-        there is no cut, the gap is bisected.
+        The current cut is often optimal, so the first decision is just below its bottleneck. If that decision fails,
+        the cut is proven optimal. If it returns a better cut, decisions just below the new bottleneck and decisions in
+        the middle of the gap alternate. After a failed decision, the gap is bisected.
 
         Args:
-            decider: of some borders.
-            resolution: a fraction of the bottleneck.
-            complete: whether these are all the borders of cuts up to ``high``. If not, no bound follows.
+            decider: answers decisions for a family of borders.
+            resolution: fraction of the bottleneck.
+            complete: whether the family has all borders of cuts up to ``high``. If not, ``low`` is not raised.
         """
         low, just_below = self.low, True
         while self.high - low > resolution * self.high:
@@ -86,7 +86,7 @@ class Bracket:
 
 
 def simple_lower_bound(problem: Problem) -> float:
-    """Return a lower bound in seconds: the largest node, or all work spread evenly over the devices."""
+    """Return the larger of two lower bounds in seconds: the longest node, and all work over all devices."""
     each = zip(problem.types, problem.device_weights, strict=True)
     total = sum(len(device_type.devices) * float(weight) for device_type, weight in each)
     largest = np.min([device_type.seconds for device_type in problem.types], axis=0).max()
@@ -94,7 +94,7 @@ def simple_lower_bound(problem: Problem) -> float:
 
 
 def simple_upper_bound(problem: Problem) -> float:
-    """Return an upper bound in seconds: all nodes on their slowest device, and all transfers."""
+    """Return an upper bound in seconds: the sum of all nodes on their slowest device and of all transfers."""
     slowest = [max(s for s in seconds if math.isfinite(s)) for seconds in
                zip(*(device_type.seconds.tolist() for device_type in problem.types), strict=True)]  # fmt: skip
     return math.fsum(slowest) + math.fsum(net.seconds for net in problem.nets)

@@ -1,4 +1,4 @@
-"""The device-state graph of the cut searches: which devices the stages from a border to the end may use."""
+"""Orders of devices along a pipeline, as walks through states that count the devices in use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..cluster import Cluster, Device, Link
 Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]
 
-NOBODY = -1
+NOBODY = -1  # in place of a device type: no device
 
 
 @dataclass(frozen=True)
 class DeviceType:
-    """Devices that are alike: kind, speed, memory in bytes (infinite for no limit), and positions in the cluster."""
+    """Interchangeable devices: kind, speed, memory in bytes (infinite for no limit), and positions in the cluster."""
 
     kind: str
     speed: float
@@ -32,20 +32,21 @@ class Orders:
     """Orders of devices along a pipeline, as walks through states.
 
     A state counts the devices of each type that the stages from a border to the end may use. An edge adds one stage in
-    front of them: it leads from ``rest`` to ``state``. If links differ, the cost of a border depends on both of its
-    devices: a state then also has the type of its front device, and that of the device before it. ::
+    front of these stages and leads from state ``rest`` to ``state``. If links differ, the cost of a border depends on
+    both of its devices. A state then also has the type of its first device, and the type of the device before it. ::
 
-        no device ──a──► {a} ──b──► {a, b}      two unlike devices: the order b a is one walk,
-            └─────b──► {b} ──a────┘             the order a b the other
+        no device ──a──► {a} ──b──► {a, b}      devices a and b of two types: upper walk: order b a,
+            └─────b──► {b} ──a────┘             lower walk: order a b
 
     Attributes:
-        rest, state: the states of each edge; ``rest`` has the lower number. Edges to one state are side by side.
-        type: of the device that the new stage is on.
-        before, after: the numbers of the links to the stages before and behind it; 0 where there is none.
-        available: number of devices of each type in each state; shape (states, types).
-        ends: states behind which there may be no stage.
-        full: states that the first stage may begin in.
-        complete: whether every order of the devices is a walk.
+        rest, state: start and end state of each edge, [edges]; ``rest`` has the lower index. Sorted by ``state``.
+        type: device type of the new stage of each edge, [edges].
+        before, after: index of the link from the new stage to the stage before and to the stage after it, [edges]; 0
+            if there is no such stage.
+        available: number of devices of each type in each state, [states, types].
+        ends: states that may follow the last stage.
+        full: states that may start at the first stage.
+        complete: whether the walks include every order of the devices.
     """
 
     rest: Ints
@@ -60,7 +61,7 @@ class Orders:
 
     @property
     def left(self) -> Ints:
-        """Number of stages from the new one to the end, from 1 on, if no device may be left out."""
+        """Number of stages from the new stage of each edge to the end, [edges]. Only if no device is left out."""
         return self.available[self.state].sum(axis=1)
 
 
@@ -72,16 +73,16 @@ def all_orders(
     leave_out: bool = False,
     most_edges: float = math.inf,
 ) -> Orders:
-    """Return every way to put ``stages`` stages on devices; only the cluster's order if there are too many edges.
+    """Return all orders of devices for ``stages`` stages; only the cluster's order if there are too many edges.
 
-    Eight unlike devices have 1,024 edges, and 10,864 with unlike links.
+    Eight devices of different types have 1,024 edges, and 10,864 edges if their links differ.
 
     Args:
-        groups: the devices of each type, by their positions in the cluster.
-        stages: their number.
-        links: the number of the link between devices of two types, [types, types]; None if all are alike.
-        leave_out: whether there may also be fewer stages. Not together with ``links``.
-        most_edges: above it the result is :func:`given_order`, unless there is one type only.
+        groups: positions in the cluster of the devices of each type.
+        stages: number of stages.
+        links: index of the link between two device types, [types, types]; None if all links are equal.
+        leave_out: whether there may also be fewer stages. Not allowed with ``links``.
+        most_edges: with more edges than this and several types, the result has only the cluster's order.
     """
     last = range(len(groups)) if links is not None else [NOBODY]
     level = [((0,) * len(groups), NOBODY, kind) for kind in last]
@@ -106,15 +107,15 @@ def all_orders(
 
 
 def given_order(groups: Groups, devices: Sequence[int], borders: Sequence[int] = ()) -> Orders:
-    """One order of devices, by their positions in the cluster: state ``i`` has the last ``i`` of them.
+    """Return a single order of devices; state ``i`` has the last ``i`` devices.
 
     Args:
-        groups: the devices of each type.
-        devices: in order.
-        borders: the number of the link between each two neighbours; empty if all links are alike.
+        groups: positions in the cluster of the devices of each type.
+        devices: positions in the cluster, in pipeline order.
+        borders: index of the link between each two neighbours; empty if all links are equal.
     """
-    of = {device: index for index, group in enumerate(groups) for device in group}
-    row = [of[device] for device in reversed(devices)]
+    type_of = {device: index for index, group in enumerate(groups) for device in group}
+    row = [type_of[device] for device in reversed(devices)]
     links = [0, *reversed(borders or [0] * (len(row) - 1)), 0]
     edges = [(left, left + 1, kind, links[left + 1], links[left]) for left, kind in enumerate(row)]
     taken = np.eye(len(groups), dtype=np.int64)[row]
@@ -123,9 +124,9 @@ def given_order(groups: Groups, devices: Sequence[int], borders: Sequence[int] =
 
 
 def _in_order(groups: Groups, devices: Sequence[int]) -> Orders:
-    """One order of devices, of which any may be left out."""
-    of = {device: index for index, group in enumerate(groups) for device in group}
-    row = [of[device] for device in reversed(devices)]
+    """Return a single order of devices in which any device may be left out."""
+    type_of = {device: index for index, group in enumerate(groups) for device in group}
+    row = [type_of[device] for device in reversed(devices)]
     edges = [(rest, state, row[rest], 0, 0) for state in range(1, len(row) + 1) for rest in range(state)]
     taken = np.eye(len(groups), dtype=np.int64)[row]
     available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
@@ -133,49 +134,52 @@ def _in_order(groups: Groups, devices: Sequence[int]) -> Orders:
 
 
 def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:
-    """A device for each stage, given their types; of those alike in their order. By positions in the cluster."""
-    left = [iter(group) for group in groups]
-    return tuple(next(left[kind]) for kind in types)
+    """Return the position in the cluster of each stage's device; devices of one type are used in cluster order."""
+    unused = [iter(group) for group in groups]
+    return tuple(next(unused[kind]) for kind in types)
 
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:
-    """Group the devices: two devices of a group can be exchanged without changing any cost."""
+    """Group the devices of a cluster by type: exchanging two devices of a type changes no cost."""
     groups: dict[Hashable, list[list[int]]] = {}
     paired = {name for link in cluster.links for name in link.between}
     differ = cluster.links_differ
     for index, device in enumerate(cluster.devices):
-        # All devices of a host without links of their own are alike: only the others have to be compared.
-        own = device.name in paired
+        # Devices of a host without pair links are interchangeable. Only devices with pair links must be compared.
+        has_pair_link = device.name in paired
         key = (
             *_class(device),
             device.action_seconds,
             device.host_bandwidth,
             device.host if differ else "",
-            own,
+            has_pair_link,
         )
         alike = groups.setdefault(key, [])
         for group in alike:
-            if not own or _same_links(cluster, group[0], index):
+            if not has_pair_link or _same_links(cluster, group[0], index):
                 group.append(index)
                 break
         else:
             alike.append([index])
-    found = sorted(group for alike in groups.values() for group in alike)
-    return tuple(DeviceType(*_class(cluster.devices[group[0]]), tuple(group)) for group in found)
+    in_order = sorted(group for alike in groups.values() for group in alike)
+    return tuple(DeviceType(*_class(cluster.devices[group[0]]), tuple(group)) for group in in_order)
 
 
 def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield orders of ``devices`` devices, by position, the cluster's own first; alike devices are not exchanged."""
+    """Yield the distinct orders of ``devices`` devices, as positions in the cluster; the cluster's order comes first.
+
+    Exchanging two devices of one type gives no distinct order.
+    """
     types = device_types(cluster)
     used = [0] * len(types)
     order: list[tuple[int, int]] = []  # the position and the type of each device
 
     def following() -> Iterator[tuple[int, int]]:
-        """The next device of each type, in the cluster's order."""
+        """Return position and type of the first unused device of each type, in cluster order."""
         free = [number for number, kind in enumerate(types) if used[number] < len(kind.devices)]
         return iter(sorted((types[number].devices[used[number]], number) for number in free))
 
-    # Depth first, without recursion: there may be thousands of devices. One entry for each device that is taken.
+    # Depth first, without recursion, as there may be thousands of devices. The stack has one entry per device in use.
     stack = [following()]
     while stack:
         if len(order) == devices:
@@ -194,19 +198,19 @@ def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]
 
 
 def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | None, tuple[Link, ...]]:
-    """Return the number of the link between devices of each two types, [types, types], and the links.
+    """Return the index of the link between each two device types, [types, types], and the links.
 
-    The numbers are None if all links are alike.
+    The indices are None if all links are equal.
     """
     if not cluster.links_differ:
         return None, (cluster.link,)
     numbers: dict[tuple[float | None, float], int] = {}
     table = np.zeros((len(types), len(types)), dtype=np.int64)
     links: list[Link] = []
-    for row, one in enumerate(types):
-        for column, other in enumerate(types):
-            # Two devices of one type are different ones.
-            names = cluster.devices[one.devices[0]].name, cluster.devices[other.devices[-1]].name
+    for row, source in enumerate(types):
+        for column, target in enumerate(types):
+            # The first and the last device, so that two stages on one type get two devices.
+            names = cluster.devices[source.devices[0]].name, cluster.devices[target.devices[-1]].name
             link = cluster.link_between(*names)
             table[row, column] = numbers.setdefault((link.message_bandwidth, link.latency), len(links))
             if len(numbers) > len(links):
@@ -219,16 +223,17 @@ def _class(device: Device) -> tuple[str, float, float]:
     return device.kind, device.speed, limit
 
 
-def _same_links(cluster: Cluster, one: int, other: int) -> bool:
-    a, b = cluster.devices[one].name, cluster.devices[other].name
-    # Of three that are alike, all pairs have the same link.
-    others = [device.name for device in cluster.devices if device.name not in (a, b)]
-    pairs = [(cluster.link_between(a, name), cluster.link_between(b, name)) for name in others]
+def _same_links(cluster: Cluster, first: int, second: int) -> bool:
+    """Return True if two devices have the same link to every third device."""
+    a, b = cluster.devices[first].name, cluster.devices[second].name
+    # The link between a and b needs no check: with a third device of their type, it equals the link to that device.
+    third = [device.name for device in cluster.devices if device.name not in (a, b)]
+    pairs = [(cluster.link_between(a, name), cluster.link_between(b, name)) for name in third]
     return all((x.message_bandwidth, x.latency) == (y.message_bandwidth, y.latency) for x, y in pairs)
 
 
-def _link(links: Ints | None, one: int, other: int) -> int:
-    return 0 if links is None or NOBODY in (one, other) else int(links[one, other])
+def _link(links: Ints | None, source: int, target: int) -> int:
+    return 0 if links is None or NOBODY in (source, target) else int(links[source, target])
 
 
 def _steps(
@@ -237,18 +242,18 @@ def _steps(
     last: bool,
     links: bool,
 ) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """Type of the next stage, how many of each type are taken with it, and the type that comes before it."""
+    """Yield the device type of the next stage, the devices of each type then in use, and the type before it."""
     taken, _, announced = state
     for kind in [announced] if links else range(len(groups)):
         if taken[kind] == len(groups[kind]):
             continue
-        now = (*taken[:kind], taken[kind] + 1, *taken[kind + 1 :])
+        used = (*taken[:kind], taken[kind] + 1, *taken[kind + 1 :])
         if not links or last:
-            yield kind, now, NOBODY
+            yield kind, used, NOBODY
             continue
         for before in range(len(groups)):
-            if now[before] < len(groups[before]):
-                yield kind, now, before
+            if used[before] < len(groups[before]):
+                yield kind, used, before
 
 
 def make_orders(
@@ -259,7 +264,7 @@ def make_orders(
     *,
     complete: bool,
 ) -> Orders:
-    """Return the orders with these edges: rest, state, type, and the links before and behind."""
+    """Return the orders with the edges (rest, state, type, index of the link before, index of the link after)."""
     table = np.array(sorted(edges, key=lambda edge: edge[1]), dtype=np.int64).reshape(-1, 5)
     rest, state, kind, before, after = table.T
     return Orders(

@@ -1,4 +1,4 @@
-"""A cut without a search: the execution order in even shares of the work, for when there is no time for more."""
+"""A cut without a search: even shares of the work in execution order; used when the search ran out of time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .problem import Problem, Split
 
 
 def even_split(problem: Problem) -> Split | None:
-    """Return the execution order cut where each device has its share of the work, or None if that does not fit.
+    """Return the cut of the execution order that gives each device its share of the work, or None if it does not fit.
 
-    The devices are taken in the order of their types. A node goes to the next device that may run it, has memory for it
-    and has work left to do.
+    Devices are filled in the order of their types. A node goes to the next device that may run it, has memory for it,
+    and has less work than its share.
     """
     weights = problem.device_weights
     devices = [kind for kind, device_type in enumerate(problem.types) for _ in device_type.devices]
@@ -22,7 +22,7 @@ def even_split(problem: Problem) -> Split | None:
         while device < len(devices):
             kind = problem.types[devices[device]]
             fits = np.isfinite(kind.seconds[node]) and size + int(problem.bytes[node]) <= kind.memory
-            # Where the last device has more than its share, it was rounding that left it some.
+            # The last device may exceed its share, by rounding.
             has_time = work < share * float(weights[devices[device]]) or device + 1 == len(devices)
             if fits and has_time:
                 break

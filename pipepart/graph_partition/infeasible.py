@@ -19,9 +19,9 @@ class CutDoesNotFit(InputError):
     """No cut of the graph fits the memory of the devices.
 
     Attributes:
-        nodes: those of the stage with the largest shortage in the nearest cut; all nodes if the total memory is too
-            small.
-        short_bytes: bytes that are missing there.
+        nodes: the nodes of the stage that lacks the most memory, in the cut with the smallest such shortage; all nodes
+            if the total memory is too small.
+        short_bytes: number of bytes that the stage lacks.
     """
 
     def __init__(self, message: str, nodes: Sequence[Hashable], short_bytes: int) -> None:
@@ -31,7 +31,7 @@ class CutDoesNotFit(InputError):
 
 
 def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
-    """Check without a search that each node fits a device that may run it, and that all nodes fit all devices.
+    """Check without a search that each node fits some device that may run it, and that all nodes fit all devices.
 
     Raises:
         CutDoesNotFit: a node or the whole graph is too large.
@@ -65,10 +65,10 @@ def check_memory(parsed: ParsedGraph, cluster: Cluster) -> None:
 
 
 def nearest(parsed: ParsedGraph, cluster: Cluster, clock: Clock) -> CutDoesNotFit:
-    """Return the error for the cut with the smallest largest shortage.
+    """Return the error that describes the nearest cut: the cut whose largest memory shortage is smallest.
 
-    Bisects the additional bytes that each device would need. When the clock is over, the error describes the nearest
-    cut found so far and says that another may be nearer.
+    Bisects the extra bytes per device that make a cut possible. If the clock runs out, the error describes the nearest
+    cut so far and says that another cut may be nearer.
     """
     problem = parsed.problem
 
@@ -101,21 +101,21 @@ def nearest(parsed: ParsedGraph, cluster: Cluster, clock: Clock) -> CutDoesNotFi
             split, high = result.split, max(_shortages(problem, result.split))
         else:
             low, proven = middle, proven and result.optimal
-    return _told(parsed, cluster, split, proven=proven and high - low <= 1)
+    return _shortage_error(parsed, cluster, split, proven=proven and high - low <= 1)
 
 
 def _shortages(problem: Problem, split: Split) -> list[int]:
-    """Return the bytes that each stage is short of; negative if it fits."""
+    """Return the bytes that each stage lacks; negative if the stage fits."""
     return [
         int(problem.bytes[nodes].sum()) - problem.types[device_type].memory
         for nodes, device_type in zip(split.stages, split.types, strict=True)
     ]
 
 
-def _told(parsed: ParsedGraph, cluster: Cluster, split: Split, *, proven: bool) -> CutDoesNotFit:
+def _shortage_error(parsed: ParsedGraph, cluster: Cluster, split: Split, *, proven: bool) -> CutDoesNotFit:
     problem = parsed.problem
-    lacks = _shortages(problem, split)
-    stage = max(range(len(lacks)), key=lacks.__getitem__)
+    shortages = _shortages(problem, split)
+    stage = max(range(len(shortages)), key=shortages.__getitem__)
     members = split.stages[stage]
     nodes = [node for index in members for node in parsed.members[index]]
     device = cluster.devices[problem.devices_of(split)[stage]]
@@ -123,8 +123,8 @@ def _told(parsed: ParsedGraph, cluster: Cluster, split: Split, *, proven: bool) 
     which = "the nearest cut" if proven else "the nearest cut found in the time given"
     return CutDoesNotFit(
         f"nothing fits: in {which}, stage {stage}, {names}, needs {int(problem.bytes[members].sum())} bytes on "
-        f"{device.name!r}, which holds {device.memory_bytes}: {lacks[stage]} bytes short "
-        f"({format_bytes(lacks[stage])})",
+        f"{device.name!r}, which holds {device.memory_bytes}: {shortages[stage]} bytes short "
+        f"({format_bytes(shortages[stage])})",
         nodes,
-        lacks[stage],
+        shortages[stage],
     )

@@ -20,14 +20,14 @@ Tensors = Iterable[tuple[float, Iterable[Hashable]]]
 
 @dataclass(frozen=True)
 class ParsedGraph:
-    """A problem, and for each of its nodes the nodes of the graph that it stands for, in execution order."""
+    """A problem, and for each of its nodes the graph nodes that it represents, in execution order."""
 
     problem: Problem
     members: tuple[tuple[Hashable, ...], ...]
 
 
 def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: str | None) -> ParsedGraph:
-    """Return the problem for the arguments of :func:`pipepart.planning.cut`.
+    """Convert the arguments of :func:`pipepart.planning.cut` to a problem.
 
     Raises:
         ValueError: the graph is empty or has a cycle, a node lacks its seconds or no device may run it, a number is
@@ -51,7 +51,7 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
     if sum(size) >= UNLIMITED:
         raise InputError(f"the bytes of all nodes must be below 2**60 together, got {sum(size)}")
     problem = Problem(
-        successors=tuple(tuple(sorted(others)) for others in successors),
+        successors=tuple(tuple(sorted(after)) for after in successors),
         bytes=np.array(size, dtype=np.int64),
         nets=tidy_nets(_nets(graph, tensors, number)),
         types=_device_types(graph, cluster, members, host),
@@ -60,24 +60,25 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
 
 
 def _classes(graph: nx.DiGraph) -> tuple[tuple[Hashable, ...], ...]:
-    """Return the groups of nodes that stay in one stage, in an execution order.
+    """Return the groups of nodes that must share a stage, in an execution order.
 
-    Nodes with the same ``together`` are one group, with all nodes on paths between them: a path that leaves a stage
-    must not come back. Both are the strongly connected components of the graph with the ties as two-way edges.
+    A group has the nodes with the same ``together`` and all nodes on paths between them, because a path that leaves a
+    stage must not return to it. Groups are the strongly connected components of the graph with two-way edges between
+    tied nodes.
     """
     if not nx.is_directed_acyclic_graph(graph):
         cycle = " -> ".join(repr(before) for before, _ in nx.find_cycle(graph))
         raise InputError(f"the graph has a cycle, so it has no execution order: {cycle} -> back to the first")
     position = {node: index for index, node in enumerate(graph)}
-    first: dict[Hashable, Hashable] = {}
+    first_of_label: dict[Hashable, Hashable] = {}
     tied = nx.DiGraph(graph.edges)
     tied.add_nodes_from(graph)
     for node in graph:
         label = graph.nodes[node].get("together")
-        if label is not None and first.setdefault(label, node) != node:
-            tied.add_edges_from([(first[label], node), (node, first[label])])
+        if label is not None and first_of_label.setdefault(label, node) != node:
+            tied.add_edges_from([(first_of_label[label], node), (node, first_of_label[label])])
     # Keep the order of the graph's nodes if it is an execution order.
-    if not first and all(position[before] < position[after] for before, after in graph.edges):
+    if not first_of_label and all(position[before] < position[after] for before, after in graph.edges):
         return tuple((node,) for node in graph)
     condensed = nx.condensation(tied)
     groups = {
@@ -96,7 +97,7 @@ def _device_types(
     for index, group in enumerate(members):
         if not any(math.isfinite(seconds[kind][index]) for kind in kinds):
             _refuse_banned(graph, group, kinds)
-    # Links are not used: devices of any links are alike.
+    # Without links and network, devices that differ only in their links get the same type.
     return tuple(
         DeviceType(
             seconds=seconds[alike.kind] / alike.speed,

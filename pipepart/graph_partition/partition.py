@@ -1,4 +1,4 @@
-"""cut: partitions a layer graph with any costs into pipeline stages; Cut: what it returns."""
+"""cut: partitions a layer graph with arbitrary costs into pipeline stages; Cut: the resulting stages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .search import Effort, SearchResult, search
 
 @dataclass(frozen=True)
 class Cut:
-    """Stages of a graph, each with its device, and how good they are known to be.
+    """Stages of a graph with their devices, and a bound on how far they are from the optimum.
 
     Attributes:
         stages: the nodes of each stage in execution order, stages in pipeline order; none is empty.
-        devices: the device of each stage; devices of the cluster that are not worth using are left out.
-        loads: seconds of each stage: compute, and the tensors that cross its border.
-        lower_bound: seconds; no cut of this graph over this cluster has a smaller bottleneck.
+        devices: the device of each stage; some devices of the cluster may be left out.
+        loads: seconds of each stage: compute, and transfers of the tensors that cross its borders.
+        lower_bound: lower bound in seconds on the bottleneck of every cut of this graph over this cluster.
         optimal: whether ``bottleneck`` is proven to be the smallest, to one part in 10⁹.
     """
 
@@ -44,7 +44,7 @@ class Cut:
 
     @property
     def gap(self) -> float:
-        """How far the bottleneck may be above the smallest one, as a fraction of that: 0.02 for 2 %."""
+        """Upper bound on the bottleneck's distance from the optimum, relative to the optimum: 0.02 for 2 %."""
         if self.optimal:
             return 0.0
         return self.bottleneck / self.lower_bound - 1 if self.lower_bound > 0 else float("inf")
@@ -62,12 +62,12 @@ def cut(
     host: str | None = "cpu",
     seconds: float | None = None,
 ) -> Cut:
-    """Partition a layer graph into pipeline stages, one a device, with the smallest bottleneck.
+    """Partition a layer graph into pipeline stages, one per device, with the smallest bottleneck.
 
     No edge leads to an earlier stage, so each stage is convex: no path leaves it and comes back. The load of a stage is
-    the seconds of its nodes on its device plus the seconds of each tensor that crosses its border, once however many
-    of its nodes use it. A stage that a tensor only passes over does not pay for it. Devices may be left out. The
-    order of unlike devices is part of the search.
+    the seconds of its nodes on its device plus the seconds of each tensor that crosses one of its borders. A tensor
+    counts once per stage, even if several nodes of the stage use it. It does not count in stages between those that
+    make or use it. Devices may be left out. The search includes the order of devices of different types.
 
     Args:
         graph: nodes in execution order. Node attributes:
@@ -80,21 +80,21 @@ def cut(
         cluster: the devices. ``speed`` divides the seconds of nodes, not those of tensors. Links are not used.
         tensors: replaces ``transfer_seconds``: the seconds of each tensor, and all nodes that make or use it. This also
             expresses what the backward pass moves, and outputs without a gradient.
-        host: kind of the devices that pay nothing for transfers, beside devices of other kinds. If all devices are of
-            this kind they pay as usual. None for no such kind.
+        host: kind of the devices whose transfers cost nothing if the cluster also has other kinds. If all devices have
+            this kind, transfers cost as usual. None for no such kind.
         seconds: time that the call may take; the result may then differ between runs. By default the effort is counted
             instead, so equal arguments give equal cuts. This takes up to half a minute if the graph has too many
             downsets.
 
     Returns:
-        The cut. ``optimal`` is True if no cut is better by more than one part in 10⁹. Otherwise ``lower_bound`` is what
-        no cut can beat, and ``gap`` how far the bottleneck may be above the best.
+        The cut. ``optimal`` is True if no cut is better by more than one part in 10⁹. Otherwise ``lower_bound`` bounds
+        the bottleneck of every cut from below, and ``gap`` bounds the distance from the optimum.
 
     Raises:
         ValueError: the graph is empty or has a cycle, a node has no seconds or no device may run it, a number is
             negative or not finite, or a tensor names a node that is not in the graph.
-        CutDoesNotFit: no cut fits the memory of the devices; it names the nodes and the missing bytes. Within a time
-            budget it may also mean that none was found.
+        CutDoesNotFit: no cut fits the memory of the devices. The error has the nodes and the missing bytes. With
+            ``seconds`` it is also raised if the search ran out of time before it found a cut.
 
     Exact by search over the downsets of the graph (Tarnawski et al., "Efficient Algorithms for Device Placement of DNN
     Graph Operators", NeurIPS 2020, section 5.1.1, calls them ideals); :mod:`pipepart.graph_partition.search` describes

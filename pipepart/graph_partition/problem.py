@@ -1,9 +1,9 @@
-"""Problem: a layer graph and its devices as numbers; Split: an answer to it.
+"""Problem: a layer graph and its devices as arrays; Split: a cut of the graph.
 
 Nodes are 0, 1, ... in a topological order. A tensor is a *net* (a hyperedge): its *pins* are the node that makes it and
 the nodes that use it. The load of a stage S on a device is the seconds of its nodes there plus the seconds of each net
-that S cuts, that is with a pin in S and a pin outside. So a tensor is paid for once by the stage that makes it and once
-by each stage that uses it; stages in between do not pay.
+with a pin in S and a pin outside of S. So a tensor costs its seconds once in the stage that makes it and once in each
+other stage that uses it, and nothing in stages between them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .device_orders import Orders, all_orders, devices_of
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Memory of a device without a limit: larger than any graph, and sums of it fit 64 bits.
+# Memory in bytes of a device without a limit: more than any graph needs, and small enough for sums in 64 bits.
 UNLIMITED = 2**60
 
-# With more edges between the states of the devices, only the cluster's own order of them is searched. Ten different
-# devices have 5,120.
+# With more edges between device states, only the cluster's order of devices is searched. Ten devices of different types
+# have 5,120 edges.
 MOST_EDGES = 5500
 
 
@@ -39,12 +39,12 @@ class Net:
 
 @dataclass(frozen=True)
 class DeviceType:
-    """Devices that are alike.
+    """Interchangeable devices.
 
     Attributes:
-        seconds: of each node; infinite where the node may not run.
-        pays: whether tensors that cross its border cost it time.
-        memory: bytes of each device.
+        seconds: seconds of each node, [nodes]; infinite for nodes that may not run on this type.
+        pays: whether transfers count in the load of its stages.
+        memory: bytes of memory of each device.
         devices: their positions in the cluster.
     """
 
@@ -59,10 +59,10 @@ class Problem:
     """A graph to cut, and the devices.
 
     Attributes:
-        successors: of each node, all of them with higher numbers.
-        bytes: of each node.
-        nets: the tensors, of two pins or more each.
-        types: the devices.
+        successors: successors of each node, which have higher numbers.
+        bytes: memory of each node, [nodes].
+        nets: the tensors, each with at least two pins.
+        types: the devices by type.
     """
 
     successors: tuple[tuple[int, ...], ...]
@@ -75,35 +75,36 @@ class Problem:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """Of each node, all of them with lower numbers."""
+        """Predecessors of each node, which have lower numbers."""
         before: list[list[int]] = [[] for _ in self.successors]
         for node, after in enumerate(self.successors):
-            for other in after:
-                before[other].append(node)
+            for successor in after:
+                before[successor].append(node)
         return tuple(map(tuple, before))
 
     @cached_property
     def device_weights(self) -> Floats:
-        """The work that each type of device does in a second, at most 1.
+        """Work per second of each device type, [types], at most 1.
 
-        The work of a node is the least of its seconds times the weight of the type, over the types. So a device does
-        at most ``weight x T`` of work in T seconds, and the bottleneck is at least all work over the sum of the weights
-        of all devices, whatever the weights. Here a weight is the least seconds of the nodes that the type may run
-        over its own: the speed, if types differ in speed only. The best weights, from a linear program, proved no
-        more and were no faster on types whose seconds differ by random factors up to 4.
+        The work of a node is the minimum over the types of its seconds times the weight of the type. So a device does
+        at most ``weight x T`` of work in T seconds. For any weights, the bottleneck is at least all work divided by the
+        sum of the weights of all devices. The weight of a type is the sum of the minimum seconds over all types divided
+        by the sum of its own seconds, over the nodes that it may run. If types differ only in speed, this is the speed.
+        The best weights, from a linear program, gave no better bounds and no faster searches for types whose seconds
+        differ by random factors up to 4.
         """
         weights = np.zeros(len(self.types))
-        least = np.min([device_type.seconds for device_type in self.types], axis=0)
+        shortest = np.min([device_type.seconds for device_type in self.types], axis=0)
         for index, device_type in enumerate(self.types):
             allowed = np.isfinite(device_type.seconds)
             total = float(device_type.seconds[allowed].sum())
             if allowed.any():
-                weights[index] = float(least[allowed].sum()) / total if total else 1.0
+                weights[index] = float(shortest[allowed].sum()) / total if total else 1.0
         return weights / weights.max() if weights.any() else np.ones(len(weights))
 
     @cached_property
     def work(self) -> Floats:
-        """The work of each node: its least weighted seconds on any type of device that may run it."""
+        """Work of each node, [nodes]: the minimum of its weighted seconds over the types that may run it."""
         products = [
             np.where(
                 np.isfinite(device_type.seconds),
@@ -124,7 +125,7 @@ class Problem:
         return tuple(map(tuple, numbers))
 
     def spanning_seconds(self, low: int, high: int) -> float:
-        """Seconds of the nets with pins before node ``low`` and from node ``high`` on."""
+        """Return the seconds of the nets with a pin before node ``low`` and a pin at node ``high`` or later."""
         firsts, lasts, seconds = self._net_ends
         return float(seconds[(firsts < low) & (lasts >= high)].sum())
 
@@ -136,12 +137,12 @@ class Problem:
 
     @cached_property
     def orders(self) -> Orders:
-        """The orders of the devices; any of them may be left out."""
+        """Orders of the devices, in which any device may be left out."""
         groups = [device_type.devices for device_type in self.types]
         return all_orders(groups, self.device_count, leave_out=True, most_edges=MOST_EDGES)
 
     def devices_of(self, split: Split) -> tuple[int, ...]:
-        """The device of each stage, by its position in the cluster; of those alike in the cluster's order."""
+        """Return the cluster position of each stage's device; devices of one type are used in cluster order."""
         return devices_of([device_type.devices for device_type in self.types], split.types)
 
     @property
@@ -150,7 +151,7 @@ class Problem:
         return sum(len(device_type.devices) for device_type in self.types)
 
     def stage_seconds(self, nodes: Iterable[int], device_type: DeviceType) -> float:
-        """The load of these nodes as one stage: compute, and each net that it cuts, once."""
+        """Return the load in seconds of a stage with these nodes: compute, and each net that it cuts once."""
         inside = set(nodes)
         compute = [float(device_type.seconds[node]) for node in inside]
         if not device_type.pays:
@@ -164,7 +165,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Split:
-    """An answer: the stage of each node, and the type of device of each stage, by its index."""
+    """A cut of a problem: the stage of each node, and the index of the device type of each stage."""
 
     stage_of: tuple[int, ...]
     types: tuple[int, ...]
@@ -178,7 +179,7 @@ class Split:
         return stages
 
     def bottleneck(self, problem: Problem) -> float:
-        """The largest load of any stage."""
+        """Return the largest load of any stage, in seconds."""
         return max(
             problem.stage_seconds(nodes, problem.types[device_type])
             for nodes, device_type in zip(self.stages, self.types, strict=True)
@@ -186,7 +187,7 @@ class Split:
 
 
 def tidy_nets(nets: Iterable[Net]) -> tuple[Net, ...]:
-    """Return the nets, merged if their pins are equal, without those that no border can cut."""
+    """Return the nets that a border can cut, with nets of equal pins merged into one net."""
     seconds: dict[tuple[int, ...], list[float]] = {}
     for net in nets:
         pins = tuple(sorted(set(net.pins)))

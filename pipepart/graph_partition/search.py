@@ -1,4 +1,4 @@
-"""Searches for the cut of a problem with the smallest bottleneck, and proves it or bounds it.
+"""Searches for the cut with the smallest bottleneck, and proves it optimal or returns a lower bound.
 
 The algorithm
 -------------
@@ -11,23 +11,23 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 
 1. **Upper bound** (``exact/execution_order.py``). The best cut of the execution order into intervals, by dynamic
    programming. For a chain this is the best cut, and the search ends.
-2. **Enumeration** (``exact/downsets.py``, ``enumeration.py``): the downsets that can be borders of a cut that is better
-   than the best so far; ``capacity.py`` rules out most.
+2. **Enumeration** (``exact/downsets.py``, ``enumeration.py``): the downsets that can be borders of a cut with a smaller
+   bottleneck than the best cut so far; ``capacity.py`` rules out most downsets.
 3. **Decision** (``exact/decision.py``): is there a cut with a bottleneck of at most T seconds? Border I' is reached
    with one more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if V is reached.
-   *Dominance* leaves out borders to which a node can be added at no cost.
-4. **Closing the gap** (``bracket.py``). First T just below the upper bound: mostly the answer is no, which proves the
-   cut optimal by one decision. Otherwise each answer lowers the upper bound or raises the lower bound.
-5. **Too many downsets** (``beam.py``). A search among the least crossed downsets improves the cut, which may leave few
-   enough for the steps before. Otherwise decisions at small T raise the lower bound.
+   *Dominance* drops borders to which a node can be added at no cost.
+4. **Closing the gap** (``bracket.py``). The first T is just below the upper bound. The answer is usually no, so one
+   decision proves the cut optimal. Otherwise each answer lowers the upper bound or raises the lower bound.
+5. **Too many downsets** (``beam.py``). A search among the downsets with the smallest crossing improves the cut, which
+   may leave few enough downsets for steps 2 to 4. Otherwise decisions at small T raise the lower bound.
 
 Invariants:
 
 - Nodes are numbered in a topological order: every prefix is a downset.
-- ``low <= optimum <= bottleneck(split)`` at any time. The result is ``optimal`` only if the two agree to 1e-9.
-- Every loop over nodes, borders or decisions looks at the clock.
-- Pruning is safe at T: it may only drop downsets that are no border of any cut with a bottleneck of at most T.
-  Families that were thinned yield cuts, never bounds.
+- ``low <= optimum <= bottleneck(split)`` always holds. The result is ``optimal`` only if both bounds agree to 1e-9.
+- Every loop over nodes, borders or decisions checks the clock.
+- Pruning at T only drops downsets that are not a border of any cut with a bottleneck of at most T. Thinned families
+  of downsets yield cuts, but no lower bounds.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ from .exact.downsets import Downsets, blocks, downsets
 from .exact.execution_order import best_interval_split
 from .problem import Problem, Split
 
-# Size of the thinned family of borders that is searched first, and the gap at which that search stops.
-FEW = 3000
-ENOUGH = 5e-4
-
-# Bits of the downsets kept at once: 128 MB.
-MOST_BITS = 2**30
+FEW = 3000  # size of the thinned family of borders that is searched first
+ENOUGH = 5e-4  # gap at which that search stops, as a fraction of the bottleneck
+MOST_BITS = 2**30  # maximum size of all downsets in memory: 128 MB
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,9 @@ class Effort:
     """The work that a search may do, counted in steps, so that equal calls give equal cuts.
 
     Attributes:
-        sets: downsets kept at once.
-        pairs: pairs of borders checked.
-        clock: time limit. With one, results may differ between runs.
+        sets: maximum number of downsets in memory.
+        pairs: maximum number of pairs of borders to check.
+        clock: time limit. With a time limit, results may differ between runs.
     """
 
     sets: int = 400_000
@@ -70,7 +67,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best cut found (or None) and a lower bound; ``optimal`` if the cut is proven best, or that none fits."""
+    """The best cut or None, and a lower bound; ``optimal`` if the cut is proven optimal, or proven not to exist."""
 
     split: Split | None
     lower_bound: float
@@ -78,7 +75,7 @@ class SearchResult:
 
 
 def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> SearchResult:
-    """Return the cut with the smallest bottleneck; with ``any_will_do`` the first one found that fits."""
+    """Return the cut with the smallest bottleneck; with ``any_will_do``, the first cut that fits."""
     bracket = Bracket.of(problem, effort.clock)
     try:
         proven = _search(bracket, effort, any_will_do)
@@ -92,9 +89,9 @@ def search(problem: Problem, effort: Effort, *, any_will_do: bool = False) -> Se
 
 
 def _search(bracket: Bracket, effort: Effort, any_will_do: bool) -> bool:
-    """Bring the bracket together. Return whether its cut is proven best, or that there is none."""
+    """Close the bracket. Return True if its cut is proven optimal, or proven not to exist."""
     problem = bracket.problem
-    # If each downset is a prefix of one order, every cut is a cut of that order into intervals.
+    # If every downset is a prefix of the execution order, every cut is a cut of that order into intervals.
     is_one_order = all(high - start == 1 for start, high in blocks(problem))
     _cut_execution_order(bracket)
     if is_one_order or (any_will_do and bracket.split):
@@ -106,7 +103,7 @@ def _search(bracket: Bracket, effort: Effort, any_will_do: bool) -> bool:
 
 def _cut_execution_order(bracket: Bracket) -> None:
     """Find the best cut of the execution order into intervals."""
-    # A small limit first: short intervals are quick to check and usually enough.
+    # Start with a small limit: short intervals are quick to check and usually contain the optimum.
     most = bracket.high
     limit = min(1.25 * bracket.low, most)
     while not (split := best_interval_split(bracket.problem, bracket.clock, limit)) and limit < most:
@@ -124,7 +121,7 @@ def _close_gap(bracket: Bracket, effort: Effort) -> bool:
         sets = _borders_below(bracket, most)
     if sets is not None:
         if bracket.split and len(sets) > FEW:
-            # The best cut is usually among the least crossed borders; then the whole family only has to prove it.
+            # The best cut usually has the borders with the smallest crossing. Then the whole family only proves it.
             likely = Decider(problem, sets.thinned(FEW), clock, effort.pairs)
             bracket.close(likely, ENOUGH, complete=False)
         if bracket.close(Decider(problem, sets, clock, effort.pairs)):

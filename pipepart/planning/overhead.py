@@ -1,4 +1,4 @@
-"""Adds the overhead that a profile measured to the costs of its layers and to the devices and links of a cluster."""
+"""Adds the measured runtime overhead of a profile to its layer costs, and to the devices and links of a cluster."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ _LinkOrPair = TypeVar("_LinkOrPair", bound=Link)
 
 
 def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
-    """Return what to plan with: layers as slow as beside the other devices, and the seconds of the runtime.
+    """Return the profile and the cluster with the measured overhead included in their seconds.
 
-    Only CPU devices of this machine have an overhead. Each is ``max(described, measured)``. The profile that is
-    returned has none left, so that a second call changes nothing; its ``slowdown`` is what its seconds include.
+    Layers get slower by the factor measured while other devices compute. ``action_seconds`` of CPU devices and the
+    latency of links become the larger of the described and the measured value. Nothing changes if no device of the
+    cluster is a CPU device of this machine.
+
+    The returned profile has an empty ``overhead``, so a second call changes nothing. ``LayerCost.slowdown`` is then the
+    factor that the seconds include.
 
     Args:
-        profile: with the measured overhead.
-        cluster: the devices.
+        profile: has the measured overhead.
+        cluster: the devices and links.
     """
     overhead = profile.overhead
     on_cpu = Counter(device.host for device in cluster.devices if device.torch_device == "cpu")
@@ -28,8 +32,8 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
         return profile, cluster
     slower = partial(_slower, overhead=overhead, devices=max(on_cpu.values()), threads=profile.threads or 1)
     costs = tuple(
-        one.model_copy(update={"layers": tuple(map(slower, one.layers)), "loss": slower(one.loss)})
-        for one in profile.costs
+        entry.model_copy(update={"layers": tuple(map(slower, entry.layers)), "loss": slower(entry.loss)})
+        for entry in profile.costs
     )
     devices = tuple(
         device.model_copy(
@@ -40,39 +44,41 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
         for device in cluster.devices
     )
 
-    def raised(link: _LinkOrPair) -> _LinkOrPair:
+    def with_latency(link: _LinkOrPair) -> _LinkOrPair:
         return link.model_copy(update={"latency": max(link.latency, overhead.message_seconds)})
 
     return profile.model_copy(update={"costs": costs, "overhead": Overhead()}), cluster.model_copy(
         update={
             "devices": devices,
-            "link": raised(cluster.link),
-            "links": tuple(map(raised, cluster.links)),
+            "link": with_latency(cluster.link),
+            "links": tuple(map(with_latency, cluster.links)),
             "message_seconds": max(cluster.message_seconds, overhead.message_seconds),
         }
     )
 
 
 def serial_seconds(profile: Profile, micro_batches: int) -> float:
-    """Return the seconds of all layers for all micro-batches, while one device computes and no other does."""
+    """Return the seconds that one device takes for all layers and micro-batches while all other devices are idle."""
     costs = profile.at(micro_batches)
-    counted = profile.overhead == Overhead()  # by with_overhead, in the seconds of the layers
+    includes_slowdown = profile.overhead == Overhead()  # with_overhead has multiplied the seconds by it
     layers = (*costs.layers, costs.loss)
-    return micro_batches * sum(one.seconds / (one.slowdown if counted else 1.0) for one in layers)
+    return micro_batches * sum(
+        cost.seconds / (cost.slowdown if includes_slowdown else 1.0) for cost in layers
+    )
 
 
 def _slower(cost: LayerCost, overhead: Overhead, devices: int, threads: int) -> LayerCost:
-    """Return the cost of a layer while other devices compute, too."""
+    """Return the cost of a layer while ``devices`` CPU devices compute at once, each with ``threads`` threads."""
     factor = overhead.slowdown(cost.slowdown, devices, threads)
 
-    def timing(one: Timing) -> Timing:
-        return Timing(seconds=one.seconds * factor, spread=one.spread * factor)
+    def scaled(timing: Timing) -> Timing:
+        return Timing(seconds=timing.seconds * factor, spread=timing.spread * factor)
 
     return cost.model_copy(
         update={
-            "forward": timing(cost.forward),
-            "backward_input": timing(cost.backward_input),
-            "backward_weight": timing(cost.backward_weight),
+            "forward": scaled(cost.forward),
+            "backward_input": scaled(cost.backward_input),
+            "backward_weight": scaled(cost.backward_weight),
             "split_seconds": None if cost.split_seconds is None else cost.split_seconds * factor,
             "slowdown": factor,
         }

@@ -1,4 +1,4 @@
-"""Methods of profiling that run all layers together: measured where they are, or estimated on the meta device."""
+"""Profiling methods that run all layers together: AllAtOnce measures on a device, Estimated uses the meta device."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from .memory import Memory, MemoryCount
 from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer
 
-_ALONE = 0.3  # of the time, to measure without other devices
+_ALONE_SHARE = 0.3  # share of the time to measure without background load
 _FEW_PASSES = (3, PASSES[1])
 
 
 class AllAtOnce(Method):
-    """Measures the layers in passes over the whole chain, where the model is."""
+    """Measures the layers in passes over the whole chain, on the device that the model is on."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Run the model on copies of its parameters and buffers."""
+        """Return a context manager that runs the model on copies of its parameters and buffers."""
         return shadow_parameters(self.task.everything)
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Count memory in passes over all layers, then time those that stand for others."""
+        """Count memory in passes over all layers, then time one layer of each set of equal layers."""
         task = self.task
-        memory, chain = _counted(task, part)
+        memory, chain = _memory_and_timed_chain(task, part)
         done(0.5)
-        others = task.devices_at_once - 1
+        other_devices = task.devices_at_once - 1
         timer = LayerTimer(chain, task.device)
-        if others:
-            timer.measure(part.value, budget=task.seconds * _ALONE, passes=_FEW_PASSES)
+        if other_devices:
+            timer.measure(part.value, budget=task.seconds * _ALONE_SHARE, passes=_FEW_PASSES)
         else:
             timer.measure(part.value, budget=task.seconds, passes=PASSES)
         times = timer.timings(part.parts)
-        with background_load(task.chain.layers, part.value, others, task.threads) as loaded:
+        with background_load(task.chain.layers, part.value, other_devices, task.threads) as loaded:
             if loaded:
-                beside = LayerTimer(chain, task.device)
-                beside.measure(part.value, budget=task.seconds * (1 - _ALONE), passes=PASSES)
-                slower = beside.timings(part.parts)
-                times = [alone.slower_by(other) for alone, other in zip(times, slower, strict=True)]
+                loaded_timer = LayerTimer(chain, task.device)
+                loaded_timer.measure(part.value, budget=task.seconds * (1 - _ALONE_SHARE), passes=PASSES)
+                loaded_times = loaded_timer.timings(part.parts)
+                times = [alone.slower_by(beside) for alone, beside in zip(times, loaded_times, strict=True)]
         done(1.0)
         return Measured(part, times, memory, chain.like, timer.repeats)
 
 
 class Estimated(Method):
-    """Counts bytes on the meta device and estimates times.
+    """Counts bytes on the meta device and estimates times from a roofline.
 
     Args:
-        task: what is to be profiled.
-        roofline: the device whose times are estimated.
+        task: the model to profile, and the settings.
+        roofline: the speed of the device to estimate for.
     """
 
     def __init__(self, task: Task, roofline: Roofline) -> None:
@@ -64,24 +64,24 @@ class Estimated(Method):
         self._roofline = roofline
 
     def running(self) -> AbstractContextManager[None]:
-        """Run the model on meta tensors."""
+        """Return a context manager that runs the model on meta tensors."""
         return on_meta(self.task.everything, self._roofline.device)
 
     def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
-        """Return input and target of a micro-batch as meta tensors."""
+        """Return the input and the target of a micro-batch as meta tensors."""
         value, target = super().prepare(part)
         return to_meta(value), to_meta(target)
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Count memory in passes over all layers, then estimate the times of those that stand for others."""
-        memory, chain = _counted(self.task, part)
+        """Count memory in passes over all layers, then estimate times for one layer of each set of equal layers."""
+        memory, chain = _memory_and_timed_chain(self.task, part)
         times = estimate_times(chain, part.value, part.parts, self._roofline)
         done(1.0)
         return Measured(part, times, memory, chain.like, repeats=0)
 
 
-def _counted(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
-    """Return the memory of all layers, and a chain in which one layer stands for those that are equal to it."""
+def _memory_and_timed_chain(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
+    """Return the memory of all layers, and the chain to time, which runs only the first of several equal layers."""
     layers = task.chain.layers
     count = MemoryCount(len(layers))
     count.add(task.everything, LayerPass(layers, part.counted_loss, task.stop), part.value)

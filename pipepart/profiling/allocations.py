@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that are allocated, and their peak."""
+"""Counts the bytes of allocated tensors, and their peak."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..autograd.sparse import dense_tensors
 
 
 class Allocations(DispatchMode):
-    """Counts the bytes of each storage that an operation of torch allocates, until it is freed.
+    """Counts the bytes of each storage from its allocation by a torch operation until it is freed.
 
-    Memory that a kernel allocates for itself is not seen.
+    Memory that a kernel allocates internally is not counted.
 
     Attributes:
-        allocated: bytes at present.
-        peak: the most bytes at any moment since :meth:`mark`.
-        start: bytes at the last :meth:`mark`.
+        allocated: bytes allocated now.
+        peak: largest value of ``allocated`` since the last :meth:`mark`.
+        start: value of ``allocated`` at the last :meth:`mark`.
         ignored: addresses of storages that do not count.
     """
 
@@ -27,7 +27,7 @@ class Allocations(DispatchMode):
         self.ignored = ignored
 
     def mark(self) -> None:
-        """Begin to look for the peak."""
+        """Set ``start`` and ``peak`` to the bytes allocated now."""
         self.start = self.peak = self.allocated
 
     def __torch_dispatch__(
@@ -44,7 +44,7 @@ class Allocations(DispatchMode):
 
 
 class _Token:
-    """Counts the bytes of a storage as long as the storage has it as an attribute."""
+    """An attribute of a storage that counts its bytes until the storage is freed."""
 
     __slots__ = ("counter", "size")
 

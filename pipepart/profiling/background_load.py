@@ -23,11 +23,11 @@ _LARGEST_COPIES_BYTES = 2**30
 def background_load(layers: Layers, micro_batch: Any, workers: int, threads: int | None) -> Iterator[bool]:
     """Train copies of the layers of a model on ``micro_batch`` in ``workers`` threads within the block, without a loss.
 
-    Virtual devices share caches, memory bandwidth and often the execution units of a core, so a layer takes longer
-    beside others than alone: up to a third longer was measured on two virtual CPUs.
+    Virtual devices share caches, memory bandwidth and often the execution units of a core. So a layer takes longer
+    while other devices compute: up to a third longer on two virtual CPUs.
 
     Yields:
-        False if there is no load: no workers, a model that cannot be copied, or copies of more than 1 GiB.
+        True if the load runs. False with no workers, a model that cannot be copied, or copies of more than 1 GiB.
     """
     copies = _copies(layers, workers)
     if not copies:
@@ -64,4 +64,4 @@ def _train(layers: Layers, micro_batch: Any, stop: threading.Event) -> None:
         while True:
             chain.run(micro_batch, Observer())
     except Exception:
-        return  # stopped; or a layer fails here, and then it fails where it is timed, too
+        return  # the load was stopped, or a layer failed; that layer also fails when it is timed

@@ -8,11 +8,11 @@ from ..document import ByteCount, Seconds, Value
 
 
 class Timing(Value):
-    """A duration that was measured several times.
+    """A duration, from several measurements.
 
     Attributes:
-        seconds: the mean without the slowest tenth.
-        spread: half the interquartile range.
+        seconds: mean of the measurements without the slowest tenth.
+        spread: half their interquartile range, in seconds.
     """
 
     seconds: Seconds = 0.0
@@ -20,13 +20,13 @@ class Timing(Value):
 
 
 class Overhead(Value):
-    """What a step on the CPU takes besides its layers, and what they were measured beside; nothing by default.
+    """Runtime overhead on the CPU, and the conditions under which slowdowns were measured. Zero by default.
 
     Attributes:
-        action_seconds: what the runtime adds to each action of a stage.
-        message_seconds: latency of a message, from the end of an action to the start of one on another device.
-        devices: how many computed at once when ``LayerCost.slowdown`` was measured; 1 if it was not.
-        cores: of the machine; None if they are not known.
+        action_seconds: seconds that the runtime adds to each action of a stage.
+        message_seconds: latency of a message: from the end of an action to the start of the next on another device.
+        devices: number of devices that computed while ``LayerCost.slowdown`` was measured; 1 if it was not measured.
+        cores: number of cores of the machine; None if unknown.
     """
 
     action_seconds: Seconds = 0.0
@@ -35,15 +35,15 @@ class Overhead(Value):
     cores: int | None = Field(default=None, ge=1)
 
     def slowdown(self, measured: float, devices: int, threads: int) -> float:
-        """Return how many times as long a layer takes beside other devices of the same machine.
+        """Return the factor by which a layer is slower while several devices of the same machine compute.
 
-        It grows along a straight line from 1 for one device to what was measured. Threads beyond the number of cores
-        take turns.
+        The factor is linear in the number of devices, from 1 for one device to ``measured`` for ``self.devices``. If
+        there are more threads than cores, it also grows by their ratio.
 
         Args:
-            measured: ``LayerCost.slowdown``, while ``self.devices`` compute.
-            devices: that compute at once.
-            threads: of each.
+            measured: ``LayerCost.slowdown``: the factor while ``self.devices`` devices compute.
+            devices: number of devices that compute at once.
+            threads: number of threads of each device.
         """
         fitting = devices if self.cores is None else min(devices, max(1, self.cores // threads))
         beside = 1 + (measured - 1) * (fitting - 1) / (self.devices - 1) if self.devices > 1 else 1.0
@@ -51,25 +51,24 @@ class Overhead(Value):
 
 
 class LayerCost(Value):
-    """What a layer costs for one micro-batch.
+    """Seconds and bytes of a layer for one micro-batch.
 
     Attributes:
-        forward: its forward.
-        backward_input: the backward for the gradients of its inputs (action I); almost 0 if no input needs one.
-        backward_weight: the rest of its backward: the weight gradients that can be deferred (action W).
+        forward: time of the forward.
+        backward_input: time of the backward for the input gradients (action I); almost 0 if no input needs one.
+        backward_weight: time of the rest of the backward: the weight gradients that can be deferred (action W).
         split_seconds: time of I and W, run separately, minus the time of the whole backward; None if not measured.
-        saved_bytes: what autograd saves for the backward, without parameters and buffers. Tensors that share memory
-            count once. ``Costs.saved`` lists this memory tensor by tensor, and planning reads that list.
-        input_bytes, output_bytes: size of its inputs and of its outputs.
-        output_gradient_bytes: size of the gradients of its outputs; None: as its outputs.
-        workspace_bytes: memory that its backward needs temporarily, besides saved tensors and the gradients of its
-            outputs.
-        forward_workspace_bytes: memory that its forward needs temporarily, besides saved tensors.
-        input_workspace_bytes: as ``workspace_bytes``, of the backward for the gradients of its inputs (action I).
-        weight_workspace_bytes: memory that action W needs temporarily, besides ``deferred_bytes``. None in these three
-            counts as ``workspace_bytes``.
-        deferred_bytes: memory kept from I to W: inputs of its weights' operations, and the gradients of their outputs.
-        slowdown: how many times as long it takes while the other devices of a CPU compute, too. The seconds in the
+        saved_bytes: size of the tensors that autograd saves for the backward, without parameters and buffers. Tensors
+            that share memory count once. ``Costs.saved`` lists this memory tensor by tensor, and planning reads that
+            list.
+        input_bytes, output_bytes: size of the inputs and of the outputs.
+        output_gradient_bytes: size of the output gradients; None for the size of the outputs.
+        workspace_bytes: temporary memory of the whole backward, besides saved tensors and output gradients.
+        forward_workspace_bytes: temporary memory of the forward, besides saved tensors. None for ``workspace_bytes``.
+        input_workspace_bytes: temporary memory of action I, as ``workspace_bytes``. None for ``workspace_bytes``.
+        weight_workspace_bytes: temporary memory of action W, besides ``deferred_bytes``. None for ``workspace_bytes``.
+        deferred_bytes: memory held from I to W: inputs of the operations on weights, and their output gradients.
+        slowdown: factor by which the layer is slower while the other devices of a CPU compute. The seconds in the
             profile of a plan include it.
     """
 
@@ -100,14 +99,15 @@ class LayerCost(Value):
 
 
 class SavedTensor(Value):
-    """Memory that is kept from the forward to the backward of a micro-batch.
+    """A tensor that is held in memory from the forward to the backward of a micro-batch.
 
     Attributes:
-        bytes: its size.
-        layers: indices of the layers whose backward needs it, increasing. A stage that holds several of them keeps
-            it once.
-        input_of: indices of the layers that it is an input of. A stage that starts with one of them keeps it, too.
-        passed_by: those of ``input_of`` that do not use it. Live values may go past a stage of such layers only.
+        bytes: size of the tensor.
+        layers: indices of the layers whose backward needs the tensor, increasing. A stage with several of these layers
+            holds it once.
+        input_of: indices of the layers that take the tensor as an input. A stage that starts with such a layer also
+            holds it.
+        passed_by: the layers in ``input_of`` that do not use the tensor. A value may skip a stage of only such layers.
     """
 
     bytes: ByteCount
@@ -117,12 +117,12 @@ class SavedTensor(Value):
 
 
 class LiveValue(Value):
-    """A value that one layer makes and later layers use.
+    """A value that one layer produces and later layers use.
 
     Attributes:
-        bytes: its size.
-        layers: indices of the layers that make or use it, increasing. An argument of the model begins at layer 0.
-        is_argument: whether no layer makes it.
+        bytes: size of the value.
+        layers: indices of the layers that produce or use the value, increasing. Those of a model argument begin with 0.
+        is_argument: whether the value is an argument of the model, which no layer produces.
     """
 
     bytes: ByteCount
@@ -131,18 +131,18 @@ class LiveValue(Value):
 
 
 class Costs(Value):
-    """What all layers cost for one micro-batch of one size.
+    """Costs of all layers for one number of micro-batches.
 
     Attributes:
-        micro_batches: number of micro-batches of a mini-batch; with a ``split`` function, the number it is called with.
-        samples: samples in the largest of them, whose bytes these are.
-        layers: one cost a layer, in execution order. Seconds are means over the micro-batches.
-        loss: the seconds of the loss function, what it alone saves, its workspace, and its target (``input_bytes``).
+        micro_batches: number of micro-batches in a mini-batch; the argument of the ``split`` function if there is one.
+        samples: number of samples in the largest micro-batch. All bytes are for this micro-batch.
+        layers: one entry per layer, in execution order. Seconds are means over the micro-batches.
+        loss: cost of the loss function alone: seconds, saved tensors, workspace, and the target (``input_bytes``).
             The bytes of the last layer already include those of the loss.
-        saved: the memory kept for the backward.
-        values: what goes between layers, each value once; it is sent to stages that use it only. Empty for a chain, in
-            which each layer feeds the next one.
-        repeats: how often each layer was timed.
+        saved: tensors held from forward to backward.
+        values: values that pass between layers, one entry each. A value is sent only to stages that use it. Empty for
+            a chain, in which each layer feeds the next layer.
+        repeats: number of times that each layer was timed.
         scale: seconds of each micro-batch relative to their mean; empty if all have the same size.
     """
 

@@ -1,4 +1,4 @@
-"""Finds layers that are equal, so that one of them is timed for all.
+"""Finds equal layers, so that only the first of them is timed.
 
 Two layers are equal if they have
 
@@ -7,8 +7,8 @@ Two layers are equal if they have
 - inputs, outputs and arriving gradients of the same shapes, and
 - the same operations of torch, forward and backward, with the same arguments.
 
-Settings are compared by value if they are plain (or a list or dict of plain values), other objects by identity. So a
-layer that holds a closure, a tensor or an object of its own is equal to no other.
+Plain settings, and lists and dicts of plain values, are compared by value; all other objects by identity. So a layer
+that holds a closure, a tensor or an object that no other layer holds is equal to no other layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..capture.recorded.replay.layers import RecordedLayer
 from .layer_pass import Layers
 from .operations import form_of
 
-# Settings that number the layers of a model. Where a layer uses its number, its operations show it.
+# Attributes that hold the index of a layer. If the layer computes with its index, its operations differ.
 _LAYER_NUMBERS = frozenset(
     f"{prefix}{word}"
     for prefix in ("", "layer_", "block_")
@@ -49,17 +49,17 @@ class EqualLayers:
         self._first: dict[Hashable, int] = {}
 
     def first_like(self, index: int, run: Hashable) -> int:
-        """Return the index of the first layer, of those asked for so far, that a layer is equal to; maybe its own.
+        """Return the index of the first layer equal to this layer, among the layers of all calls so far.
 
         Args:
-            index: of the layer.
-            run: a key of its input, its output and its operations: see :class:`Memory`.
+            index: index of the layer, which is also the result if no earlier layer is equal to it.
+            run: key of its input, its output and its operations: see :class:`Memory`.
         """
         return self._first.setdefault((self._structures[index], run), index)
 
 
 def sharing_notes(layers: Layers, like: Sequence[int]) -> Iterator[str]:
-    """Say for each layer that was timed for others how many these are."""
+    """Yield a note for each layer that was timed for several equal layers, with their number."""
     counts = Counter(like[: len(layers)])
     for first, count in counts.items():
         if count > 1:
@@ -70,13 +70,13 @@ def sharing_notes(layers: Layers, like: Sequence[int]) -> Iterator[str]:
 
 
 def _structure(layer: nn.Module, index: int, holders: Mapping[Tensor, Sequence[int]]) -> Hashable:
-    """Return a key of the modules in a layer, of their settings, and of the layer's parameters and buffers."""
+    """Return a key that is equal for layers with equal modules, settings, parameters and buffers."""
     numbers = {id(part): number for number, part in enumerate([*layer.modules(), *state_of(layer)])}
 
     def tensor_key(tensor: Tensor | None) -> Hashable:
         if tensor is None:
             return None
-        # The backward reaches the last holder of a tied parameter first. The others add to its gradient.
+        # The last layer that holds a tied parameter creates its gradient; the other layers add to it.
         tied = len(holders[tensor]) > 1
         tie = (Same(tensor), index == holders[tensor][-1]) if tied else None
         return numbers[id(tensor)], form_of(tensor), tie
@@ -87,7 +87,9 @@ def _structure(layer: nn.Module, index: int, holders: Mapping[Tensor, Sequence[i
             for table in (module._parameters, module._buffers)
             for name, tensor in table.items()
         )
-        if isinstance(module, RecordedLayer):  # its class, and the names in it, differ from layer to layer
+        if isinstance(
+            module, RecordedLayer
+        ):  # each recorded layer has a class and attribute names that differ from those of all others
             return tensors, tuple(numbers[id(child)] for child in module.children())
         children = tuple((name, child and numbers[id(child)]) for name, child in module._modules.items())
         return Same(type(module)), tensors, children, _settings(module)
@@ -96,7 +98,7 @@ def _structure(layer: nn.Module, index: int, holders: Mapping[Tensor, Sequence[i
 
 
 def _settings(module: nn.Module) -> Hashable:
-    """Return a key of the attributes of a module, and of its hooks, which are stored under unique numbers."""
+    """Return a key of the attributes of a module, with its hooks. Hooks have unique keys, so they make keys differ."""
     return tuple(
         (name, value_key(value, depth=1))
         for name, value in vars(module).items()

@@ -3,14 +3,13 @@
 ::
 
     micro-batch ──▶ layer 0 ──▶ layer 1 ──▶ ... ──▶ loss
-                       │           │                  │       one autograd graph a layer,
+                       │           │                  │       one autograd graph per layer,
                     backward ◀── backward ◀── ... ◀── ones    cut off at the layer's input
 
-All forwards run before all backwards, as in training: caches are as warm, and a layer that writes into its input gets
-a new one each time.
+All forwards run before all backwards, as in training, so CPU caches are as warm as in training. A layer that writes
+into its input gets a new copy in each pass.
 
-If some layers are equal, only the first of them runs. It stands for the others where they are neighbours of layers that
-run::
+If some layers are equal, only the first of them runs. A layer behind an equal layer takes the output of the first::
 
     layers   embed ─▶ block.0 ─▶ block.1 ─▶ block.2 ─▶ head       block.1 and block.2 are like block.0
     runs     embed ─▶ block.0 ────────────────────────▶ head       head takes the output of block.0
@@ -41,25 +40,25 @@ Loss = Callable[[Any], Tensor] | None
 
 
 class Observer:
-    """Methods that a pass calls before and after each forward and backward. By default they do nothing.
+    """Callbacks of a pass, before and after the forward and backward of each layer. By default they do nothing.
 
-    ``index`` is that of the layer in the chain; the loss comes after the last layer.
+    ``index`` is the position of the layer in the chain. The index of the loss is the number of layers.
     """
 
     def forward_starts(self, index: int, value: Any) -> None:
         """Called before the forward of a layer on ``value``."""
 
     def forward_ends(self, index: int, output: Any) -> None:
-        """Called after it. Autograd still holds all that the layer saved."""
+        """Called after the forward of a layer, while autograd still holds the tensors that the layer saved."""
 
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
-        """Called before the backward of a layer on the gradients of its output; not for a layer without a backward."""
+        """Called before the backward of a layer on the gradients of its output. Skipped if it has no backward."""
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
-        """Called between the two parts of a split backward, and at the end of a whole one with ``deferred`` None."""
+        """Called between the parts of a split backward; at the end of a whole backward, with ``deferred`` None."""
 
     def backward_ends(self, index: int) -> None:
-        """Called after the backward of a layer, both parts included."""
+        """Called after the backward of a layer, after both parts if it is split."""
 
 
 class Stopped(Exception):
@@ -68,7 +67,7 @@ class Stopped(Exception):
 
 @dataclass
 class _Step:
-    """The forward of one layer: its input, where gradients enter its graph, and the gradients of its input."""
+    """State of one layer from forward to backward: its input, its graph's roots, and a list for input gradients."""
 
     value: Any
     roots: tuple[GradientEdge, ...]
@@ -81,12 +80,13 @@ class LayerPass:
     Args:
         layers: names and modules, in execution order.
         loss: called with the output of the last layer. None: the backward starts with ones at that output.
-        stop: a pass ends with :class:`Stopped` before its next forward once this event is set.
-        like: for each layer the index of the first that is equal to it, often its own; None if all are different.
+        stop: once this event is set, a pass raises :class:`Stopped` before its next forward.
+        like: for each layer, the index of the first layer that is equal to it; None if all layers are different.
 
     Attributes:
-        names, calls: of all layers, and of the loss if there is one.
-        like: as given, the loss included.
+        names: names of all layers, then ``"loss"`` if there is a loss.
+        calls: the modules of all layers, then the loss.
+        like: as the argument, with the loss.
     """
 
     def __init__(
@@ -105,19 +105,19 @@ class LayerPass:
         self.like = [*([] if like is None else like)]
         self.like += range(len(self.like), count)
         self._stop = stop
-        # Indices of what runs, each with the index of the layer whose output, or whose input gradients, it takes.
+        # Pairs (layer that runs, layer whose output or input gradients it takes).
         self._forwards = [(i, self.like[i - 1] if i else None) for i in range(count) if self.like[i] == i]
-        behind = {self.like[i]: self.like[i + 1] if i + 1 < count else None for i in range(count)}
+        next_layer = {self.like[i]: self.like[i + 1] if i + 1 < count else None for i in range(count)}
         last = {first: i for i, first in enumerate(self.like)}
-        self._backwards = sorted(behind.items(), key=lambda pair: last[pair[0]], reverse=True)
+        self._backwards = sorted(next_layer.items(), key=lambda pair: last[pair[0]], reverse=True)
 
     @property
     def runs(self) -> list[int]:
-        """The indices of the layers that run, and of the loss."""
+        """Indices of the layers that run, and of the loss."""
         return [index for index, _ in self._forwards]
 
     def zero_grad(self) -> None:
-        """Clear the gradients of what runs."""
+        """Clear the gradients of the layers that run, and of the loss."""
         for index in self.runs:
             if isinstance(module := self.calls[index], nn.Module):
                 module.zero_grad()
@@ -125,19 +125,19 @@ class LayerPass:
     def run(self, micro_batch: Any, observer: Observer, *, split: bool = False) -> None:
         """Run all forwards and then all backwards on a copy of ``micro_batch``.
 
-        Gradients are added to the parameters. With ``split`` the backward of each layer runs in two parts, as
-        schedules with actions I and W run it.
+        Gradients are added to those of the parameters. With ``split``, the backward of each layer runs in two parts,
+        as the actions I and W of a schedule.
         """
         steps: dict[int, _Step] = {}
         final = self.like[-1]
         outputs: dict[int | None, Any] = {None: own_copy(micro_batch)}
-        takers = Counter([source for _, source in self._forwards])
-        left = takers + Counter([final])
+        consumers = Counter([source for _, source in self._forwards])
+        uses_left = consumers + Counter([final])
         value = None
         with torch.enable_grad():
             for index, source in self._forwards:
-                value = _take(outputs, left, source)
-                if takers[source] > 1:  # a layer may write into its input
+                value = _take(outputs, uses_left, source)
+                if consumers[source] > 1:  # a layer may write into its input
                     value = own_copy(value)
                 outputs[index], steps[index] = self._forward(index, value, observer)
             del value
@@ -145,14 +145,14 @@ class LayerPass:
                 None: [torch.ones_like(leaf) for leaf in graph_cut.leaves(outputs[final])]
             }
             outputs.clear()
-            left = Counter([source for _, source in self._backwards])
+            uses_left = Counter([source for _, source in self._backwards])
             for index, source in self._backwards:
                 gradients[index] = self._backward(
-                    index, steps.pop(index), _take(gradients, left, source), observer, split
+                    index, steps.pop(index), _take(gradients, uses_left, source), observer, split
                 )
 
     def output(self, micro_batch: Any) -> Any:
-        """Run the forwards alone, of a chain without equal layers, and return the output as a message."""
+        """Run only the forwards and return the output as a message. The chain must have no equal layers."""
         value = own_copy(micro_batch)
         with torch.enable_grad():
             for index in range(len(self.calls)):
@@ -160,7 +160,7 @@ class LayerPass:
         return value
 
     def _forward(self, index: int, value: Any, observer: Observer) -> tuple[Any, _Step]:
-        """Run the forward of one layer. Return its output as a message, and what its backward needs."""
+        """Run the forward of one layer. Return its output as a message, and the state for its backward."""
         if self._stop is not None and self._stop.is_set():
             raise Stopped
         entered, received = entrance(value)
@@ -190,18 +190,18 @@ class LayerPass:
         return step.received
 
 
-def _take(values: dict[int | None, Any], left: Counter[int | None], key: int | None) -> Any:
-    """Return a value, and drop it from ``values`` if no other layer will take it."""
-    left[key] -= 1
-    return values[key] if left[key] else values.pop(key)
+def _take(values: dict[int | None, Any], uses_left: Counter[int | None], key: int | None) -> Any:
+    """Return ``values[key]``, and remove it from ``values`` at its last use."""
+    uses_left[key] -= 1
+    return values[key] if uses_left[key] else values.pop(key)
 
 
 def fresh(nest: Any, device: torch.device | None = None) -> Any:
-    """Copy the tensors of a nest, without asking for gradients.
+    """Return a nest with copies of its tensors that do not require gradients.
 
     Args:
-        nest: the tensors.
-        device: where to, as for :func:`pipepart.capture.copied`.
+        nest: any nest of tensors.
+        device: the device of the copies, as for :func:`pipepart.capture.copied`.
     """
     return pytree.tree_map_only(Tensor, lambda t: copied(t, device), nest)
 
@@ -217,6 +217,6 @@ def _naming(layer: str, part: str) -> Iterator[None]:
 
 
 def entrance(value: Any) -> tuple[Any, list[Tensor | None]]:
-    """Return the input for a layer, and a list that receives the gradients of its leaves, in the order of the nest."""
+    """Return the input for a layer, and a list that its backward fills with the gradients of the input's leaves."""
     received: list[Tensor | None] = [None] * len(graph_cut.leaves(value))
     return graph_cut.catching(value, received), received

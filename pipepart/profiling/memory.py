@@ -23,7 +23,7 @@ from .operations import OperationLog
 
 @dataclass
 class LayerBytes:
-    """Memory of one layer, with the field names of :class:`LayerCost`."""
+    """Byte counts of one layer, with the field names of :class:`LayerCost`."""
 
     saved_bytes: int = 0
     input_bytes: int = 0
@@ -41,12 +41,12 @@ class Memory:
     """The memory of a chain.
 
     Attributes:
-        layers: bytes of each layer, with the loss counted in the last one.
-        loss: what the loss alone saves, and its workspace.
-        saved: the memory kept for the backward.
+        layers: byte counts of each layer. The last layer includes the loss.
+        loss: byte counts of the loss alone: what it saves, and its workspace.
+        saved: the memory kept from forward to backward, one entry per storage.
         outputs: the specs of each layer's outputs.
-        runs: for each layer a key of its input, its output, the gradients that arrive and its operations, equal for
-            layers where these are.
+        runs: a key for each layer. Keys are equal if inputs, outputs, arriving gradients and operations of two layers
+            have the same form.
     """
 
     layers: list[LayerBytes]
@@ -58,9 +58,9 @@ class Memory:
 
 @dataclass
 class _Piece:
-    """One storage: the layers that save it, those that it is an input of, and those of them that use it.
+    """One storage, with the indices of the layers that save it, take it as an input, and read that input.
 
-    The loss is the layer after the last one.
+    The index of the loss is the number of layers.
     """
 
     bytes: int
@@ -70,44 +70,45 @@ class _Piece:
 
 
 class MemoryCount(Allocations, Observer):
-    """Counts the memory of a chain: of all layers together, or part by part, each in its turn.
+    """Counts the memory of a chain, in one pass over all layers or in one pass per part of the chain.
 
-    Observes when each storage is allocated and freed, and which storages autograd saves for the backward. Storage that
-    several tensors share counts once; parameters, buffers and their gradients do not count.
+    Observes when each storage is allocated and freed, and which storages autograd saves for the backward. A storage
+    that several tensors share counts once. Parameters, buffers and their gradients do not count.
 
-    Storages are known by their addresses. Within a pass no address is used twice before the first backward, because the
-    pass keeps every input and graph. From one pass to the next, the inputs of the first layer are known by their places
-    in the output of the layer before.
+    A storage is identified by its address. Within a pass no address is reused before the first backward, because the
+    pass holds every input and every graph. Between passes, the inputs of a part are matched by position with the
+    outputs of the part before it.
 
     Args:
-        layers: the number of layers in the whole chain, without its loss.
+        layers: number of layers in the whole chain, without the loss.
     """
 
     def __init__(self, layers: int) -> None:
         super().__init__(ignored=set())
-        self._costs = [LayerBytes() for _ in range(layers + 1)]  # of the layers, and of the loss
+        self._costs = [LayerBytes() for _ in range(layers + 1)]  # one per layer, then the loss
         self._last = layers - 1
-        self._first = 0  # layer of the part that runs
+        self._first = 0  # index in the chain of the running part's first layer
         self._in_forward = False
         self._pieces: list[_Piece] = []
         self._by_address: dict[int, _Piece] = {}
-        self._known: frozenset[int] = frozenset()  # the addresses before the forward
+        self._known: frozenset[int] = frozenset()  # addresses in use before the current forward
         self._passed: list[_Piece] = []
         self._packed: list[weakref.ref[_Saved]] = []
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
         self._operations = OperationLog()
 
     def add(self, model: nn.Module, part: LayerPass, value: Any, first: int = 0) -> None:
-        """Count a part of the chain by one pass with a whole backward and one with a split backward.
+        """Count the memory of a part of the chain in two passes: with a whole backward and with a split backward.
 
-        Both add to gradients that are there, as the micro-batches of a step do: the first one has the most memory to
-        spare.
+        Gradients of all parameters are allocated before, as for every micro-batch of a step but the first. The first
+        micro-batch needs less memory.
 
         Args:
-            model: the module that holds its parameters and buffers.
-            part: some layers, or the loss.
-            value: their input; behind the first part, the output of the part before, or a copy of it.
-            first: the index of its first layer in the chain.
+            model: the module that holds the parameters and buffers of the part.
+            part: consecutive layers, or the loss.
+            value: the input of the part: the output of the part before it or a copy of that output, except for the
+                first part.
+            first: the index in the chain of the part's first layer.
         """
         _make_gradients(model)
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -122,11 +123,11 @@ class MemoryCount(Allocations, Observer):
             part.run(value, split, split=True)
 
     def run_of(self, index: int) -> Hashable:
-        """Return a key of what a layer did: see ``Memory.runs``."""
+        """Return the key of a layer, as in ``Memory.runs``."""
         return self._operations.of(index)
 
     def memory(self) -> Memory:
-        """Return the counts of all parts."""
+        """Return the memory of the whole chain, after all parts were added."""
         *layers, loss = self._costs
         saved: list[SavedTensor] = []
         for piece in self._pieces:
@@ -151,11 +152,11 @@ class MemoryCount(Allocations, Observer):
         return Memory(layers, loss, tuple(saved), self._specs, [*map(self.run_of, range(len(layers)))])
 
     def _in_layers(self, indices: set[int]) -> set[int]:
-        """Return the indices of layers, with the loss counted in the last one."""
+        """Return the indices with that of the loss replaced by that of the last layer."""
         return {min(index, self._last) for index in indices}
 
     def _unsaved_inputs(self, index: int) -> int:
-        """Return the bytes of the inputs of a layer that neither this layer nor one before saves."""
+        """Return the bytes of a layer's inputs that neither this layer nor an earlier layer saves."""
         return sum(
             piece.bytes
             for piece in self._pieces
@@ -198,7 +199,7 @@ class MemoryCount(Allocations, Observer):
             cost.output_bytes = sum(tensor.nbytes for tensor in tensors)
             cost.output_gradient_bytes = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
             self._specs[index] = tensor_specs(output)
-        newly_saved = 0  # what was there before the forward was not allocated by it
+        newly_saved = 0  # bytes allocated in this forward and saved
         for saved in filter(None, (reference() for reference in self._packed)):
             for part in dense_parts(saved.tensor):
                 address = part.untyped_storage()._cdata
@@ -212,7 +213,7 @@ class MemoryCount(Allocations, Observer):
 
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self._operations.enter(self._first + index)
-        # Values that pass a layer may get their first gradient from one of two layers that are equal otherwise.
+        # Two otherwise equal layers differ if one of them produces the first gradient of a value that skips layers.
         self._operations.add("gradients", [gradient is None for gradient in gradients])
         self.mark()
 
@@ -221,9 +222,9 @@ class MemoryCount(Allocations, Observer):
         self._costs[self._first + index].workspace_bytes = self.peak - self.start
 
     def _pack(self, tensor: Tensor) -> _Saved:
-        """Called by autograd for each tensor that it saves; a graph that the forward drops releases it again."""
+        """Wrap a tensor that autograd saves. The wrapper is freed if the forward drops its graph."""
         saved = _Saved(tensor.detach())
-        if self._in_forward:  # and not in the forward that a checkpoint repeats during the backward
+        if self._in_forward:  # not when a checkpoint repeats the forward during the backward
             self._packed.append(weakref.ref(saved))
         return saved
 
@@ -237,10 +238,10 @@ class MemoryCount(Allocations, Observer):
 
 
 class _SplitCount(Allocations, Observer):
-    """Counts the workspace of both parts of a split backward, and what each layer keeps between them.
+    """Counts the workspace of both parts of a split backward, and the memory held between them.
 
     Args:
-        costs: receive the counts, one a layer of the pass.
+        costs: filled with the counts, one entry per layer of the pass.
         ignored: as for :class:`Allocations`.
     """
 
@@ -281,15 +282,17 @@ class _Saved:
 
 
 def _count_loss_in(last: LayerBytes, loss: LayerBytes) -> None:
-    """Add the memory of the loss to that of the last layer, whose workspace is there after what the loss saves is.
+    """Add the byte counts of the loss to those of the last layer.
 
-    The last layer runs before the loss saves anything, and goes backward after that is released.
+    The last layer runs its forward before the loss saves tensors, and its backward after they are freed. The combined
+    saved bytes include these tensors, so their size is subtracted from the workspace of the last layer. The combined
+    workspace is the larger of this difference and the workspace of the loss.
     """
-    arriving = last.output_gradient_bytes
+    gradient_bytes = last.output_gradient_bytes
     for name, gradient in (
         ("forward_workspace_bytes", 0),
-        ("workspace_bytes", arriving),
-        ("input_workspace_bytes", arriving),
+        ("workspace_bytes", gradient_bytes),
+        ("input_workspace_bytes", gradient_bytes),
     ):
         alone = getattr(last, name) + gradient - loss.saved_bytes
         setattr(last, name, max(getattr(loss, name), alone, 0))
@@ -298,7 +301,7 @@ def _count_loss_in(last: LayerBytes, loss: LayerBytes) -> None:
 
 
 def _make_gradients(model: nn.Module) -> None:
-    """Give each parameter a gradient of zeros, except those whose module asks for sparse ones."""
+    """Set the gradient of each parameter to zeros, except in modules with sparse gradients."""
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None and parameter.requires_grad and not getattr(module, "sparse", False):

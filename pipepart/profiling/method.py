@@ -1,4 +1,4 @@
-"""Method: a way to profile layers, all at once, one at a time, or estimated; and the micro-batch that it profiles."""
+"""Method: the interface of a profiling method, with its input (Task, MicroBatch) and its result (Measured)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .timing import LayerTimes
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be profiled.
+    """The model to profile, and the settings.
 
     Attributes:
         chain: the layers of the model.
-        loss_fn: the loss; None for that of the model, or for none.
-        device: where to measure.
-        threads: intra-operation threads; None on an accelerator.
-        devices: how many virtual devices will share the CPU.
-        seconds: time to spend on each size.
-        share: whether to time only one of several equal layers.
-        stop: a pass ends once this event is set.
+        loss_fn: the loss function; None if the recorded model computes its loss, or if there is no loss.
+        device: the device to measure on.
+        threads: number of intra-operation threads; None on an accelerator.
+        devices: number of virtual devices that will share the CPU.
+        seconds: time to spend on each micro-batch size.
+        share: whether to time only the first of several equal layers.
+        stop: set this event to end the running pass early.
     """
 
     chain: Chain
@@ -49,31 +49,32 @@ class Task:
 
     @property
     def devices_at_once(self) -> int:
-        """How many devices of the CPU compute at once: as many as there are cores for. 1 on an accelerator."""
+        """Number of CPU devices that can compute at once, limited by the number of cores; 1 on an accelerator."""
         cores = os.cpu_count() or 1
         return max(1, min(self.devices, cores // (self.threads or 1))) if self.device.type == "cpu" else 1
 
     @property
     def loss_module(self) -> nn.Module | None:
-        """The loss, if it is a module."""
+        """The loss function if it is a module, else None."""
         return self.loss_fn if isinstance(self.loss_fn, nn.Module) else None
 
     @property
     def everything(self) -> nn.Module:
-        """The model, together with a loss that is a module."""
+        """A module list of the model and, if the loss function is a module, the loss function."""
         return nn.ModuleList([self.chain.model, *filter(None, [self.loss_module])])
 
 
 class MicroBatch(NamedTuple):
-    """The micro-batch that is profiled, and how many there are.
+    """The micro-batch to profile.
 
     Attributes:
-        value: its input.
-        loss: of its output.
-        counted_loss: the same with a target that is brought to the device first, as in a step, to count memory.
+        value: the input of the first layer.
+        loss: function from the output of the last layer to a scalar tensor; None if there is no loss.
+        counted_loss: ``loss`` on a new copy of the target. A step also copies the target to the device, so passes that
+            count memory use this function.
         target_bytes: size of the target.
-        samples: in it.
-        parts: how many micro-batches there are.
+        samples: number of samples in the micro-batch.
+        parts: number of micro-batches in the mini-batch.
     """
 
     value: Any
@@ -85,15 +86,15 @@ class MicroBatch(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured for one number of micro-batches.
+    """Times and memory of all layers for one number of micro-batches.
 
     Attributes:
-        part: the largest micro-batch, which has the most memory.
-        times: of each layer, and of the loss as the last if there is one.
-        memory: of each layer.
-        like: for each layer the index of the one that was timed for it, mostly its own.
-        repeats: how often each of these was timed, at least.
-        scale: seconds of each micro-batch relative to their mean, if they have different sizes.
+        part: the profiled micro-batch, which is the largest.
+        times: times of each layer, then of the loss if there is one.
+        memory: memory of the layers.
+        like: for each layer, the index of the layer that was timed in its place; mostly its own index.
+        repeats: number of times that each layer was timed, at least.
+        scale: seconds of each micro-batch relative to their mean; empty if all have the same size.
     """
 
     part: MicroBatch
@@ -105,19 +106,23 @@ class Measured(NamedTuple):
 
 
 class Method(ABC):
-    """A way to profile the layers of a chain."""
+    """Interface of the methods that profile the layers of a chain.
+
+    :class:`AllAtOnce` measures all layers together, :class:`OneAtATime` each layer alone, and :class:`Estimated`
+    estimates times without running a kernel.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
 
     @abstractmethod
     def running(self) -> AbstractContextManager[None]:
-        """Return a context within which layers can run. Behind it the model is as it was before."""
+        """Return a context manager within which layers can run. The model is restored at its end."""
 
     def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
-        """Return copies of input and target of a micro-batch, as the first layer and the loss take them."""
-        taken = entered(self.task.chain, part)
-        return fresh(taken.inputs[0]), fresh(taken.targets[0])
+        """Return copies of a micro-batch's input and target, in the form that the first layer and the loss expect."""
+        batch = entered(self.task.chain, part)
+        return fresh(batch.inputs[0]), fresh(batch.targets[0])
 
     @abstractmethod
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
@@ -125,12 +130,12 @@ class Method(ABC):
 
         Args:
             part: the micro-batch.
-            done: called with the part that is done, from 0 to 1.
+            done: called with the fraction of the work that is done, from 0 to 1.
         """
 
 
 def micro_batch_of(method: Method, parts: MicroBatches, samples: int) -> MicroBatch:
-    """Return the first of the micro-batches that has so many samples, where the method needs it."""
+    """Return the first micro-batch with ``samples`` samples, prepared by ``method``."""
     index = parts.sizes.index(samples)
     value, target = method.prepare(
         parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])

@@ -1,11 +1,11 @@
-"""Measures layers one at a time, on copies of their tensors, for a device without room for the whole model.
+"""Measures layers one at a time on copies of their tensors, for a model that may not fit the device.
 
 ::
 
-    where the model is       layer 0     layer 1     layer 2   ...     its parameters and buffers stay there
+    device of the model      layer 0     layer 1     layer 2   ...     all parameters and buffers
                                 │ copy      │ copy
-    device                   measured ─▶ measured ─▶ ...               one layer's copies at a time, and
-                                      output     output                the output that goes on
+    device to measure on     measured ─▶ measured ─▶ ...               copies of one layer at a time, and
+                                      output     output                the output of the layer before
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .value_reads import ReadsRefused
 
 
 class OneAtATime(Method):
-    """Measures one layer after the other, on copies of its tensors on the device."""
+    """Copies the tensors of one layer at a time to the device and measures the layer there."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._on_meta = holds_meta(task.chain.model)
 
     def running(self) -> AbstractContextManager[None]:
-        """Leave the model where it is."""
+        """Return a context manager that leaves the model on its device and restores its state at the end."""
         return restored(self.task.everything, self.task.device)
 
     def prepare(self, part: MicroBatches) -> tuple[Any, Any]:
-        """Return copies of input and target of a micro-batch on the device.
+        """Return copies of a micro-batch's input and target on the device.
 
-        Live values of a recorded model on the meta device have no values: those of the arguments take their places.
+        The live values of a recorded model on the meta device hold no data, so the model's arguments replace them.
         """
         device = self.task.device
         batch = entered(self.task.chain, part)
@@ -64,7 +64,7 @@ class OneAtATime(Method):
         return value, target
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Measure each layer: its memory, then its times unless an equal layer has been timed before."""
+        """Measure the memory and the times of each layer; copy the times if an equal layer was timed before."""
         task, layers, value = self.task, self.task.chain.layers, part.value
         equal = EqualLayers(layers)
         count = MemoryCount(len(layers))
@@ -102,5 +102,5 @@ class OneAtATime(Method):
 
 
 def needs_copies(model: nn.Module, device: torch.device, device_given: bool) -> bool:
-    """Return True if layers must be copied to a device to be measured there, one at a time."""
+    """Return True if layers must be copied to ``device``, one at a time, to measure them."""
     return (device_given or holds_meta(model)) and any(tensor.device != device for tensor in state_of(model))

@@ -1,4 +1,4 @@
-"""A log of what each layer runs, as one number a layer: equal numbers mean equal operations on equal shapes."""
+"""Logs the operations of each layer as one number; equal numbers mean equal operations on equal shapes."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _PLAIN += (torch.memory_format, torch.Size)
 
 
 class OperationLog:
-    """Logs events of layers, such as operations of torch with their arguments.
+    """Logs the events of each layer, such as torch operations with their arguments.
 
-    Of tensors, shapes, strides and dtypes are logged, of other things the values.
+    Tensors are logged by shape, strides and dtype, all other arguments by value.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}  # of each different sequence of events
+        self._numbers: dict[Hashable, int] = {}  # a number for each distinct sequence of events
         self._layers: dict[int, int] = {}
         self._index: int | None = None
 
     def enter(self, index: int | None) -> None:
-        """Log what follows for this layer, behind what was logged for it before; for None log nothing."""
+        """Append the following events to the log of layer ``index``; None to log nothing."""
         self._index = index
 
     def add(self, *event: Any) -> None:
-        """Log one event."""
+        """Append an event to the log of the current layer."""
         if self._index is None:
             return
         sequence = self._layers.get(self._index, -1), *map(form_of, event)
         self._layers[self._index] = self._numbers.setdefault(sequence, len(self._numbers))
 
     def of(self, index: int) -> int:
-        """Return the number of the events of a layer."""
+        """Return the number of a layer's sequence of events; -1 if it has none."""
         return self._layers.get(index, -1)
 
 
 def form_of(value: Any) -> Hashable:
-    """Return a key of a nest that is equal for nests whose tensors differ in their values only."""
+    """Return a key of a nest. Keys are equal for nests that differ only in the values of their tensors."""
     if isinstance(value, Tensor):
         parts = [(*part.shape, *part.stride()) for part in dense_parts(value) if part.layout is torch.strided]
         extents = [extent if type(extent) is int else str(extent) for extent in value.shape]

@@ -1,4 +1,4 @@
-"""Profile: the layers of a model and their costs, as a value that can be saved as JSON."""
+"""Profile: the layers of a model and their costs, as a document that can be saved as JSON."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 class Profile(Document):
-    """The layers of a model and their costs at one micro-batch size or several.
+    """The layers of a model and their costs, for one or several micro-batch sizes.
 
     Attributes:
-        model: class of the model.
-        batch: samples in the mini-batch.
+        model: class name of the model.
+        batch: number of samples in the mini-batch.
         inputs, outputs: specs of the model's inputs and outputs for one micro-batch of ``costs[0].samples``.
-        layers: in execution order.
-        costs: one entry for each number of micro-batches that was measured.
-        writes_statistics: layers with a BatchNorm that updated its running statistics. The plan has one replica then,
-            unless another number is asked for.
+        layers: the layers in execution order.
+        costs: one entry for each measured number of micro-batches.
+        writes_statistics: names of layers with a BatchNorm that updates its running statistics. If there are any,
+            plans have one replica by default.
         optimizer: name of the optimizer whose state :meth:`optimizer_bytes` counts.
-        device: the device that it was measured on, or is estimated for.
-        threads: intra-operation threads that each layer had; None on an accelerator.
-        torch_version: the version of torch that ran.
-        notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for others;
-            whether times are estimates.
-        roofline: if times are estimates, what they were estimated from; None if they were measured.
-        overhead: what a step on this machine's CPU takes besides its layers. The profile of a plan has none left: the
-            plan counts it in the seconds of its layers, devices and links.
+        device: the device that the layers were measured on or estimated for.
+        threads: number of intra-operation threads while the layers were timed; None on an accelerator.
+        torch_version: the installed version of torch.
+        notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for equal
+            layers; whether times are estimates.
+        roofline: the roofline that times were estimated from; None if they were measured.
+        overhead: runtime overhead on this machine's CPU. Zero in the profile of a plan, which counts the overhead in
+            the seconds of its layers, devices and links.
     """
 
     model: str
@@ -68,20 +68,20 @@ class Profile(Document):
 
     @property
     def graph(self) -> LayerGraph:
-        """The layers and the tensors between them as a graph."""
+        """Graph of the layers and the tensors between them."""
         from ..capture import LayerGraph  # networkx takes half a second to import
 
         layers, values = list(self.layers), self.costs[0].values
         if values:
-            made = [(value.layers, value.bytes, None) for value in values if not value.is_argument]
-            return LayerGraph.recorded(layers, made, self.inputs)
+            produced = [(value.layers, value.bytes, None) for value in values if not value.is_argument]
+            return LayerGraph.recorded(layers, produced, self.inputs)
         return LayerGraph.chain(layers, self.inputs)
 
     @property
     def fingerprint(self) -> str:
         """A short hash of the layers: names, classes, arguments, parameters, buffers and dtypes.
 
-        It does not depend on the sample, on the micro-batch size or on any time.
+        Does not depend on the sample, the micro-batch size or measured times.
         """
         text = "\n".join(layer.model_dump_json(exclude={"outputs"}) for layer in self.layers)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -90,7 +90,7 @@ class Profile(Document):
         """Return the costs for a number of micro-batches.
 
         Raises:
-            ValueError: this number was not measured.
+            ValueError: the profile has no costs for this number.
         """
         for costs in self.costs:
             if costs.micro_batches == micro_batches:
@@ -106,7 +106,7 @@ class Profile(Document):
         return STATE_PER_GRADIENT[self.optimizer] * layer.gradient_bytes
 
     def __str__(self) -> str:
-        """A summary in one line; ``model_dump_json`` has everything."""
+        """Return a summary in one line; ``model_dump_json`` returns everything."""
         costs = self.costs[0]
         seconds = sum(cost.seconds for cost in costs.layers) + costs.loss.seconds
         return (
@@ -121,7 +121,7 @@ class Profile(Document):
         return notebook_html(self)
 
 
-# State tensors that an optimizer keeps for each trained parameter, each as large as the parameter.
+# Number of state tensors of an optimizer for each trained parameter, each as large as the parameter.
 STATE_PER_GRADIENT = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
@@ -129,7 +129,7 @@ def check_optimizer(name: str) -> str:
     """Return the name of an optimizer in lower case.
 
     Raises:
-        ValueError: the state of this optimizer is not known.
+        ValueError: the size of this optimizer's state is unknown.
     """
     if name.lower() not in STATE_PER_GRADIENT:
         raise InputError(_unknown_optimizer(name))
@@ -142,7 +142,7 @@ def _unknown_optimizer(name: str) -> str:
 
 
 def _faults(layers: Sequence[LayerInfo], costs: Sequence[Costs]) -> list[str]:
-    """Return contradictions in a profile that was written or edited by hand, one text for each."""
+    """Return the contradictions between layers and costs, as in a profile edited by hand, one message each."""
     faults = [*_layer_faults(layers)]
     for index, entry in enumerate(costs):
         faults += [f"costs.{index}: {fault}" for fault in _cost_faults(entry, len(layers))]
@@ -157,9 +157,9 @@ def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
         yield f"two layers are called {name!r}"
     before: set[str] = set()
     for info in layers:
-        for other in info.shares_with:
-            if other not in before:
-                yield f"layer {info.name!r} shares with {other!r}, which is no layer before it"
+        for partner in info.shares_with:
+            if partner not in before:
+                yield f"layer {info.name!r} shares with {partner!r}, which is no layer before it"
         before.add(info.name)
         if info.gradient_bytes > info.parameter_bytes:
             yield (
@@ -171,26 +171,26 @@ def _layer_faults(layers: Sequence[LayerInfo]) -> Iterator[str]:
 def _cost_faults(costs: Costs, layers: int) -> Iterator[str]:
     if len(costs.layers) != layers:
         yield f"{len(costs.layers)} layers have costs, and the profile has {layers} layers"
-    kept = [0] * max(layers, len(costs.layers))
+    listed = [0] * max(layers, len(costs.layers))
     for number, tensor in enumerate(costs.saved):
         unknown = [index for index in (*tensor.layers, *tensor.input_of) if not 0 <= index < layers]
         if unknown:
             yield f"saved.{number} names layers {unknown}: indices run from 0 to {layers - 1}"
             continue
         for index in tensor.layers:
-            kept[index] += tensor.bytes
+            listed[index] += tensor.bytes
     for number, value in enumerate(costs.values):
         if list(value.layers) != sorted({index for index in value.layers if 0 <= index < layers}):
             yield f"values.{number} names layers {list(value.layers)}: indices increase, from 0 to {layers - 1}"
     if costs.scale and len(costs.scale) != costs.micro_batches:
         yield f"scale has {len(costs.scale)} numbers for {costs.micro_batches} micro-batches"
-    unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > kept[index]]
+    unlisted = [index for index, cost in enumerate(costs.layers) if cost.saved_bytes > listed[index]]
     if unlisted:
-        first, others = unlisted[0], len(unlisted) - 1
-        more = f" (and {counted(others, 'more layer')})" if others else ""
+        first, further = unlisted[0], len(unlisted) - 1
+        more = f" (and {counted(further, 'more layer')})" if further else ""
         yield (
             f"layers.{first} has saved_bytes {costs.layers[first].saved_bytes}, and the tensors in 'saved' that it "
-            f"keeps have {kept[first]}{more}: list all that layers keep for the backward, "
+            f"keeps have {listed[first]}{more}: list all that layers keep for the backward, "
             f'as in saved=[{{"bytes": {costs.layers[first].saved_bytes}, "layers": [{first}]}}]'
         )
 

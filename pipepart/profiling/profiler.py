@@ -36,7 +36,7 @@ from .timing import LayerTimes
 _Result = TypeVar("_Result")
 LossFunction = Callable[..., Any]  # returns a scalar tensor, or (sum, count)
 
-_THREADS_A_CORE = 16  # beyond some thousands, OpenMP ends the process by a segmentation fault
+_THREADS_A_CORE = 16  # with some thousands of threads, OpenMP crashes with a segmentation fault
 
 
 def profile(
@@ -66,33 +66,34 @@ def profile(
     the target of one micro-batch, once in each pass, and on no other values.
 
     Args:
-        model: an ``nn.Sequential``, of which nested ones are opened, or any other module, which is recorded.
+        model: an ``nn.Sequential``, whose nested ``nn.Sequential`` modules are opened; or any other module, which is
+            recorded.
         sample: a mini-batch, its tensors ``[samples, ...]``: the first argument of the model, a tuple of positional
             arguments, a dict of keyword arguments, or :class:`pipepart.Arguments`.
-        loss_fn: called as ``loss_fn(output, target)``; without it the backward starts with ones at the output.
+        loss_fn: called as ``loss_fn(output, target)``; if None, the backward starts with ones at the output.
         target: the target of the loss, its tensors ``[samples, ...]``; None to call ``loss_fn(output)``.
         layers: paths of the modules that become layers, with the modules beside them; None for the blocks of the model.
-            Not for an ``nn.Sequential``, unless it is to be recorded.
-        micro_batches: how many micro-batches to split the mini-batch into; several numbers measure several sizes. At
-            most one a sample, and one for two samples if a BatchNorm needs two: more of these are measured as fewer.
+            An ``nn.Sequential`` with this argument is recorded.
+        micro_batches: number of micro-batches in the mini-batch; several numbers measure several sizes. A micro-batch
+            has at least one sample, or two if the model has a BatchNorm that needs two; larger numbers are reduced.
         split: a function that splits the mini-batch, if not along dimension 0; as for :class:`pipepart.Pipeline`.
         optimizer: the optimizer whose state counts: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``.
-        device: where to measure; by default where the model is, or the CPU if that is the meta device. If the model is
-            elsewhere, each layer is measured on copies of its tensors, one layer at a time, and the model stays where
-            it is. Tensors on the meta device become small random numbers or zeros.
-        devices: the number of virtual devices that will share the CPU. Layers are timed alone, and then beside copies
-            of the model that keep as many cores busy as the other devices will, as far as there are cores: at most
-            ``cores // threads - 1`` copies. Not used on an accelerator, or if layers are measured one at a time.
+        device: the device to measure on; by default that of the model, or the CPU for a model on the meta device. If
+            the model is on another device, layers are measured one at a time on copies of their tensors, and the model
+            is not moved. Tensors on the meta device become small random numbers or zeros.
+        devices: number of virtual devices that will share the CPU. Layers are timed alone, and then while copies of
+            the model keep the cores of the other devices busy: at most ``cores // threads - 1`` copies. Not used on an
+            accelerator, or if layers are measured one at a time.
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
-        seconds: time to spend on each size; each layer is timed at least 20 times, whatever that takes.
-        share: whether to time only one of several equal layers; ``notes`` say how many there were.
+        seconds: time to spend on each size; each layer is timed at least 20 times, even if this takes longer.
+        share: whether to time only the first of several equal layers; ``notes`` say how many are equal.
         progress: show a progress bar on standard error; by default if that is a terminal.
-        measure: with False no layer runs: bytes are counted on the meta device, seconds are estimated. The model may be
-            on the meta device; the sample may be, too, if the model reads no values of it.
+        measure: if False, no layer runs: bytes are counted on the meta device, seconds are estimated. The model may be
+            on the meta device, and so may the sample if the model does not read its values.
         roofline: with ``measure=False``, the speed to estimate for. By default it is fitted to a few layers that are
-            measured on ``device``, or where the model is; for a model on the meta device, on this machine's accelerator
-            or CPU.
+            measured on ``device`` or, without it, on the model's device. For a model on the meta device, they are
+            measured on this machine's accelerator or CPU.
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
@@ -106,9 +107,9 @@ def profile(
     optimizer = check_optimizer(optimizer)
     layered = chain_of(model, layers=layers, split_loss=loss_fn is None)
     model = layered.model
-    given = Arguments.of(sample)
-    check_arguments(*layered.entrance, given, target)
-    batch = sum(micro_batches_of(given.input, target, 1, split).sizes)
+    arguments = Arguments.of(sample)
+    check_arguments(*layered.entrance, arguments, target)
+    batch = sum(micro_batches_of(arguments.input, target, 1, split).sizes)
     if split is None and counts[-1] > max(batch, 1):
         raise InputError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
     if split is None:
@@ -130,7 +131,7 @@ def profile(
     stop = threading.Event()
     modes = Modes.current()
     if roofline is not None:
-        threads = None  # which a stated speed does not depend on
+        threads = None  # a given roofline does not depend on it
     elif not measure:
         fit = partial(roofline_of, device, _dtype(model))
         roofline = _on_own_thread(fit, threading.Event(), device, threads)
@@ -149,13 +150,13 @@ def profile(
         ):
             if not model.training:
                 model.train()
-            found: list[Measured] = []
+            results: list[Measured] = []
             for count in counts:
-                parts = micro_batches_of(given.input, target, count, split)
-                found.append(
-                    measure_sizes(method, parts, lambda done: tick((len(found) + done) / len(counts)))
+                parts = micro_batches_of(arguments.input, target, count, split)
+                results.append(
+                    measure_sizes(method, parts, lambda done: tick((len(results) + done) / len(counts)))
                 )
-            return found
+            return results
 
     measured = _on_own_thread(work, stop, device, threads)
     outputs = measured[0].memory.outputs
@@ -171,15 +172,15 @@ def profile(
         device=str(device) if roofline is None else roofline.device,
         threads=threads,
         torch_version=torch.__version__,
-        notes=tuple(_notes(layered, [one.like for one in measured], roofline)),
+        notes=tuple(_notes(layered, [result.like for result in measured], roofline)),
         roofline=roofline,
-        overhead=Overhead() if roofline is not None or not on_cpu else _beside(task, measured),
+        overhead=Overhead() if roofline is not None or not on_cpu else _load_conditions(task, measured),
     )
 
 
-def _beside(task: Task, measured: Sequence[Measured]) -> Overhead:
-    """Return how many devices computed at once while layers were timed, and the cores that they had."""
-    loaded = any(time.slowdown != 1.0 for one in measured for time in one.times)
+def _load_conditions(task: Task, measured: Sequence[Measured]) -> Overhead:
+    """Return the number of devices that computed while layers were timed, and the number of cores."""
+    loaded = any(times.slowdown != 1.0 for result in measured for times in result.times)
     return Overhead(devices=task.devices_at_once if loaded else 1, cores=os.cpu_count())
 
 
@@ -190,7 +191,7 @@ def _writes_statistics(layer: nn.Module) -> bool:
 
 
 def _notes(layered: Chain, likes: Sequence[Sequence[int]], roofline: Roofline | None) -> list[str]:
-    """Say which modules were opened or left whole, and which layers were timed for others, or that none was."""
+    """Return notes on opened modules and on layers timed for equal layers, or that times are estimates."""
     notes = list(layered.opening.notes) if isinstance(layered, RecordedChain) else []
     if roofline is not None:
         return [*notes, roofline.note]
@@ -200,7 +201,7 @@ def _notes(layered: Chain, likes: Sequence[Sequence[int]], roofline: Roofline | 
 def _place(
     model: nn.Module, device: torch.device | str | None, measure: bool, roofline: Roofline | None
 ) -> torch.device:
-    """The device to measure on, with its number; without measuring, the one whose speed counts if none is stated."""
+    """Return the device to measure on, with its index; with ``measure=False``, the device to estimate for."""
     if measure and roofline is not None:
         raise InputError("times are measured, and roofline=... is to estimate them: write measure=False too")
     if roofline is not None and not isinstance(roofline, Roofline):
@@ -217,15 +218,15 @@ def _place(
         home = next((p.device for p in model.parameters()), torch.device("cpu"))
         if home != META:
             return home
-        found = None if measure else torch.accelerator.current_accelerator(check_available=True)
-        return found or torch.device("cpu")
+        accelerator = None if measure else torch.accelerator.current_accelerator(check_available=True)
+        return accelerator or torch.device("cpu")
     try:
         device = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device={device!r} is no torch device: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
         raise InputError('device="meta" has nothing to measure: name the device whose times are wanted')
-    Cluster.of([device])  # refuses one that is not here
+    Cluster.of([device])  # raises if this machine does not have the device
     if device.type == "cpu" or device.index is not None:
         return torch.device("cpu") if device.type == "cpu" else device
     return torch.device(device.type, torch.accelerator.current_device_index())
@@ -249,8 +250,8 @@ def _costs(count: int, measured: Measured) -> Costs:
         loss=LayerCost(**last._asdict(), **vars(memory.loss)),
         saved=memory.saved,
         values=tuple(
-            LiveValue(bytes=one.spec.bytes, is_argument=one.is_argument, layers=one.layers)
-            for one in live_tensors(measured.part.value, memory.outputs)
+            LiveValue(bytes=tensor.spec.bytes, is_argument=tensor.is_argument, layers=tensor.layers)
+            for tensor in live_tensors(measured.part.value, memory.outputs)
         ),
         repeats=measured.repeats,
         scale=measured.scale,
@@ -278,7 +279,7 @@ def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
 def _on_own_thread(
     work: Callable[[], _Result], stop: threading.Event, device: torch.device, threads: int | None
 ) -> _Result:
-    """Run ``work`` as a pipeline's worker would: on a thread of its own with ``threads`` intra-operation threads."""
+    """Run ``work`` as a pipeline worker would: on a new thread with ``threads`` intra-operation threads."""
     outcome: Future[_Result] = Future()
 
     def run() -> None:
@@ -295,5 +296,5 @@ def _on_own_thread(
     finally:
         stop.set()  # if a KeyboardInterrupt came first
         worker.join()
-        # Later threads would otherwise start with the workers' number.
+        # Otherwise threads started later would use the worker's number of intra-operation threads.
         torch.set_num_threads(torch.get_num_threads())

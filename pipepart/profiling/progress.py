@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(show: bool | None, text: str, after: float = 0.0) -> Iterator[Callable[[float], None]]:
-    """Show a bar within the block, which gets a function to set the part that is done, from 0 to 1.
+    """Show a progress bar within the block, and yield a function that sets the fraction done, from 0 to 1.
 
     Args:
         show: False to show nothing; None to show the bar only if standard error is a terminal.
         text: the words beside the bar.
-        after: seconds until the bar appears, so that short work shows none.
+        after: seconds until the bar appears, so that work shorter than this shows no bar.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda done: None

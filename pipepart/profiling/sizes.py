@@ -1,4 +1,4 @@
-"""Micro-batches of unequal size: measures the largest and the smallest, and interpolates seconds between them."""
+"""Measures micro-batches of unequal sizes: the largest and the smallest, with seconds interpolated in between."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from .timing import LayerTimes
 def measure_sizes(method: Method, parts: MicroBatches, done: Callable[[float], None]) -> Measured:
     """Measure the micro-batches of one mini-batch: bytes of the largest, mean seconds of all.
 
-    A batch of 9 in 8 micro-batches has sizes 2, 1, 1, ...: priced as the largest, it would take 16 samples' time.
+    Eight micro-batches of 9 samples have sizes 2, 1, 1, ... With the seconds of the largest for each of them, the
+    mini-batch would cost as much as 16 samples.
 
     Args:
-        method: how to measure a micro-batch.
-        parts: the micro-batches.
-        done: called with the part that is done, from 0 to 1.
+        method: the profiling method.
+        parts: the micro-batches of the mini-batch.
+        done: called with the fraction of the work that is done, from 0 to 1.
     """
-    least, most = min(parts.sizes), max(parts.sizes)
-    if least == most:
-        return method.measure(micro_batch_of(method, parts, most), done)
-    large = method.measure(micro_batch_of(method, parts, most), lambda part: done(part / 2))
-    small = method.measure(micro_batch_of(method, parts, least), lambda part: done((1 + part) / 2))
-    shares = [(size - least) / (most - least) for size in parts.sizes]
-    mean = sum(shares) / len(shares)
-    times = [_between(*pair, mean) for pair in zip(small.times, large.times, strict=True)]
-    first, last, middle = (sum(time.seconds for time in own) for own in (small.times, large.times, times))
-    scale = tuple((first + (last - first) * share) / middle for share in shares) if middle else ()
+    smallest, largest = min(parts.sizes), max(parts.sizes)
+    if smallest == largest:
+        return method.measure(micro_batch_of(method, parts, largest), done)
+    large = method.measure(micro_batch_of(method, parts, largest), lambda part: done(part / 2))
+    small = method.measure(micro_batch_of(method, parts, smallest), lambda part: done((1 + part) / 2))
+    shares = [(size - smallest) / (largest - smallest) for size in parts.sizes]
+    mean_share = sum(shares) / len(shares)
+    times = [_between(*pair, mean_share) for pair in zip(small.times, large.times, strict=True)]
+    low, high, mean = (sum(time.seconds for time in layers) for layers in (small.times, large.times, times))
+    scale = tuple((low + (high - low) * share) / mean for share in shares) if mean else ()
     return large._replace(times=times, repeats=min(large.repeats, small.repeats), scale=scale)
 
 
 def _between(small: LayerTimes, large: LayerTimes, share: float) -> LayerTimes:
-    """Return the times at a share of the way from the smallest micro-batch to the largest."""
+    """Interpolate linearly between the times of two micro-batches: ``small`` at share 0, ``large`` at share 1."""
 
-    def number(one: float, other: float) -> float:
-        return one + (other - one) * share
+    def number(low: float, high: float) -> float:
+        return low + (high - low) * share
 
-    def timing(one: Timing, other: Timing) -> Timing:
-        return Timing(seconds=number(one.seconds, other.seconds), spread=number(one.spread, other.spread))
+    def timing(low: Timing, high: Timing) -> Timing:
+        return Timing(seconds=number(low.seconds, high.seconds), spread=number(low.spread, high.spread))
 
     split = None
     if small.split_seconds is not None and large.split_seconds is not None:

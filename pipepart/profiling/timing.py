@@ -20,7 +20,7 @@ from .layer_pass import LayerPass, Observer, entrance
 
 Seconds = NDArray[np.float64]
 
-PASSES = (5, 50)  # of each kind, least and most
+PASSES = (5, 50)  # minimum and maximum number of passes of each kind
 
 
 class LayerTimes(NamedTuple):
@@ -38,46 +38,50 @@ class LayerTimes(NamedTuple):
         return self.forward.seconds + self.backward_input.seconds + self.backward_weight.seconds
 
     def slower_by(self, beside: LayerTimes) -> LayerTimes:
-        """Return these times with the slowdown that leads to those beside other devices."""
+        """Return these times with ``slowdown`` set to ``beside`` over them, at least 0.1; 1 if they are 0.
+
+        Args:
+            beside: the times of the same layer while other devices compute.
+        """
         return self._replace(slowdown=max(beside.seconds / self.seconds, 0.1) if self.seconds else 1.0)
 
 
 class LayerTimer:
-    """Runs passes over a chain and keeps the seconds of each layer.
+    """Runs passes over a chain and records the seconds of each layer.
 
-    Four kinds of passes alternate: with a whole or a split backward, for the first micro-batch of a step (no gradients
-    yet) or a later one (which adds to gradients).
+    Four kinds of passes alternate: a whole or a split backward, each for the first micro-batch of a step, whose
+    parameters have no gradients yet, and for a later micro-batch, which adds to gradients.
     """
 
     def __init__(self, chain: LayerPass, device: torch.device) -> None:
         self._chain = chain
         self._clock = _HostClock() if device.type == "cpu" else _EventClock(device)
-        # Seconds of each layer, a row a pass: "forward", "whole" backward, or its parts "input" and "weight".
+        # Seconds, [passes][layers], of the forward, the whole backward, and both parts of the split backward.
         self._seconds: dict[str, list[list[float]]] = {"forward": [], "whole": [], "input": [], "weight": []}
 
     @property
     def repeats(self) -> int:
-        """How many passes were timed."""
+        """Number of timed passes."""
         return len(self._seconds["forward"])
 
     def measure(self, micro_batch: Any, *, budget: float, passes: tuple[int, int]) -> None:
-        """Run passes of all kinds for ``budget`` seconds, but of each kind within ``passes`` (least, most)."""
-        least, most = passes
+        """Run passes for ``budget`` seconds, but at least ``passes[0]`` and at most ``passes[1]`` of each kind."""
+        minimum, maximum = passes
         for split in (False, True):  # warm-up
             self._chain.run(micro_batch, Observer(), split=split)
         start = time.perf_counter()
-        for count in range(1, most + 1):
+        for count in range(1, maximum + 1):
             for split in (False, True):
                 self._chain.zero_grad()
                 self._time(micro_batch, split)
                 self._time(micro_batch, split)
-            if count >= least and time.perf_counter() - start >= budget:
+            if count >= minimum and time.perf_counter() - start >= budget:
                 break
 
     def timings(self, micro_batches: int) -> list[LayerTimes]:
-        """Return the times of each layer, and of the loss as the last if there is one.
+        """Return the times of each layer, then of the loss if there is one.
 
-        A backward counts as the mean over the ``micro_batches`` of a step, of which the first adds to no gradients.
+        The time of a backward is the mean over the ``micro_batches`` of a step. The first of them adds to no gradients.
         """
 
         def backward(part: str) -> Seconds:
@@ -86,14 +90,14 @@ class LayerTimer:
 
         forward, whole = np.array(self._seconds["forward"]), backward("whole")
         inputs, weights = backward("input"), backward("weight")
-        found: dict[int, LayerTimes] = {}
+        times: dict[int, LayerTimes] = {}
         for index in self._chain.runs:
             module = self._chain.calls[index]
             parts = _timing(whole[:, index]), Timing(), 0.0
             if isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters()):
                 parts = _split(whole[:, index], inputs[:, index], weights[:, index])
-            found[index] = LayerTimes(_timing(forward[:, index]), *parts)
-        return [found[first] for first in self._chain.like]
+            times[index] = LayerTimes(_timing(forward[:, index]), *parts)
+        return [times[first] for first in self._chain.like]
 
     def _time(self, micro_batch: Any, split: bool) -> None:
         marks = _Marks(self._clock)
@@ -125,9 +129,9 @@ class _HostClock:
 
 
 class _EventClock:
-    """Records events on the current stream of an accelerator, so that the host waits once a pass, not once a layer."""
+    """Records events on the current stream of an accelerator. The host waits once per pass, not once per layer."""
 
-    engine_seconds = 0.0  # the host's work, which the device does not wait for while its queue is not empty
+    engine_seconds = 0.0  # the device does not wait for the host while its queue is not empty
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -145,7 +149,7 @@ class _EventClock:
 
 
 class _Marks(Observer):
-    """Readings of a clock at the start and the end of each part of one pass, by layer."""
+    """Reads a clock at the start and the end of each part of one pass, for each layer."""
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
@@ -169,7 +173,7 @@ class _Marks(Observer):
         self._at["end"][index] = self._clock.now()
 
     def seconds(self, start: str, end: str, layers: int, overhead: float = 0.0) -> list[float]:
-        """Return the seconds from one mark to another, less ``overhead``; 0 for layers that have no such marks."""
+        """Return the seconds of each layer from mark ``start`` to mark ``end`` less ``overhead``; 0 without marks."""
         starts, ends = self._at[start], self._at[end]
         return [
             max(0.0, self._clock.seconds(starts[index], ends[index]) - overhead) if index in starts else 0.0
@@ -178,19 +182,20 @@ class _Marks(Observer):
 
 
 def _timing(seconds: Seconds) -> Timing:
-    """Return the mean without the slowest tenth, which other programs may have disturbed.
+    """Return the mean without the slowest tenth, which other programs may have disturbed, and the spread.
 
-    A step takes the sum of many such times, which is that of their means: the median of a skewed time is below it.
+    A mean, because a step is a sum of many such times and means add up. The median of a skewed time is too low.
     """
     first, third = np.quantile(seconds, (0.25, 0.75))
-    kept = np.sort(seconds)[: max(1, seconds.size * 9 // 10)]
-    return Timing(seconds=kept.mean(), spread=(third - first) / 2)
+    fastest = np.sort(seconds)[: max(1, seconds.size * 9 // 10)]
+    return Timing(seconds=fastest.mean(), spread=(third - first) / 2)
 
 
 def _split(whole: Seconds, inputs: Seconds, weights: Seconds) -> tuple[Timing, Timing, float]:
-    """Return the two parts of a backward, whose sum is the time of the whole, and their overhead when run separately.
+    """Return the times of both parts of a backward, and the extra seconds when the parts run separately.
 
-    The ratios come from the fastest passes, which were disturbed least.
+    Both times sum to the time of the whole backward. Their ratio is that of the fastest passes, which other programs
+    disturbed least.
     """
     total, first, second, fastest = _timing(whole), inputs.min(), weights.min(), whole.min()
     if not second:
@@ -204,7 +209,7 @@ def _split(whole: Seconds, inputs: Seconds, weights: Seconds) -> tuple[Timing, T
 
 
 def _engine_seconds() -> float:
-    """Seconds to start autograd's engine on the CPU: a stage pays them once, a layer that is timed alone each time."""
+    """Return the seconds to start autograd's engine on the CPU. A stage starts it once, the timer once per layer."""
     gradient = torch.ones(1)
     times = []
     for _ in range(30):

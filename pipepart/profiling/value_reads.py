@@ -1,9 +1,9 @@
-"""Raises an error if a layer reads the values of tensors that were made up for a model on the meta device.
+"""Raises an error if a layer reads values that depend on made-up tensors of a model on the meta device.
 
 ::
 
     argument (real) ─▶ mask.all() ─▶ read: as in training
-    argument ─▶ matmul ─▶ mean() ─▶ read: refused
+    argument ─▶ matmul ─▶ mean() ─▶ read: error
     weight (made up) ┘    made up
 """
 
@@ -20,10 +20,10 @@ from ..capture import CaptureError, is_made_up, mark_made_up
 
 
 class ReadsRefused(DispatchMode):
-    """Follows made up values through operations, and refuses a layer that reads one that depends on them.
+    """Tracks made-up tensors and the results computed from them, and raises CaptureError if a layer reads a value.
 
     Args:
-        name: of the layer, for the message.
+        name: name of the layer, for the error message.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,7 +50,7 @@ class ReadsRefused(DispatchMode):
 
 
 def _reads_values(operation: Any, args: Sequence[Any]) -> bool:
-    """Return True if an operation returns a Python number, or a shape, that depends on the values of tensors."""
+    """Return True if the operation returns a Python number or a shape that depends on values of tensors."""
     if operation is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     tags = operation.tags

@@ -1,7 +1,7 @@
-"""Measures the seconds that the runtime adds to each action and each message, on the CPU of this machine.
+"""Measures the seconds that the runtime adds to each action and each message on this machine's CPU.
 
-Two layers that do nothing but write 8 MiB, as a real layer pushes the runtime out of the caches, are trained by two
-workers under the sequential schedule, in which one worker computes at a time::
+Two workers train two probe layers with the sequential schedule, in which one worker computes at a time. A probe only
+writes 8 MiB, because a real layer also evicts the runtime's data from the caches::
 
     worker 0   F ──┐                    ┌── B ── F ──┐          B to F on one worker: an action
     worker 1       └── F ── loss ── B ──┘            └── ...    F to F, or B to B: an action and a message
@@ -34,33 +34,33 @@ from .state.batch_norm import DeferredBatchNorm
 
 _MICRO_BATCHES = 8
 _STEPS = 8
-_FLOATS = 2**21  # 8 MiB, more than the caches of one core
+_FLOATS = 2**21  # 8 MiB of float32, more than the caches of one core
 
-Span = tuple[int, str, float, float]  # layer, "F" or "B", start and end
+Span = tuple[int, str, float, float]  # layer, "F" or "B", start and end in seconds
 
 
 @cache
 def measured_overhead() -> Overhead:
-    """Return the seconds of an action and of a message; takes about 0.2 s once a process.
+    """Return the overhead of an action and of a message; takes about 0.2 s, once per process.
 
-    Processes under torchrun are not measured: their actions take about as long as those of threads, and their messages
-    are measured as links, by :meth:`pipepart.Cluster.of_ranks`.
+    Measures worker threads only. Actions of torchrun processes take about as long, and
+    :meth:`pipepart.Cluster.of_ranks` measures the messages between processes as links.
     """
-    found: Future[Overhead] = Future()
+    outcome: Future[Overhead] = Future()
 
-    def run() -> None:  # on a thread of its own, without the caller's modes of torch
+    def run() -> None:  # on a new thread, which does not have the caller's torch modes
         try:
-            found.set_result(_overhead(_spans()))
+            outcome.set_result(_overhead(_spans()))
         except BaseException as error:
-            found.set_exception(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="pipepart-overhead", daemon=True)
     thread.start()
-    return found.result()
+    return outcome.result()
 
 
 class _Probe(nn.Module):
-    """Writes 8 MiB in its forward and in its backward, and notes when."""
+    """Writes 8 MiB in its forward and in its backward, and appends the span of each to ``spans``."""
 
     def __init__(self, index: int, spans: list[Span]) -> None:
         super().__init__()
@@ -82,12 +82,14 @@ class _Probe(nn.Module):
 
 
 def _spans() -> list[list[Span]]:
-    """Train two probes and return what they noted in each step, in the order of time."""
+    """Train two probes and return the spans of each step, sorted by time, without the first step."""
     cluster = Cluster.virtual(2, threads=1)
-    stages = tuple(StagePlan(layers=(str(at),), device=one.name) for at, one in enumerate(cluster.devices))
+    stages = tuple(
+        StagePlan(layers=(str(index),), device=device.name) for index, device in enumerate(cluster.devices)
+    )
     plan = Plan(stages=stages, cluster=cluster, schedule="sequential", micro_batches=_MICRO_BATCHES)
     spans: list[Span] = []
-    built = build_stages([(str(at), _Probe(at, spans)) for at in range(2)], plan)
+    built = build_stages([(str(index), _Probe(index, spans)) for index in range(2)], plan)
     orders = Orders(plan)
     engine = Engine(plan, built, orders, Traces(plan, always=False), DeferredBatchNorm((), built))
     batch = micro_batches_of(torch.zeros(_MICRO_BATCHES, 1), None, _MICRO_BATCHES)
@@ -103,21 +105,21 @@ def _spans() -> list[list[Span]]:
     finally:
         engine.close("the overhead is measured")
         engine.join()
-    return steps[1:]  # the first step finds out what layers write and draw
+    return steps[1:]  # the first step also detects buffer writes and random draws
 
 
 def _overhead(steps: list[list[Span]]) -> Overhead:
-    """Return the usual gaps between spans: on one worker without a message, and between two workers.
+    """Return the overhead from the gaps between consecutive spans, on one worker and between two workers.
 
-    A quarter of the gaps is shorter: other programs make some longer, and none shorter.
+    Takes the lower quartile of the gaps, because other programs only make gaps longer.
     """
     actions: list[float] = []
     messages: list[float] = []
     for spans in steps:
-        for (layer, kind, _, end), (other, other_kind, start, _) in pairwise(spans):
-            if layer != other:
+        for (layer, kind, _, end), (next_layer, next_kind, start, _) in pairwise(spans):
+            if layer != next_layer:
                 messages.append(start - end)
-            elif (kind, other_kind) == ("B", "F"):
+            elif (kind, next_kind) == ("B", "F"):
                 actions.append(start - end)
-    action, both = (statistics.quantiles(gaps, n=4)[0] for gaps in (actions, messages))
-    return Overhead(action_seconds=action, message_seconds=max(0.0, both - action))
+    action, action_and_message = (statistics.quantiles(gaps, n=4)[0] for gaps in (actions, messages))
+    return Overhead(action_seconds=action, message_seconds=max(0.0, action_and_message - action))

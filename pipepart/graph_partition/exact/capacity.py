@@ -1,4 +1,4 @@
-"""Capacity: how much work the devices can do within a bottleneck, and which borders that leaves possible."""
+"""Capacity: the work that devices can do within a given bottleneck, and the borders that it allows."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from numpy.typing import NDArray
 
 from ..problem import Floats, Problem
 
-# Tolerance for rounding: a load within this fraction above a limit still meets it.
+# Relative rounding tolerance: a load at most this fraction above a limit is within the limit.
 SLACK = 1e-12
 
 
 class Capacity:
-    """For a bottleneck of T seconds a device does at most T x its weight of work (see ``Problem.device_weights``).
+    """The work that each device can do in T seconds: at most T times its weight (see ``Problem.device_weights``).
 
-    A border splits the devices into those before it and those after it. It is possible only if, for some split, the
-    work before it fits the capacity of the first and the work after it fits that of the others. If no
-    device on a side is exempt from transfers (``DeviceType.pays``), that side also pays for what crosses the border.
+    A border splits the devices into a set before it and a set after it. The border is possible only if, for some split,
+    the work before it is within the capacity of the first set and the work after it within that of the second. If
+    transfers count on all devices of a set (``DeviceType.pays``), they also use up capacity of that set.
 
     Attributes:
         seconds: the bottleneck T.
-        prefix_work: work of the first ``i`` nodes, at ``i``.
-        transfer_weight: least capacity that one second of transfer uses up.
-        device_capacity: of one device of each type.
-        total: for each device state, the capacity of the devices that are still available.
-        pays: for each device state, whether every available device pays for transfers.
-        devices: their number.
-        free_capacity: of the largest device that does not pay for transfers; 0 if there is none.
+        prefix_work: work of the first ``i`` nodes at index ``i``, [nodes + 1].
+        transfer_weight: minimum capacity that one second of transfer uses.
+        device_capacity: capacity of one device of each type, [types].
+        total: capacity of the available devices in each device state, [states].
+        pays: whether transfers count on all available devices in each device state, [states].
     """
 
     def __init__(self, problem: Problem, seconds: float) -> None:
@@ -38,8 +36,6 @@ class Capacity:
         self.transfer_weight = float(problem.device_weights[pays].min(initial=1.0))
         self.total: Floats = np.asarray(available @ each, dtype=np.float64)
         self.pays: NDArray[np.bool_] = available @ ~pays == 0
-        self.devices = problem.device_count
-        self.free_capacity = float(each[~pays].max(initial=0.0))
         used = available[-1] - available
         before, after = used @ each, self.total
         self._splits: list[tuple[bool, bool, Floats, Floats]] = []
@@ -52,13 +48,19 @@ class Capacity:
         self._slack = SLACK * float(self.total[-1])
 
     def allows(self, inside: Floats, outside: Floats, crossing: Floats) -> NDArray[np.bool_]:
-        """Return which sets may be borders, from lower bounds of the work inside, outside and crossing."""
+        """Return which sets may be borders, [sets].
+
+        Args:
+            inside: lower bound on the work of each set, [sets].
+            outside: lower bound on the work of all nodes after each border, [sets].
+            crossing: lower bound on the seconds of the nets that cross each border, [sets].
+        """
         result = np.zeros(len(inside), dtype=bool)
         for left, right, before, after in self._splits:
             need = inside + self.transfer_weight * crossing if left else inside
             rest = outside + self.transfer_weight * crossing if right else outside
-            # Capacity before and after add up to a constant, so the least sufficient capacity before leaves the
-            # most after.
+            # Capacity before and after add up to a constant, so the smallest sufficient capacity before the border
+            # leaves the largest capacity after it.
             place = np.searchsorted(before, need - self._slack)
             result |= (place < len(before)) & (
                 after[np.minimum(place, len(before) - 1)] >= rest - self._slack

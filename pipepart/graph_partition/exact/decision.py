@@ -1,4 +1,4 @@
-"""Decider: whether some cut has a bottleneck of at most T seconds, by reachable borders, device by device."""
+"""Decider: finds a cut with a bottleneck of at most T seconds, or proves that none of the given borders forms one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .dominance import Dominance
 from .downsets import Downsets
 from .incidence import Incidence
 
-# Pairs of borders per numpy call; each takes a few hundred bytes.
+# Pairs of borders per numpy call. Each pair takes a few hundred bytes.
 CHUNK = 200_000
 
 
@@ -26,7 +26,7 @@ class TooMuchWork(Exception):
 
 @dataclass
 class _Reached:
-    """The borders reached in one device state, each with the border before it."""
+    """The borders reached in one device state, each with the previous border of the cut."""
 
     rows: list[Ints] = field(default_factory=list)
     origins: list[Ints] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Reached:
     types: list[int] = field(default_factory=list)
 
     def add(self, rows: Ints, origins: Ints, state: int, device_type: int) -> None:
-        """Record that one stage on this device type leads from ``origins``, reached in ``state``, to ``rows``."""
+        """Add the borders ``rows``: one stage on ``device_type`` after their ``origins``, reached in ``state``."""
         if len(rows):
             self.rows.append(rows)
             self.origins.append(origins)
@@ -42,7 +42,7 @@ class _Reached:
             self.types.append(device_type)
 
     def origin(self, row: int) -> tuple[int, int, int]:
-        """Return the border before ``row``, its state, and the type of the device of the stage between them."""
+        """Return the border before ``row``, its state, and the device type of the stage between them."""
         for rows, origins, state, device_type in zip(
             self.rows, self.origins, self.states, self.types, strict=True
         ):
@@ -53,14 +53,14 @@ class _Reached:
 
 
 class Decider:
-    """Answers whether there is a cut of at most T seconds whose borders are among given downsets.
+    """Decides whether there is a cut with a bottleneck of at most T seconds whose borders are among given downsets.
 
-    The empty border is reached in the state with all devices. A border I' is reached in the state without one more
-    device if a border I inside it is reached before and I' \\ I is a stage of at most T seconds on that device. States
-    are visited in order, so the order of unlike devices is part of the search. A border that was reached with a set of
-    devices is not reached again with a larger one.
+    The empty border is reached in the state in which all devices are available. If border I is reached in a state and
+    I' \\ I is a stage of at most T seconds on an available device, border I' is reached in the state without that
+    device. States are visited in order, so the search includes the order of devices of different types. A border that
+    was reached with a set of devices is not reached again with a larger set.
 
-    Takes O(states x pairs of borders that capacity allows); dominance makes these few.
+    Takes O(states x pairs of borders that capacity allows). Dominance leaves few such pairs.
     """
 
     def __init__(self, problem: Problem, sets: Downsets, clock: Clock, most_pairs: int) -> None:
@@ -69,7 +69,7 @@ class Decider:
         self._dominance = Dominance(problem, sets, self._incidence)
         self._left_pairs = most_pairs
         self._clock = clock
-        # Of the available devices of each state in total; Python's integers, since sums may not fit 64 bits.
+        # Total memory of the available devices in each state; as Python integers, since sums may exceed 64 bits.
         self._memory = [
             sum(int(count) * kind.memory for count, kind in zip(row, problem.types, strict=True))
             for row in self._orders.available
@@ -80,7 +80,7 @@ class Decider:
 
         Raises:
             TooMuchWork: the limit on pairs of borders is reached.
-            OutOfTime: the clock is over.
+            OutOfTime: the time limit is over.
         """
         orders, capacity = self._orders, Capacity(self._problem, seconds)
         reached = np.zeros((len(orders.available), len(self._sets)), dtype=bool)
@@ -104,7 +104,7 @@ class Decider:
         return None
 
     def _eligible(self, capacity: Capacity, state: int) -> NDArray[np.bool_]:
-        """Return the borders such that the devices available in ``state`` have capacity for all nodes after them."""
+        """Return whether the available devices in ``state`` have capacity for all nodes after each border, [sets]."""
         sets = self._sets
         need = capacity.prefix_work[-1] - sets.work
         if capacity.pays[state]:
@@ -115,7 +115,7 @@ class Decider:
     def _stages(
         self, sources: Ints, targets: Ints, device_type: int, capacity: Capacity
     ) -> tuple[Ints, Ints]:
-        """Return the targets that are one stage on a device of that type after a source, and that source for each."""
+        """Return the targets that one stage on ``device_type`` separates from some source, and that source for each."""
         work = self._sets.work
         goals = work[targets]
         limit = (
@@ -163,19 +163,22 @@ def _origins(
     capacity: Capacity,
     clock: Clock,
 ) -> Ints:
-    """Return for each target a source such that the nodes between are a feasible stage, or -1.
+    """Return for each target a source such that the nodes between both are a feasible stage, or -1.
 
     The load of the stage between borders I and I' is compute + crossing(I) + crossing(I') - correction. The correction
-    is for nets cut at both borders: their seconds once if they have a pin in the stage (each tensor is paid once),
-    twice if they have none (a stage does not pay for what passes over it). It is evaluated last, for pairs that are too
-    long without it and could be short enough with it.
+    is for nets cut at both borders: their seconds if they have a pin in the stage, because a tensor counts once per
+    stage; twice their seconds otherwise, because a tensor does not count in stages that it skips. The correction is
+    computed last, only for pairs that exceed the limit without it.
 
     Args:
-        problem, sets, incidence: the borders.
-        pairs: the sources, and for each the first of the targets to check and their number.
-        targets: borders.
-        device_type: of the stage.
-        capacity: of T seconds.
+        problem: the graph and the devices.
+        sets: the downsets that the borders index.
+        incidence: the nets of these downsets.
+        pairs: the sources; for each source, the index in ``targets`` of the first target to check, and the number of
+            targets to check.
+        targets: borders that may end a stage.
+        device_type: device type of the stage.
+        capacity: the capacity for a bottleneck of T seconds.
         clock: raises OutOfTime between chunks of pairs.
     """
     device, limit = problem.types[device_type], capacity.seconds * (1 + SLACK)
@@ -200,7 +203,7 @@ def _origins(
         sources, places = sources[possible], places[possible]
         rows = targets[places]
         load = seconds[rows] - seconds[sources]
-        # A net that crosses one of the two borders is cut by the stage.
+        # A lower bound of the load: a net that crosses only one of the two borders is cut by the stage.
         possible = load + np.abs(crossing[rows] - crossing[sources]) <= limit
         if memory_binds:
             possible &= sets.bytes[rows] - sets.bytes[sources] <= device.memory

@@ -13,13 +13,13 @@ from ..problem import Floats, Ints, Problem
 from .downsets import Downsets, blocks
 from .incidence import Incidence
 
-# Rows whose flags are unpacked at once.
+# Number of sets whose bits are unpacked at once.
 CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Nodes ``low`` to ``high``, the edges between them, and the tensors with pins there."""
+    """The nodes from ``low`` to ``high``, the edges between them, and the nets with pins among them."""
 
     low: int
     high: int
@@ -31,23 +31,23 @@ class _Part:
 
 
 class Dominance:
-    """Drops border I if I + v is reached with the same devices and dominates it: moving v earlier cannot hurt.
+    """Drops border I if border I + v dominates it: both are reached with the same devices, and v does not raise loads.
 
-    Take any chain of stages that starts at I. The stage that holds v loses it. Its compute falls by the seconds of v,
-    its transfers fall by each net of which v was the only pin outside I, and grow by each net of v with no pin in I.
-    If the sum does not grow, the same chain from I + v is as good. If v was in a later stage than the next, the sum is
-    smaller still. Memory and banned nodes only improve, and so does a device that pays nothing for transfers. Sets grow
-    with each such step, so a border that dominates others without being dominated remains.
+    Consider any chain of stages that starts at I. In the chain from I + v, the stage of v has all its nodes but v. Its
+    compute falls by the seconds of v. Its transfers fall by each net whose only pin outside I is v, and grow by each
+    net of v without a pin in I. If the sum does not grow, the chain from I + v is as good. This also holds if v is in a
+    stage after the next: the sum is then smaller still. It also holds for memory, for banned nodes, and for devices
+    whose transfers cost nothing. A dominating set is larger, so at least one undominated border always remains.
     """
 
     def __init__(self, problem: Problem, sets: Downsets, incidence: Incidence) -> None:
         self._sets, self._incidence = sets, incidence
         edges = [(a, b) for a, after in enumerate(problem.successors) for b in after]
-        before, behind = (
+        sources, targets = (
             np.array(side, dtype=np.int64) for side in (zip(*edges, strict=True) if edges else ([], []))
         )
         shape = (len(problem), len(problem))
-        self._edges = csr_array((np.ones(len(edges)), (before, behind)), shape=shape)
+        self._edges = csr_array((np.ones(len(edges)), (sources, targets)), shape=shape)
         self._blocks = blocks(problem)
         self._parts: dict[tuple[int, int], _Part] = {}
         paying = [device_type.seconds for device_type in problem.types if device_type.pays]
@@ -67,7 +67,7 @@ class Dominance:
             place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
             same = np.nonzero(keys[place] == wanted)[0]
             larger, smaller, node = order[place[same]], part[index[same]], nodes[same]
-            # Equal hashes need not mean equal sets: compare the sets.
+            # Different sets may have equal hashes, so compare the sets.
             expected = self._sets.words[smaller]
             expected[np.arange(len(node)), node >> 6] |= np.uint64(1) << (node & 63).astype(np.uint64)
             undominated[start + index[same[(expected == self._sets.words[larger]).all(axis=1)]]] = False
@@ -75,7 +75,7 @@ class Dominance:
 
     def _profitable(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return pairs (index in ``rows``, node) such that moving the node into that set cannot raise later loads."""
-        # Only nodes of the block that the set ends in, or of the next block, can be added: earlier ones are in already.
+        # Only nodes of the block that the set ends in, or of the next block, can be added. It has all earlier nodes.
         ends = self._sets.block[rows]
         part = self._part(int(ends.min()), min(int(ends.max()) + 1, len(self._blocks) - 1))
         inside = self._incidence.unpacked(rows, part.low, part.high)

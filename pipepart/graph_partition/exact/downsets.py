@@ -22,16 +22,16 @@ class Downsets:
     """Sets of nodes that hold every predecessor of their nodes, sorted by their work.
 
     Attributes:
-        words: bit ``v % 64`` of ``words[i, v // 64]`` says whether set ``i`` holds node ``v``.
-        block: number of the block that the set ends in; a set of an earlier block is a subset.
-        work: of its nodes.
-        seconds: of its nodes on each type of device, without nodes that may not run there; shape (types, sets).
-        banned: nodes of it that may not run on each type; same shape.
-        bytes: of its nodes.
-        crossing: seconds of the tensors with pins both inside and outside.
-        key: a random hash, such that ``key[i] + keys[v]`` is the hash of set ``i`` with node ``v``.
-        keys: of the nodes.
-        ranges: for each block, the range of words that its sets differ in.
+        words: bit ``v % 64`` of ``words[i, v // 64]`` is 1 if set ``i`` contains node ``v``; [sets, words].
+        block: index of the block that each set ends in, [sets]. A set of an earlier block is a subset.
+        work: work of all nodes in each set, [sets].
+        seconds: seconds of all nodes in each set that may run on each device type, [types, sets].
+        banned: number of nodes in each set that may not run on each device type, [types, sets].
+        bytes: bytes of all nodes in each set, [sets].
+        crossing: seconds of the nets with pins inside and outside each set, [sets].
+        key: random hash of each set, [sets]: ``key[i] + keys[v]`` is the hash of set ``i`` with node ``v`` added.
+        keys: random hash of each node, [nodes].
+        ranges: for each block, the range of words in which its sets differ.
     """
 
     words: Words
@@ -49,23 +49,23 @@ class Downsets:
         return len(self.work)
 
     def inside(self, smaller: Ints, larger: Ints) -> NDArray[np.bool_]:
-        """Return whether each set in ``smaller`` is a subset of the corresponding set in ``larger``."""
+        """Return whether each set in ``smaller`` is a subset of the set at the same position in ``larger``."""
         blocks = self.block[smaller]
         result = blocks < self.block[larger]
         unclear = np.nonzero(blocks == self.block[larger])[0]
         if not len(unclear):
             return result
-        # Sets that end in the same block differ in its words only.
+        # Sets that end in the same block differ only in the words of that block.
         numbers = blocks[unclear]
         low, high = self.ranges[numbers.min()][0], self.ranges[numbers.max()][1]
-        good = np.ones(len(unclear), dtype=bool)
+        is_subset = np.ones(len(unclear), dtype=bool)
         for word in range(low, high):
-            good &= self.words[smaller[unclear], word] & ~self.words[larger[unclear], word] == 0
-        result[unclear] = good
+            is_subset &= self.words[smaller[unclear], word] & ~self.words[larger[unclear], word] == 0
+        result[unclear] = is_subset
         return result
 
     def thinned(self, most: int) -> Downsets:
-        """Return about ``most`` of the sets: for each amount of work the same number, those with the least crossing."""
+        """Return about ``most`` sets: for each amount of work the same number, with the smallest crossing seconds."""
         chosen = least_crossed(self.work, self.crossing, most)
         chosen[[0, -1]] = True
         return self._only(np.nonzero(chosen)[0])
@@ -87,14 +87,14 @@ class Downsets:
 def downsets(
     problem: Problem, capacity: Capacity, most: int, clock: Clock, *, thin: bool = False
 ) -> Downsets | None:
-    """Return the downsets that can be borders, or None if more than ``most`` would have to be kept.
+    """Return the downsets that can be borders, or None if there are more than ``most``.
 
-    Nodes are taken in turn, see :class:`.enumeration.Block`. A *separator* is a node that is comparable with every
-    other node; it starts a new block from the one set that holds all nodes before it. So the work is the sum over the
-    blocks between separators, not their product. The enumeration is that of Tarnawski et al., NeurIPS 2020; the test
-    on capacity is ours.
+    Nodes are added in turn, see :class:`.enumeration.Block`. A *separator* is a node that is comparable with every
+    other node. It starts a new block, whose first set contains all nodes before it. So the number of sets is the sum
+    over the blocks between separators, not the product. The enumeration follows Tarnawski et al., NeurIPS 2020; the
+    capacity test is not from that paper.
 
-    With ``thin`` the sets are not complete: for each amount of work only the least crossed ones are kept.
+    With ``thin`` the sets are incomplete: for each amount of work, only the sets with the smallest crossing seconds.
 
     Takes O(sets x nodes of a block x nets of a node).
     """
@@ -115,7 +115,7 @@ def downsets(
 
 
 def blocks(problem: Problem) -> list[tuple[int, int]]:
-    """Return the ranges of nodes between separators. A downset holds all nodes of the blocks before the one it ends in.
+    """Return the ranges of nodes between separators. A downset contains all blocks before the block that it ends in.
 
     Node ``v`` is comparable with all others if no later node has all its predecessors before ``v``, and no earlier node
     has all its successors after ``v``. Takes O(nodes + edges).
@@ -123,11 +123,11 @@ def blocks(problem: Problem) -> list[tuple[int, int]]:
     count = len(problem)
     last_before = np.array([max(before, default=-1) for before in problem.predecessors])
     first_after = np.array([min(after, default=count) for after in problem.successors])
-    behind = np.minimum.accumulate(np.append(last_before, count)[::-1])[::-1]
-    ahead = np.maximum.accumulate(np.append(-1, first_after))
+    earliest = np.minimum.accumulate(np.append(last_before, count)[::-1])[::-1]  # over this and later nodes
+    latest = np.maximum.accumulate(np.append(-1, first_after))  # over earlier nodes
     cuts = [0]
     for node in range(count):
-        if behind[node + 1] >= node and ahead[node] <= node:
+        if earliest[node + 1] >= node and latest[node] <= node:
             cuts.extend([node, node + 1])
     edges = sorted({*cuts, count})
     return list(itertools.pairwise(edges))
@@ -147,7 +147,7 @@ def _joined(problem: Problem, parts: list[Block], keys: Words) -> Downsets:
     )
     sums = np.concatenate([part.sums for part in parts])
     size = np.concatenate([part.bytes for part in parts])
-    # Subsets come first, also among those that differ in nodes of no time.
+    # Subsets come first, also among sets that differ only in nodes without work.
     order = np.lexsort((sums[:, 1], sums[:, 0]))
     types = len(problem.types)
     return Downsets(

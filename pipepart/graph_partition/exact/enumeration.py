@@ -1,4 +1,4 @@
-"""Block: enumerates the downsets that end in one block of the graph, node by node, as columns of bits and sums."""
+"""Block: enumerates the downsets that end in one block of the graph, node by node."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from .reachability import Reachability
 
 Words = NDArray[np.uint64]
 
-# Number of buckets of work in a thinned family.
+# Number of buckets by work that a family of sets is thinned in.
 THIN_BUCKETS = 256
 
 
 class Block:
-    """The downsets that hold every node before ``low`` and none from ``high`` on.
+    """The downsets that contain every node before ``low`` and no node from ``high`` on.
 
-    ``take(node)`` keeps each set of the nodes before as it is, and adds a copy with the node for each that holds all
-    its predecessors, so every downset comes up once. A node that was left out excludes its descendants for good: this
-    raises the lower bounds of the work outside and of the crossing seconds. Sets that no capacity allows are dropped at
-    once.
+    For each node, every set that contains all its predecessors is copied with the node added, so every downset occurs
+    once. A set without the node can never contain its descendants, which raises the lower bounds on the work outside
+    and on the crossing seconds. Sets that the capacity does not allow are dropped at once.
     """
 
     def __init__(
@@ -44,25 +43,26 @@ class Block:
         base[0, 0] = (1 << (low & 63)) - 1
         self._base = self.words = base
         self._columns = columns
-        # Always summed in node order, so that rounding never makes a subset larger than its superset.
+        # Summed in node order, so that rounding cannot make a subset larger than its superset.
         self.sums = start[None, :]
         self.bytes = problem.bytes[:low].sum()[None]
         self.crossing = np.zeros(1)
         self.key = np.atleast_1d(keys[:low].sum(dtype=np.uint64))
         self._local_nets(problem, low, high)
-        # For each set, the excluded node whose descendants have the most work; ``high - low`` means none.
+        # For each set, the excluded node with the most work behind it; ``high - low`` for no node.
         self._excluded = np.full(1, high - low)
         self._reachable = Reachability(problem, low, high)
-        # A separator follows, so all work after the block descends from every node of it.
-        after = float(problem.work[high:].sum())
-        behind = self._reachable.work_behind(problem.work[low:high], clock)
-        self._excluded_work = np.append(behind + after, 0.0)
+        # A separator follows, so all nodes after the block are descendants of every node in it.
+        work_after = float(problem.work[high:].sum())
+        work_behind = self._reachable.work_behind(problem.work[low:high], clock)
+        self._excluded_work = np.append(work_behind + work_after, 0.0)
         self._excluded_rest = self._excluded_work.copy()
 
     def _local_nets(self, problem: Problem, low: int, high: int) -> None:
-        """Return, for each net with pins in the block, these pins and whether it has pins before or after the block.
+        """Set, for each net with pins in the block, these pins and whether it has pins before or after the block.
 
-        Nets with pins on both sides and none inside are cut by each set of the block but the empty and the full one.
+        Nets with pins on both sides of the block and none inside are cut by every set except the empty and the full set
+        of the block.
         """
         local = sorted({number for node in range(low, high) for number in problem.nets_of[node]})
         self._pins = {
@@ -79,7 +79,7 @@ class Block:
         return self.sums[:, 0]
 
     def enumerate(self, most: int, *, thin: bool) -> bool:
-        """Fill the columns. Return False if they would be longer than ``most`` and ``thin`` does not shorten them."""
+        """Enumerate the sets. Return False if there are more than ``most`` of them and ``thin`` is False."""
         for node in range(self.low, self.high):
             self._clock.check()
             self._take(node)
@@ -91,7 +91,7 @@ class Block:
         return True
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
-        """Drop all other sets."""
+        """Drop all sets that are not ``chosen``."""
         if chosen.all():
             return
         self.words, self.sums, self.bytes = self.words[chosen], self.sums[chosen], self.bytes[chosen]
@@ -111,7 +111,7 @@ class Block:
             decided = [pin for pin in self._pins[number] if pin < node]
             if not decided and not early:
                 continue
-            # A net counts as cut once one pin is in and one is out; before that all pins are on one side.
+            # A net counts as cut as soon as a set has one of its pins and lacks another.
             self.crossing += np.where(self._all_in(decided), seconds, 0.0)
             if not early:
                 taken_cut = taken_cut + np.where(self._none_in(decided)[ready], seconds, 0.0)
@@ -126,20 +126,20 @@ class Block:
         self.crossing = np.concatenate([self.crossing, taken_cut])
         self.key = np.concatenate([self.key, self.key[ready] + self._keys[node]])
         self._excluded = np.concatenate([self._excluded, excluded])
-        # From here on the node counts as taken.
+        # From here on, the work of the node is decided for every set.
         self._excluded_rest[:-1] -= self._problem.work[node] * self._reachable.ancestors(local)
         self._drop(node)
 
     def _drop(self, node: int) -> None:
-        """Drop the sets that no capacity allows, whichever nodes are added to them later."""
+        """Drop the sets that the capacity does not allow, whichever nodes are added later."""
         rest = self._capacity.prefix_work[node + 1] - self.work + self._excluded_rest[self._excluded]
         crossing = self.crossing + np.where(self._excluded < self.high - self.low, self._spanning, 0.0)
         self.keep(self._capacity.allows(self.work, rest, crossing))
 
     def _thin(self, most: int) -> None:
-        """Keep about ``most`` sets: for each amount of work the same number, those with the least crossing.
+        """Drop all but about ``most`` sets: the same number for each amount of work, with the smallest crossing.
 
-        The last set, with all nodes so far, is always kept: the sets of later blocks extend it.
+        The last set, with all nodes so far, is never dropped, because the sets of later blocks extend it.
         """
         chosen = least_crossed(self.work, self.crossing, most)
         chosen[-1] = True
@@ -148,10 +148,10 @@ class Block:
     def _close(self) -> None:
         for number, pins in self._pins.items():
             if self._ends[number][1]:
-                # A net with a pin of the block outside is counted already.
+                # Nets with a pin of the block outside the set are already counted.
                 self.crossing += np.where(self._all_in(pins), self._problem.nets[number].seconds, 0.0)
         self.crossing = self.crossing + self._spanning
-        # The set of all nodes of the block is the empty one of the next.
+        # Drop the empty set of the block: it is the full set of the block before.
         empty = (self.words == self._base).all(axis=1)
         outside = self._capacity.prefix_work[-1] - self.work
         self.keep(self._capacity.allows(self.work, outside, self.crossing) & (~empty | (self.low == 0)))
@@ -177,7 +177,7 @@ class Block:
 
 
 def columns_of(problem: Problem) -> Floats:
-    """Return the values to sum for each set, one row per node: work, 1, seconds on each type, 1 if banned."""
+    """Return the values to sum for each set, [nodes, 2 + 2 types]: work, 1, seconds on each type, 1 if banned on it."""
     allowed = [np.isfinite(device_type.seconds) for device_type in problem.types]
     seconds = [
         np.where(ok, device_type.seconds, 0.0) for ok, device_type in zip(allowed, problem.types, strict=True)
@@ -187,7 +187,7 @@ def columns_of(problem: Problem) -> Floats:
 
 
 def least_crossed(work: Floats, crossing: Floats, most: int) -> NDArray[np.bool_]:
-    """Return about ``most`` sets: for each amount of work the same number, those with the least crossing."""
+    """Select about ``most`` sets: for each amount of work the same number, with the smallest crossing seconds."""
     span = max(float(work.max() - work.min()), 1e-300)
     bucket = ((work - work.min()) / span * (THIN_BUCKETS - 1)).astype(np.int64)
     order = np.lexsort((crossing, bucket))
@@ -195,7 +195,7 @@ def least_crossed(work: Floats, crossing: Floats, most: int) -> NDArray[np.bool_
     starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)[:-1]])
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order)) - starts[bucket[order]]
-    # The largest number per bucket that keeps the total within bounds, by the sizes in ascending order.
+    # Find the largest number per bucket such that the total is at most ``most``, from the sorted bucket sizes.
     ascending = np.sort(sizes)
     total = np.cumsum(ascending) + ascending * np.arange(THIN_BUCKETS - 1, -1, -1)
     fitting = int(np.searchsorted(total, most, side="right"))

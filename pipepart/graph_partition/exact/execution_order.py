@@ -1,4 +1,4 @@
-"""The best cut of the execution order into intervals."""
+"""Finds the best cut of the execution order into intervals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..problem import Floats, Problem, Split
 def best_interval_split(problem: Problem, clock: Clock, ceiling: float = math.inf) -> Split | None:
     """Return the cut of the execution order with the smallest bottleneck, or None if all exceed ``ceiling``.
 
-    Exact among intervals, by dynamic programming in O(nodes × width × device states × types), where width is how many
-    nodes a stage of ``ceiling`` seconds can hold.
+    Exact for cuts into intervals, by dynamic programming in O(nodes × width × device states × types). The width is the
+    number of nodes that a stage of ``ceiling`` seconds can contain.
     """
     best = best_intervals(problem.orders, len(problem), _stage_loads(problem, clock, ceiling))
     if best.value > ceiling or not math.isfinite(best.value):
@@ -30,16 +30,16 @@ def best_interval_split(problem: Problem, clock: Clock, ceiling: float = math.in
 
 
 def _stage_loads(problem: Problem, clock: Clock, ceiling: float) -> Iterator[tuple[int, Floats]]:
-    """Yield, for each start from the last to the first, the loads of the stages from it to each end.
+    """Yield each first node, from the last to the first, with the loads of the stages that start there, [edges, ends].
 
-    Shape (edges, ends); the nodes alone take no more than ``ceiling``. Infinite if a node is banned from the device or
-    the bytes do not fit.
+    Only stages whose compute is at most ``ceiling`` seconds are included. A load is infinite if a node is banned from
+    the device or the bytes do not fit.
     """
     nodes, types = len(problem), problem.types
     size = _running(problem.bytes)
     allowed = [np.isfinite(kind.seconds) for kind in types]
     compute = [_running(np.where(ok, kind.seconds, 0.0)) for kind, ok in zip(types, allowed, strict=True)]
-    # For each start, the first node from there on that may not run on the type.
+    # For each start and type, the first node from there on that may not run on the type.
     walls = [np.where(ok, nodes, np.arange(nodes)) for ok in allowed]
     walls = [np.minimum.accumulate(wall[::-1])[::-1] for wall in walls]
     for start, steps in zip(range(nodes - 1, -1, -1), _transfer_steps(problem), strict=True):
@@ -60,11 +60,11 @@ def _stage_loads(problem: Problem, clock: Clock, ceiling: float) -> Iterator[tup
 
 
 def _transfer_steps(problem: Problem) -> Iterator[Floats]:
-    """Yield, for each start from the last to the first, what transfers change by from each end to the next.
+    """Yield, for each first node from the last to the first, the change of the transfers from each end to the next.
 
     A net costs ``[a, b)`` nothing if the interval lies between two consecutive pins or holds all of them. So the
-    transfers of all stages that begin at ``a`` are one running sum over ``b``; a step from ``a + 1`` to ``a`` changes
-    it at the pins of one node only (as in Tarnawski et al., NeurIPS 2021, section 4).
+    transfers of all stages that begin at ``a`` are a running sum over ``b``. From ``a + 1`` to ``a``, the summands only
+    change at pins of the nets of node ``a`` (as in Tarnawski et al., NeurIPS 2021, section 4).
     """
     steps = np.zeros(len(problem) + 1)
     for start in range(len(problem) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Reachability: which nodes lead to which, as one packed row of bits per node."""
+"""Reachability: the ancestors of each node, as a packed row of bits per node."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from schedules.searching.clock import Clock
 
 from ..problem import Floats, Problem
 
-# Rows that are unpacked at once.
+# Number of rows that are unpacked at once.
 CHUNK = 64
 
 
 class Reachability:
-    """The ancestors of each node among the nodes ``low`` to ``high``, itself included.
+    """The ancestors of each node among the nodes from ``low`` to ``high``; a node is its own ancestor.
 
     Takes nodes² / 8 bytes: 112 MB for 30,000 nodes.
     """
@@ -30,11 +30,11 @@ class Reachability:
             row[node >> 3] |= 1 << (node & 7)
 
     def ancestors(self, nodes: int | slice) -> NDArray[np.bool_]:
-        """Return whether each node equals or is an ancestor of ``nodes``; bool, shape (nodes,) or (rows, nodes)."""
+        """Return whether each node is an ancestor of ``nodes`` or equal to it; bool, [nodes] or [rows, nodes]."""
         return np.unpackbits(self._bits[nodes], axis=-1, count=self._size, bitorder="little").astype(bool)
 
     def work_behind(self, work: Floats, clock: Clock) -> Floats:
-        """Return for each node its work and that of its descendants."""
+        """Return the work of each node and all its descendants, [nodes]."""
         behind = np.zeros(self._size)
         for start in range(0, self._size, CHUNK):
             clock.check()

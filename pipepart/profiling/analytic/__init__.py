@@ -1,1 +1,1 @@
-"""Estimates costs of layers without running them: bytes on the meta device, seconds from a roofline."""
+"""Estimates the costs of layers without running kernels: bytes on the meta device, seconds from a roofline."""

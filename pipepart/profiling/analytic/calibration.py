@@ -22,16 +22,16 @@ from .roofline import Roofline
 from .times import work_of_step
 from .work import Work
 
-_PASSES = (3, 50)  # of each kind, least and most
-_WIDTHS = (16, 64, 256, 1024, 4096)  # of typical layers
+_PASSES = (3, 50)  # minimum and maximum number of passes of each kind
+_WIDTHS = (16, 64, 256, 1024, 4096)  # features of the layers that roofline_of measures
 _SECONDS_PER_WIDTH = 0.1
-_LONG_STEP = 0.002  # seconds of typical layers after which no wider ones are measured
-_ROUNDS = 30
-_SMALL_ERROR = 0.05  # relative; smaller errors have the weight of this one
+_LONG_STEP = 0.002  # if a pass over the layers of one width takes longer, wider layers are not measured
+_ROUNDS = 30  # maximum number of iterations of the fit
+_SMALL_ERROR = 0.05  # relative error; a sample with a smaller error gets no larger weight
 
 
 class Sample(NamedTuple):
-    """One part of a layer that was measured: its operations, and the seconds that they took together."""
+    """A measured part of a layer: its operations, and the seconds that they took together."""
 
     work: Sequence[Work]
     seconds: float
@@ -40,17 +40,17 @@ class Sample(NamedTuple):
 def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Roofline:
     """Measure the layers of a model and fit a roofline to them, to estimate other models on this kind of device.
 
-    The model should be like those that will be estimated: same kinds of layers, dtype and sizes, with fewer layers. It
-    is measured where it is, with the number of threads of the caller, and left as it was.
+    The model should have the same kinds of layers, dtype and sizes as the models to estimate, but may have fewer
+    layers. It is measured on its device with the caller's number of threads, and is not changed.
 
     Args:
-        model: any module, on the device.
+        model: any module, on the device to measure.
         sample: a mini-batch, as for :func:`pipepart.profile`.
         seconds: time to spend.
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
-        ValueError: ``model`` has no parameters, or is on the meta device; or under autocast.
+        ValueError: ``model`` has no parameters or is on the meta device, or autocast is enabled.
         Exception: whatever a layer raises, with a note that names the layer.
     """
     refuse_autocast()
@@ -70,7 +70,7 @@ def calibrate(model: nn.Module, sample: Any, *, seconds: float = 1.0) -> Rooflin
 
 
 def roofline_of(device: torch.device, dtype: torch.dtype) -> Roofline:
-    """Fit a roofline to linear layers, norms and activations of several sizes, measured on a device in a dtype."""
+    """Measure linear layers, norms and activations of several sizes on a device, and fit a roofline to them."""
     samples: list[Sample] = []
     for width in _WIDTHS:
         with draws_restored(nn.Module(), device):
@@ -91,13 +91,13 @@ def _typical_layers(width: int) -> nn.Sequential:
 def _measured(
     model: nn.Module, layers: Layers, value: Any, device: torch.device, seconds: float
 ) -> list[Sample]:
-    """Return work and seconds of the forward and of the backward of each layer.
+    """Measure layers and return two samples for each: its forward and its backward.
 
     Args:
-        model: holds the layers, on the device.
+        model: the module on the device that holds the layers.
         layers: names and modules, in execution order.
         value: the input of the first layer.
-        device: where to measure.
+        device: the device to measure on.
         seconds: time to spend.
     """
     chain = LayerPass(layers, None)
@@ -116,15 +116,16 @@ def _measured(
 
 
 def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
-    """Fit a roofline to samples so that the sum of the relative errors is small.
+    """Fit a roofline to samples with a small sum of relative errors.
 
-    If it is known which operations wait for memory and which for arithmetic, the time of a sample is linear in the
-    seconds of one byte, of one floating point operation and of the start of an operation. So two steps alternate:
-    assign the operations, and solve for the three numbers by non-negative least squares. Samples with large errors get
-    small weights (iteratively reweighted least squares), because some kernels are unlike all others.
+    If the limit of each operation (memory or arithmetic) is known, the time of a sample is linear in three unknowns:
+    seconds per byte, seconds per floating point operation, and seconds to start an operation. So the fit alternates two
+    steps: assign a limit to each operation, and solve for the unknowns by non-negative least squares. Samples with
+    large errors get small weights (iteratively reweighted least squares), because some kernels are far off any
+    roofline.
 
     Raises:
-        ValueError: no sample has an operation and took time.
+        ValueError: no sample has both an operation and a time above 0.
     """
     from scipy.optimize import nnls  # takes a while to import
 
@@ -132,19 +133,19 @@ def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
     if not samples:
         raise InputError("there is nothing to fit a roofline to: no layer ran an operation that took time")
     seconds = np.array([sample.seconds for sample in samples])
-    work = [np.array(sample.work) for sample in samples]  # [operations, 2]
-    # If no operation waits for a unit, it takes as long as if the fastest sample did nothing else.
+    work = [np.array(sample.work) for sample in samples]  # each [operations, 2]: flops, bytes
+    # Seconds of one flop and of one byte if they alone limited the fastest sample: used if they limit no operation.
     totals = np.array([operations.sum(axis=0) for operations in work])
     shortest = 1 / (totals / seconds[:, None]).max(axis=0).clip(min=1.0)
-    units, start = shortest, 0.0  # seconds of one flop and of one byte, and to start an operation
+    units, start = shortest, 0.0  # seconds of one flop and of one byte [2]; seconds to start an operation
     weights = np.ones(len(work))
     for _ in range(_ROUNDS):
         rows = np.array([_row(operations, units) for operations in work]) / seconds[:, None]
         scale = np.maximum(rows.max(axis=0), 1e-30)
         solution = nnls(rows / scale * weights[:, None], weights)[0] / scale
         weights = np.maximum(abs(rows @ solution - 1), _SMALL_ERROR) ** -0.5
-        before, units, start = units, np.where(solution[:2] > 0, solution[:2], shortest), solution[2]
-        if np.allclose(before, units, rtol=1e-6):
+        previous, units, start = units, np.where(solution[:2] > 0, solution[:2], shortest), solution[2]
+        if np.allclose(previous, units, rtol=1e-6):
             break
     return Roofline(
         device=device,
@@ -155,6 +156,6 @@ def fitted(device: str, samples: Sequence[Sample]) -> Roofline:
 
 
 def _row(work: Any, units: Any) -> Any:
-    """Return the flops that operations wait for, the bytes that they wait for, and the number of operations."""
-    bound = (work * units).argmax(axis=1)
-    return [work[bound == 0, 0].sum(), work[bound == 1, 1].sum(), len(work)]
+    """Return the flops of compute-bound operations, the bytes of memory-bound ones, and the number of operations."""
+    limit = (work * units).argmax(axis=1)  # [operations]: 0 for flops, 1 for bytes
+    return [work[limit == 0, 0].sum(), work[limit == 1, 1].sum(), len(work)]

@@ -1,4 +1,4 @@
-"""Runs layers on the meta device: no kernel runs, and tensors have the sizes that they have on a real device."""
+"""Runs layers on the meta device, without kernels; tensors have the sizes that they have on a real device."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
 _aten = torch.ops.aten
 _KEY = "AutogradMeta"
-_ONE_PROFILE = threading.Lock()  # torch takes one kernel of an operation, for all threads
+_ONE_PROFILE = threading.Lock()  # a kernel registered with torch applies to all threads
 _RECURRENT = tuple(
     f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
 )
 
 
 def to_meta(nest: Any) -> Any:
-    """Return a nest with its tensors on the meta device."""
+    """Return a nest with its tensors moved to the meta device."""
     return pytree.tree_map_only(Tensor, _moved, nest)
 
 
 def refuse_autocast() -> None:
-    """Raise a ValueError under autocast, which has no effect on meta tensors."""
+    """Raise a ValueError if autocast is enabled: it has no effect on meta tensors."""
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         raise InputError(
             "autocast has no effect on the meta device, so bytes would be wrong under it: estimate a model of the "
@@ -45,16 +45,16 @@ def refuse_autocast() -> None:
 
 @contextmanager
 def on_meta(model: nn.Module, device: str) -> Iterator[None]:
-    """Run a model on the meta device within the block, with the operations that another device has.
+    """Run a model on the meta device within the block, with the operations that ``device`` would run.
 
-    The model runs on copies of its parameters and buffers, as in :func:`shadow_parameters`. A real tensor beside a meta
-    one is moved there: a layer may hold constants. On the meta device torch decomposes some operations which are one
-    kernel elsewhere, with other memory. Here attention and dropout are the kernels of ``device``, and recurrent layers
-    raise a RuntimeError.
+    The model runs on copies of its parameters and buffers, as in :func:`shadow_parameters`. If an operation mixes real
+    and meta tensors, the real tensors, such as constants of a layer, are moved to the meta device. On the meta device
+    torch decomposes some operations that are a single kernel on real devices and save other tensors. Here attention and
+    dropout call the kernels of ``device``, and recurrent layers raise a RuntimeError.
 
     Args:
         model: the model.
-        device: type of device, as in ``"cpu"``. Any other one stands for an accelerator.
+        device: type of device: ``"cpu"``, or any other type for an accelerator.
     """
     on_cpu = device == "cpu"
     with _ONE_PROFILE, torch.library._scoped_library("aten", "IMPL") as library:
@@ -63,22 +63,22 @@ def on_meta(model: nn.Module, device: str) -> Iterator[None]:
             library.impl("dropout", _dropout, _KEY)
         for name in _RECURRENT:
             library.impl(name, _refused, _KEY)
-        with _Moving(), shadow_parameters(model, META):
+        with _MovesToMeta(), shadow_parameters(model, META):
             yield
 
 
-class _Moving(DispatchMode):
-    """Moves real tensors to the meta device if an operation has them beside meta ones."""
+class _MovesToMeta(DispatchMode):
+    """Moves the real tensors of an operation to the meta device if it also has meta tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        on_meta = {tensor.is_meta for tensor in tensors((args, kwargs))}
-        if len(on_meta) > 1:
+        are_meta = {tensor.is_meta for tensor in tensors((args, kwargs))}
+        if len(are_meta) > 1:
             args, kwargs = to_meta((args, kwargs))
-        if func is _aten.native_layer_norm_backward.default and True in on_meta:
-            # As kernels do. Otherwise the result has the strides of this gradient.
+        if func is _aten.native_layer_norm_backward.default and True in are_meta:
+            # Real kernels do the same. Otherwise the result has the strides of this gradient.
             args = (args[0].contiguous(), *args[1:])
-        if func is _aten._grouped_mm.default and True in on_meta:
+        if func is _aten._grouped_mm.default and True in are_meta:
             return grouped_product(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -111,9 +111,11 @@ def _attention(
             fused = kernel == _FLASH
     else:
         fused = query.dim() == 4 and not (attn_mask is not None and attn_mask.requires_grad)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:  # as before any kernel
-        added = (torch.scalar_tensor(number, dtype=query.dtype, device=META) for number in (0.0, -torch.inf))
-        attn_mask = torch.where(attn_mask, *added)
+    if (
+        attn_mask is not None and attn_mask.dtype is torch.bool
+    ):  # scaled_dot_product_attention does this before it calls a kernel
+        scores = (torch.scalar_tensor(number, dtype=query.dtype, device=META) for number in (0.0, -torch.inf))
+        attn_mask = torch.where(attn_mask, *scores)
     if fused:
         return _aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
@@ -124,7 +126,7 @@ def _attention(
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
-    """Call the kernel of accelerators, whose mask has a byte an element."""
+    """Call the dropout kernel of accelerators, whose mask has one byte per element."""
     if not train or p == 0 or not tensor.numel():
         return tensor
     return tensor.mul(0.0) if p == 1 else _aten.native_dropout(tensor, p, train)[0]
@@ -137,6 +139,6 @@ def _refused(*args: Any, **kwargs: Any) -> Any:
 
 
 def _untouched(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor of the same layout, whose memory is never written and so takes no room."""
+    """Return an uninitialized CPU tensor of the same layout. Its pages are never written, so they use no memory."""
     on_cpu = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     return on_cpu.requires_grad_(tensor.requires_grad)

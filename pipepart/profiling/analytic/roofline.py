@@ -1,4 +1,4 @@
-"""Roofline: how fast a kind of device computes and moves bytes, from which the time of operations is estimated."""
+"""Roofline: the compute and memory speed of a kind of device, which gives the time of operations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Roofline(Document):
 
     Attributes:
         device: type of the device, as torch names it: ``"cuda"`` or ``"cpu"``.
-        flops_per_second: of matrix products, in the dtype in which the model computes them.
-        bytes_per_second: between the device and its memory.
-        seconds_per_operation: to start one operation.
+        flops_per_second: speed of matrix products, in the model's compute dtype.
+        bytes_per_second: bandwidth between the device and its memory.
+        seconds_per_operation: fixed time to start one operation.
     """
 
     device: str = Field(pattern="^[a-z]+$")
@@ -40,10 +40,10 @@ class Roofline(Document):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text form: device, speed of matrix products, bandwidth and, if it counts, microseconds an operation.
+        """Parse a text: device, speed of matrix products, bandwidth and, optionally, microseconds per operation.
 
         Raises:
-            ValueError: the text is not of this form.
+            ValueError: the text does not have this form.
 
         >>> Roofline.parse("cuda: 312 TFLOP/s, 2.0 TB/s, 4 us").bytes_per_second
         2000000000000.0
@@ -64,7 +64,7 @@ class Roofline(Document):
         )
 
     def seconds(self, operations: Sequence[Work]) -> float:
-        """Return the estimated time of operations, one after the other."""
+        """Return the estimated seconds of operations that run one after the other."""
         return sum(
             max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
             + self.seconds_per_operation
@@ -73,11 +73,11 @@ class Roofline(Document):
 
     @property
     def note(self) -> str:
-        """What a profile notes whose times were estimated."""
+        """Note for the profile: times are estimates from this roofline."""
         return f"times are estimates for {self}; nothing was measured"
 
     def __str__(self) -> str:
-        """Return the text that :meth:`parse` reads, with three digits of each number."""
+        """Return a text that :meth:`parse` reads, with three significant digits."""
         rates = f"{_text(self.flops_per_second)}FLOP/s, {_text(self.bytes_per_second)}B/s"
         return f"{self.device}: {rates}, {self.seconds_per_operation * 1e6:.3g} us"
 

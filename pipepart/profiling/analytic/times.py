@@ -22,14 +22,14 @@ from .roofline import Roofline
 from .work import Work, work_of
 
 _PARTS = ("forward", "backward_input", "backward_weight")
-WorkTable = dict[tuple[str, int], list[Work]]  # by part and index of the layer; the loss is the last
+WorkTable = dict[tuple[str, int], list[Work]]  # key: part, index of the layer (of the loss: number of layers)
 
 
 class WorkOfLayers(DispatchMode, Observer):
     """Lists the operations of each part of each layer while a pass with a split backward runs.
 
     Attributes:
-        work: the operations of each part of each layer.
+        work: the operations of each part of each layer, in order.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class WorkOfLayers(DispatchMode, Observer):
         self._into = self.work["forward", index]
 
     def forward_ends(self, index: int, output: Any) -> None:
-        self._into = []  # what the pass itself does between layers
+        self._into = []  # discards operations of the pass between layers
 
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self._into = self.work["backward_input", index]
@@ -64,7 +64,7 @@ class WorkOfLayers(DispatchMode, Observer):
 
 
 def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkTable, WorkTable]:
-    """Return the work of the first micro-batch of a step, which finds no gradients, and of a later one."""
+    """Return the work of the first micro-batch of a step, without gradients to add to, and of a later micro-batch."""
     chain.zero_grad()
     first, later = WorkOfLayers(), WorkOfLayers()
     for work in (first, later):
@@ -76,19 +76,19 @@ def work_of_step(chain: LayerPass, micro_batch: Any) -> tuple[WorkTable, WorkTab
 def estimate_times(
     chain: LayerPass, micro_batch: Any, micro_batches: int, roofline: Roofline
 ) -> list[LayerTimes]:
-    """Estimate the times of each layer of a chain that runs on the meta device, and of its loss as the last.
+    """Estimate the times of each layer of a chain on the meta device, then of its loss if there is one.
 
     Args:
         chain: the layers with their loss.
         micro_batch: the input of the first layer.
-        micro_batches: of a step. A backward counts as the mean over them.
-        roofline: the device.
+        micro_batches: number of micro-batches of a step. The time of a backward is the mean over them.
+        roofline: the speed of the device.
     """
     first, later = work_of_step(chain, micro_batch)
 
     def timing(part: str, index: int) -> Timing:
-        once, again = (roofline.seconds(work[part, index]) for work in (first, later))
-        return Timing(seconds=(once + (micro_batches - 1) * again) / micro_batches)
+        first_seconds, later_seconds = (roofline.seconds(work[part, index]) for work in (first, later))
+        return Timing(seconds=(first_seconds + (micro_batches - 1) * later_seconds) / micro_batches)
 
     times = {
         index: LayerTimes(*(timing(part, index) for part in _PARTS), split_seconds=0.0)

@@ -1,4 +1,4 @@
-"""Counts the floating point operations of an operation of torch, and the bytes that it reads and writes."""
+"""Counts the floating point operations of a torch operation, and the bytes that it reads and writes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _aten = torch.ops.aten
 
 
 class Work(NamedTuple):
-    """What one operation does: floating point operations of matrix products, and bytes read and written."""
+    """Work of one operation: floating point operations of matrix products, and bytes read and written."""
 
     flops: float
     bytes: float
 
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work | None:
-    """Return the work of a call that a ``TorchDispatchMode`` sees; None if it runs no kernel, like a view.
+    """Return the work of an operation called under a ``TorchDispatchMode``; None if it runs no kernel, like a view.
 
-    Floating point operations are those that ``torch.utils.flop_counter`` knows, and those of attention and of products
-    of groups. Each tensor is read or written once; an expanded one counts the memory that it has.
+    Counts the floating point operations that ``torch.utils.flop_counter`` knows, and those of attention and grouped
+    matrix products. Each tensor is read or written once. An expanded tensor counts the bytes of its storage.
     """
     name = func.overloadpacket.__name__
     if name in _ALLOCATES:
@@ -37,7 +37,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     if name in _OVERWRITES:
         moved = _bytes(inputs)
     elif name in _GATHERS:
-        moved = _bytes(inputs[1:]) + 2 * _bytes(outputs)  # of the table only what is taken
+        moved = _bytes(inputs[1:]) + 2 * _bytes(outputs)  # reads only the selected part of the table
     else:
         moved = _bytes(inputs) + _bytes(outputs)
     return Work(_flops(func, args, kwargs, result), moved)
@@ -61,18 +61,19 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 def _attention_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> float:
-    # The scores once more, and two products for each of the forward's two.
-    wide = 3 * query.shape[-1] + 2 * value.shape[-1]
-    return 2 * _attention_pairs(query, key, _is_causal(args[2:])) * wide  # after the output and its logsumexp
+    # Computes the scores again, and two products for each of the two products of the forward.
+    columns = 3 * query.shape[-1] + 2 * value.shape[-1]
+    # args[:2] are the output and its logsumexp.
+    return 2 * _attention_pairs(query, key, _is_causal(args[2:])) * columns
 
 
 def _attention_pairs(query: Tensor, key: Tensor, causal: bool) -> float:
-    """Pairs of a query and a key whose score is computed, in all heads of all samples."""
+    """Return the number of attention scores in all heads of all samples; half of them if causal."""
     return math.prod(query.shape[:-1]) * key.shape[-2] * (0.5 if causal else 1.0)
 
 
 def _is_causal(args: Sequence[Any]) -> bool:
-    return len(args) > 1 and bool(args[1])  # after the probability of dropout
+    return len(args) > 1 and bool(args[1])  # args[0] is the dropout probability
 
 
 def _is_view(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
