@@ -1,4 +1,4 @@
-"""Adds the overhead that a profile measured to the costs of its layers and to the devices and links of a cluster."""
+"""Adds the measured runtime overhead of a profile to layer costs, devices and links."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _LinkOrPair = TypeVar("_LinkOrPair", bound=Link)
 
 
 def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
-    """Return what to plan with: layers as slow as beside the other devices, and the seconds of the runtime.
+    """Return (profile, cluster) with the measured overhead included in their costs.
 
-    Only CPU devices of this machine have an overhead. Each is ``max(described, measured)``. The profile that is
-    returned has none left, so that a second call changes nothing; its ``slowdown`` is what its seconds include.
+    Layers are slowed down by the other devices of their host; actions and messages get the overhead of the runtime.
+    Only CPU devices of this machine have an overhead. Overheads of devices and links are ``max(described, measured)``.
+    The returned profile has an empty overhead, so a second call changes nothing. The ``slowdown`` of a layer in it is
+    the factor that its seconds include.
 
     Args:
         profile: with the measured overhead.
@@ -28,8 +30,10 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
         return profile, cluster
     slower = partial(_slower, overhead=overhead, devices=max(on_cpu.values()), threads=profile.threads or 1)
     costs = tuple(
-        one.model_copy(update={"layers": tuple(map(slower, one.layers)), "loss": slower(one.loss)})
-        for one in profile.costs
+        costs_of_size.model_copy(
+            update={"layers": tuple(map(slower, costs_of_size.layers)), "loss": slower(costs_of_size.loss)}
+        )
+        for costs_of_size in profile.costs
     )
     devices = tuple(
         device.model_copy(
@@ -54,25 +58,27 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
 
 
 def serial_seconds(profile: Profile, micro_batches: int) -> float:
-    """Return the seconds of all layers for all micro-batches, while one device computes and no other does."""
+    """Return the seconds of all layers for all micro-batches on a single device, without slowdown by other devices."""
     costs = profile.at(micro_batches)
-    counted = profile.overhead == Overhead()  # by with_overhead, in the seconds of the layers
+    includes_slowdown = profile.overhead == Overhead()  # see with_overhead
     layers = (*costs.layers, costs.loss)
-    return micro_batches * sum(one.seconds / (one.slowdown if counted else 1.0) for one in layers)
+    return micro_batches * sum(
+        layer.seconds / (layer.slowdown if includes_slowdown else 1.0) for layer in layers
+    )
 
 
 def _slower(cost: LayerCost, overhead: Overhead, devices: int, threads: int) -> LayerCost:
-    """Return the cost of a layer while other devices compute, too."""
+    """Return the cost of a layer if ``devices`` devices of its host compute at the same time."""
     factor = overhead.slowdown(cost.slowdown, devices, threads)
 
-    def timing(one: Timing) -> Timing:
-        return Timing(seconds=one.seconds * factor, spread=one.spread * factor)
+    def slowed(timing: Timing) -> Timing:
+        return Timing(seconds=timing.seconds * factor, spread=timing.spread * factor)
 
     return cost.model_copy(
         update={
-            "forward": timing(cost.forward),
-            "backward_input": timing(cost.backward_input),
-            "backward_weight": timing(cost.backward_weight),
+            "forward": slowed(cost.forward),
+            "backward_input": slowed(cost.backward_input),
+            "backward_weight": slowed(cost.backward_weight),
             "split_seconds": None if cost.split_seconds is None else cost.split_seconds * factor,
             "slowdown": factor,
         }

@@ -243,9 +243,8 @@ def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster:
     trains, messages = False, []
     for stage, (source, target) in zip(stages, pairwise(names), strict=False):
         trains = trains or stage.gradient_bytes > 0
-        messages.append(
-            2 if trains else 1
-        )  # 2: activation and gradient; stages that train nothing get no gradient
+        # Activation and gradient; stages that train nothing get no gradient.
+        messages.append(2 if trains else 1)
         same = source == target
         once = 0.0 if same else cluster.link_between(source, target).seconds(stage.output_bytes)
         borders.append(messages[-1] * once)
