@@ -92,11 +92,11 @@ def read_constraints(
             raise InputError(f"{option} is a list of layers, got {names!r}")
     pins = {find(name, "pin"): _stage(name, stage) for name, stage in (pin or {}).items()}
     ordered = sorted(pins.items())
-    for (layer, stage), (later, other) in itertools.pairwise(ordered):
-        if other < stage:
+    for (layer, stage), (later, later_stage) in itertools.pairwise(ordered):
+        if later_stage < stage:
             raise InputError(
                 f"pin has layer {profile.layers[layer].name!r} in stage {stage} and {profile.layers[later].name!r}, "
-                f"which runs after it, in stage {other}"
+                f"which runs after it, in stage {later_stage}"
             )
     ties = []
     for group in colocate:

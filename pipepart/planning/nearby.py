@@ -147,7 +147,7 @@ def _without_recompute(plan: Plan) -> Iterator[Nearby]:
 def _smaller_micro_batches(plan: Plan, profile: Profile) -> Iterator[Nearby]:
     """Yield the plan with twice the micro-batches, unless the planner compared that number or it exceeds a limit."""
     count, most = 2 * plan.micro_batches, plan.constraints.max_micro_batches
-    compared = {other.micro_batches for other in plan.alternatives}
+    compared = {alternative.micro_batches for alternative in plan.alternatives}
     if count > profile.batch or count > (most or count) or count in compared or plan.schedule == SEARCH:
         return
     update = {"micro_batches": count, "profile": estimate(profile, count), "split_critical": ()}

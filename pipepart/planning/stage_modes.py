@@ -46,9 +46,9 @@ def mode_choices(
 ) -> tuple[ModeChoice, ...]:
     """Return the sets of stage modes to plan with; the fastest plan over all sets is returned to the user.
 
-    ``offload="stash"`` allows one set. Otherwise the first set is that of the ``recompute`` keyword. With
-    ``offload="auto"``, the set with offload follows if the memory of a device is limited and the bandwidth between every
-    device and its host is known.
+    ``offload="stash"`` allows only the set with offload. Otherwise the first set is that of the ``recompute`` keyword.
+    With ``offload="auto"``, the set with offload follows if the memory of a device is limited and the bandwidth between
+    every device and its host is known.
     """
     if offload == "stash":
         return ("stash",)

@@ -151,12 +151,14 @@ def find_suggestions(
     simple = "gpipe" if options.reduction == "batch" else "1f1b"
     any_schedule = options.schedule in ("auto", SEARCH)
     named = _with_schedule(options, simple, cluster) if any_schedule else options
-    least = replace(_with_schedule(named, simple, cluster), recompute="auto")
+    least_memory = replace(_with_schedule(named, simple, cluster), recompute="auto")
     suggestions = request.that_fit([*_changes(profile, cluster, named), *_smaller(profile, named)])
     if not suggestions:
         every_schedule = [] if any_schedule else [replace(options, schedule="auto", recompute="auto")]
-        suggestions = request.that_fit([least, *_smaller(profile, least), *every_schedule])
-    more_devices = request.fewest_devices(named) or (None if suggestions else request.fewest_devices(least))
+        suggestions = request.that_fit([least_memory, *_smaller(profile, least_memory), *every_schedule])
+    more_devices = request.fewest_devices(named) or (
+        None if suggestions else request.fewest_devices(least_memory)
+    )
     if more_devices:
         return [*suggestions, more_devices]
     if suggestions or nearest.plan is None:

@@ -20,9 +20,9 @@ _OPERATIONS_PER_DEVICE = 0.02
 class Rule:
     """Priority rule of the dispatcher.
 
-    The key of an F or I is its start time in a steady state, in which a micro-batch begins each time the busiest device
-    has done one. With spreads of 1, operations start without any waiting. Smaller spreads prefer old micro-batches;
-    larger spreads prefer operations near the first stage.
+    The key of an F or I is its start time in a steady state: a micro-batch begins each time the busiest device has
+    finished a micro-batch. With spreads of 1, operations start without any waiting. Smaller spreads prefer old
+    micro-batches; larger spreads prefer operations near the first stage.
 
     Attributes:
         forward_spread, backward_spread: factors of the time from the start of a micro-batch to its F's, and from there
@@ -301,7 +301,7 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
     )
     stride = stages * m
     delays, holds = problem.table.delay, (*problem.hold_forward, *problem.hold_backward)
-    # [F and I]: the operation that receiver the result; F of the last stage feeds its own I. -1 for none.
+    # [F and I]: the operation that needs the result; F of the last stage feeds its own I. -1 for none.
     following = [
         *range(m, stride),
         *range(2 * stride - m, 2 * stride),

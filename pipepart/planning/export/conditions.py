@@ -143,10 +143,10 @@ def _notes_for_all(plan: PlanRecord) -> Iterator[str]:
         "which weighs them as the loss of the whole mini-batch does"
     )
     if plan.replicas > 1:
-        others = "; ".join(", ".join(names) for names in plan.replica_devices)
+        devices = "; ".join(", ".join(names) for names in plan.replica_devices)
         yield (
             f"The plan has {plan.replicas} replicas: run this with a data-parallel degree of {plan.replicas}, each "
-            f"with {micro_batches_of(plan)} of {plan.micro_batches} micro-batches. The others are on {others}"
+            f"with {micro_batches_of(plan)} of {plan.micro_batches} micro-batches. The others are on {devices}"
         )
 
 

@@ -95,10 +95,10 @@ def _blocks(plan: PlanRecord) -> _Blocks | None:
     None if they are not consecutive, or begin or end the model, or if two classes are equally frequent.
     """
     kinds = [info.kind for info in plan.profile.layers] if plan.profile else [""]
-    (kind, count), *others = Counter(kinds).most_common()
+    (kind, count), *rarer = Counter(kinds).most_common()
     first = kinds.index(kind)
     end = first + count
-    is_run = set(kinds[first:end]) == {kind} and all(fewer < count for _, fewer in others)
+    is_run = set(kinds[first:end]) == {kind} and all(rare_count < count for _, rare_count in rarer)
     return _Blocks(kind, first, end) if is_run and first > 0 and end < len(kinds) else None
 
 

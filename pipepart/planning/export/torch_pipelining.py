@@ -38,8 +38,8 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
     calls = Counter(module for called in modules.values() for module in called)
     for number, stage in enumerate(plan.stages[1:], 1):
         name = stage.layers[0]
-        first, *others = modules[name]
-        if others:
+        first, *further = modules[name]
+        if further:
             several = ", ".join(modules[name])
             why = f"layer {name!r}, which calls several modules ({several}): a split point is one module"
         elif calls[first] > 1:

@@ -32,9 +32,8 @@ _REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each ro
 _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
 _OPERATIONS_PER_STAGE = 7  # work of changing and bounding a layout, in operations per stage
-_MEAN_FRACTION_BEFORE_CUTOFF = (
-    0.4  # mean fraction of the operations dispatched before a slow layout is given up
-)
+# Mean fraction of the operations dispatched before a slow layout is given up.
+_MEAN_FRACTION_BEFORE_CUTOFF = 0.4
 # The mean end of the devices with stages is hardly ever below this fraction of the layout's bound.
 _MEAN_END_TO_BOUND = 0.98
 

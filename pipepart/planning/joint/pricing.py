@@ -209,7 +209,7 @@ class Pricing:
             stash=boundary if offloads else stash,
             boundary=boundary,
             deferred=deferred,
-            # An offloaded stash is there during its own F or I, and while one other operation runs.
+            # An offloaded stash takes memory during its F or I, and during the operation that overlaps with its copy.
             copied=2 * (stash - boundary) * offloads,
             input=input_bytes,
             gradient=gradient_bytes,

@@ -184,9 +184,9 @@ def _row_faults(plan: PlanRecord, device_of: Sequence[int]) -> Iterator[str]:
         rows: dict[int, list[int]] = {}
         for stage, row in zip(range(len(devices)), device_of[replica * per_replica :], strict=False):
             rows.setdefault(row, []).append(stage)
-        for first, *others in rows.values():
+        for first, *later in rows.values():
             name, of_replica = devices[first], _of_replica(replica)
-            for stage in others:
+            for stage in later:
                 if devices[stage] != name:
                     yield (
                         f"{schedule} has stages {first} and {stage}{of_replica} on one device, "

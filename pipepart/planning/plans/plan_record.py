@@ -164,7 +164,7 @@ class PlanRecord(Document):
         return all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
 
     def __str__(self) -> str:
-        """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
+        """A short summary: schedule, prediction, and one line per stage. ``model_dump_json`` has all fields."""
         step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
         if self.prediction and self.step_bound:
             numbers = (
@@ -264,7 +264,7 @@ class PlanRecord(Document):
         of_shown = shown._device_bytes(counts)
         for names, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
-            needs.update((name, of_shown[other]) for name, other in zip(names, like, strict=True))
+            needs.update((name, of_shown[simulated]) for name, simulated in zip(names, like, strict=True))
         prediction = Prediction(
             step_seconds=timeline.makespan,
             memory_bytes=tuple(needs.values()),
@@ -295,8 +295,8 @@ class PlanRecord(Document):
         classes = replica_classes(devices, routes, self.cluster, self.micro_batches, first_is_special=special)
         if classes.all_differ:
             return self, classes
-        others = tuple(devices[first] for first in classes.firsts[1:])
-        update = {"replica_devices": others, "micro_batches": classes.micro_batches}
+        replica_devices = tuple(devices[first] for first in classes.firsts[1:])
+        update = {"replica_devices": replica_devices, "micro_batches": classes.micro_batches}
         return self.model_copy(update=update), classes
 
     def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
@@ -363,8 +363,8 @@ class PlanRecord(Document):
     @property
     def summed_replicas(self) -> int:
         """Number of replicas whose gradients are summed on the devices of the first replica."""
-        others = 1 if runs_all_reduce(self.cluster) else self.replicas
-        return others * self.first_replica.build_schedule().replicas
+        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
+        return replicas * self.first_replica.build_schedule().replicas
 
     @property
     def _micro_batch_scale(self) -> tuple[float, ...]:

@@ -146,8 +146,8 @@ class StagePlan(Value):
     @property
     def kept_bytes(self) -> int:
         """Bytes held for backwards at the memory peak."""
-        kept = self.full_stashes * self.stash_bytes + self.input_only * self.boundary_bytes
-        return kept + self.deferred_weight_grads * self.deferred_bytes
+        stashes = self.full_stashes * self.stash_bytes + self.input_only * self.boundary_bytes
+        return stashes + self.deferred_weight_grads * self.deferred_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -262,14 +262,14 @@ def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StageP
     with_figures = []
     for stage, moments, older in zip(stages, counts.by_stage, counts.older, strict=False):
         sizes = sizes_of([stage]).table[0, 0, -COLUMNS:].astype(np.int64)
-        kept = moments[:, KEPT].sum(axis=1)
+        held = moments[:, KEPT].sum(axis=1)
         # Of moments with equal bytes, choose the most micro-batches: the choice must not depend on neighbours.
-        peak = moments[np.lexsort((moments[:, STASH], kept, moments @ sizes))[-1]]
+        peak = moments[np.lexsort((moments[:, STASH], held, moments @ sizes))[-1]]
         update = {
             "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
             "waiting_messages": int(moments[:, MESSAGES].sum(axis=1).max()),
             "transient_bytes": int(peak[KEPT.stop :] @ sizes[KEPT.stop :]),
-            "in_flight": int(kept.max()),
+            "in_flight": int(held.max()),
             "full_stashes": int(peak[STASH]),
             "input_only": int(peak[INPUT]),
             "deferred_weight_grads": int(peak[DEFERRED]),
