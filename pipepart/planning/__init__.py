@@ -1,4 +1,4 @@
-"""Plans a pipeline from a profile and a cluster: the cut, the schedule, and their predicted cost.
+"""Planning: finds the cut, placement and schedule of a pipeline with the shortest predicted step.
 
 The graph cutter (``cut``, ``Cut``, ``CutDoesNotFit``) is imported at its first use, as it needs scipy.
 """

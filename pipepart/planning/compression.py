@@ -1,4 +1,4 @@
-"""Marks the links of a cluster whose messages are compressed, with the part of their bytes that is left."""
+"""Compression of messages: marks links of a cluster as compressed, with the compression ratio and its cost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..profiling import Profile
 Tier = Literal["link", "network"]
 BLOCK = 256  # values of a tensor that share a scale in int8
 _BYTES = {"bf16": 2, "int8": 1}
-# Seconds for each byte of a message: measured for float32 on one core of a CPU; for accelerators estimated, as so many
-# passes over memory of 1 TB/s.
+# Seconds to compress a byte of a message. CPU: measured for float32 on one core. Accelerator: estimated as passes over
+# memory of 1 TB/s.
 _CONVERSION = {"cpu": {"bf16": 0.2e-9, "int8": 1.4e-9}, "accelerator": {"bf16": 0.01e-9, "int8": 0.04e-9}}
 
 
@@ -23,15 +23,15 @@ Compress = CompressedType | Mapping[Tier, CompressedType] | None
 
 
 def compressed_tiers(compress: Any, cluster: Cluster) -> dict[Tier, CompressedType]:
-    """Return how messages are compressed on the tiers of a cluster.
+    """Return the compressed type of each tier of a cluster that is compressed.
 
     Args:
-        compress: as for :func:`pipepart.plan`. A type alone is for the links between hosts, or for those between all
-            devices if there is one host.
+        compress: as in :func:`pipepart.plan`. A type without a tier applies to the links between hosts, or to all links
+            if the cluster has one host.
         cluster: has the links.
 
     Raises:
-        InputError: an unknown type or tier, or the cluster has no such tier.
+        InputError: the type or tier is unknown, or the cluster does not have the tier.
     """
     if compress is None:
         return {}
@@ -53,12 +53,12 @@ def compressed_tiers(compress: Any, cluster: Cluster) -> dict[Tier, CompressedTy
 
 
 def without_compression(cluster: Cluster) -> Cluster:
-    """Return the cluster with no link compressed."""
+    """Return the cluster without compression on any link."""
     return _marked(cluster, {"compress": None}, {"compress": None}) if cluster.compressed else cluster
 
 
 def compress_links(cluster: Cluster, compress: Any, profile: Profile) -> Cluster:
-    """Return the cluster with these links compressed, and no others.
+    """Return the cluster with compression on the links that ``compress`` selects, and on no other link.
 
     Raises:
         InputError: as :func:`compressed_tiers`.
@@ -81,7 +81,7 @@ def compress_links(cluster: Cluster, compress: Any, profile: Profile) -> Cluster
 
 
 def _marked(cluster: Cluster, within: Mapping[str, Any], between: Mapping[str, Any]) -> Cluster:
-    """Return the cluster with these fields in the links within hosts and between them."""
+    """Return the cluster with link fields updated: by ``within`` inside hosts, by ``between`` across hosts."""
     places = cluster.places
     return cluster.model_copy(
         update={
@@ -96,17 +96,17 @@ def _marked(cluster: Cluster, within: Mapping[str, Any], between: Mapping[str, A
 
 
 def is_compressed(dtype: torch.dtype, to: CompressedType) -> bool:
-    """Return True if values of a type are sent in fewer bytes."""
+    """Return True if compression to type ``to`` makes values of ``dtype`` smaller."""
     return dtype.is_floating_point and dtype.itemsize > _BYTES[to]
 
 
 def scale_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the scales of int8 values."""
+    """Return the type of the int8 scales for a tensor of type ``dtype``."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _bytes_left(profile: Profile, to: CompressedType) -> float:
-    """Return the part of the bytes of the layers' outputs that is sent; that of float32 if they are not known."""
+    """Return compressed bytes over bytes for all layer outputs; the ratio of float32 if the outputs are unknown."""
     specs = [spec for info in profile.layers[:-1] for spec in info.outputs]
     pairs = [(getattr(torch, spec.dtype), spec.bytes) for spec in specs]
     before = sum(size for _, size in pairs)

@@ -1,4 +1,4 @@
-"""Turns the user's constraints on a cut, given by layer names, into layer indices."""
+"""Constraints on a cut: converts the layer names in the keywords of ``plan`` to layer indices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..profiling import Profile
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints on a cut, checked to be possible.
+    """Constraints on a cut, which do not contradict each other.
 
     Attributes:
-        colocate: pairs of layers that no border may part.
+        colocate: pairs of layers that must be in one stage.
         no_border: layers that no stage may begin with.
         pins: stage of each pinned layer.
-        stages: their number, where cut points were given.
+        stages: number of stages if ``cut_before`` sets it; None for any.
         layers: number of layers.
     """
 
@@ -32,7 +32,10 @@ class Constraints:
     layers: int
 
     def stage_ranges(self, stages: int) -> list[tuple[range, range]] | None:
-        """Return, for each stage, its allowed first layers and its allowed ends; None for any."""
+        """Return [stages]: (range of allowed first layers, range of allowed ends); None without pins.
+
+        The end of a stage is its last layer + 1.
+        """
         if not self.pins:
             return None
         ranges = []
@@ -46,7 +49,7 @@ class Constraints:
         return ranges
 
     def moved_to_pins(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the borders of one cut, each moved as little as the pins of the stages on its two sides ask for."""
+        """Return the borders of one cut, each moved by the smallest distance that meets the pins of its two stages."""
         ranges = self.stage_ranges(len(borders) + 1)
         if ranges is None:
             return borders
@@ -57,7 +60,7 @@ class Constraints:
         return np.clip(borders, *np.array(limits, dtype=np.int64).reshape(-1, 2).T)
 
     def keep_pins(self, borders: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return, for each cut (row of borders), True if it has every pinned layer in its stage."""
+        """Return [cuts]: True if the cut has every pinned layer in its stage. ``borders``: [cuts, stages - 1]."""
         keep = np.ones(len(borders), dtype=bool)
         for layer, stage in self.pins.items():
             keep &= (borders <= layer).sum(axis=1) == stage
@@ -74,8 +77,7 @@ def read_constraints(
     """Read the constraint keywords of :func:`pipepart.plan`.
 
     Raises:
-        ValueError: a layer is not in the profile, a stage is not a number from 0 on, or constraints contradict each
-            other.
+        ValueError: a layer is not in the profile, a stage is not an integer >= 0, or constraints contradict each other.
     """
     index = {info.name: position for position, info in enumerate(profile.layers)}
 
@@ -90,11 +92,11 @@ def read_constraints(
             raise InputError(f"{option} is a list of layers, got {names!r}")
     pins = {find(name, "pin"): _stage(name, stage) for name, stage in (pin or {}).items()}
     ordered = sorted(pins.items())
-    for (layer, stage), (later, other) in itertools.pairwise(ordered):
-        if other < stage:
+    for (layer, stage), (later, later_stage) in itertools.pairwise(ordered):
+        if later_stage < stage:
             raise InputError(
                 f"pin has layer {profile.layers[layer].name!r} in stage {stage} and {profile.layers[later].name!r}, "
-                f"which runs after it, in stage {other}"
+                f"which runs after it, in stage {later_stage}"
             )
     ties = []
     for group in colocate:

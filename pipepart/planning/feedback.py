@@ -1,4 +1,4 @@
-"""Refines a profile with measured steps of a plan, and plans again."""
+"""``refine`` and ``replan``: scale a profile to measured steps of a plan, and plan again with it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _MEASURED = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})
 
 
 def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
-    """Return the profile with the measured costs of a plan's stages.
+    """Return the profile with layer costs scaled to the measured seconds of a plan's stages.
 
-    The forwards of a stage's layers are scaled by one factor, and so are the backwards, so that their sum is the
-    measured median over micro-batches and steps. Costs at other micro-batch sizes are scaled by the same factors. The
-    speeds of the devices are taken into account. Layers that were predicted to take no time keep taking none.
+    For each stage, one factor scales the forwards of its layers and another factor the backwards. Their sums then equal
+    the measured medians over micro-batches and steps. The same factors scale the costs at other micro-batch sizes.
+    Measured seconds are corrected for the speeds of the devices. Costs of 0 stay 0.
 
     Args:
         profile: of the plan's layers, with costs for its number of micro-batches.
-        plan: that was run.
-        trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
+        plan: the plan that was run.
+        trace: a measured step of the plan, or several: ``Pipeline(..., trace=True).last_trace``.
 
     Raises:
-        ValueError: no trace, one that is empty or of another schedule, or a profile of other layers or without costs
-            for the plan's number of micro-batches.
+        ValueError: there is no trace, or a trace is empty or has another schedule; or the profile has other layers, or
+            no costs for the plan's number of micro-batches.
     """
     _check_layers(profile, plan)
     measured = _stage_seconds(plan, profile, _checked_traces(plan, trace))
     predicted, _ = with_overhead(profile, plan.cluster)
     costs = ChainCosts(predicted, predicted.at(plan.micro_batches))
-    # Where a stage splits most of its backwards, its measured seconds include the splitting.
+    # If a stage splits most of its backwards, its measured seconds include split_seconds.
     rows = plan.build_schedule().actions
     weights = Counter(action.stage for row in rows for action in row if action.kind is Kind.W)
     factors: list[tuple[float, float]] = []
@@ -75,19 +75,19 @@ def replan(
     cluster: Cluster | None = None,
     **options: Any,
 ) -> Plan:
-    """Return the best plan by the measured steps of another plan.
+    """Refine a profile with measured steps of a plan, and return the plan for the refined profile.
 
     Args:
-        plan: that was run.
-        trace: measured steps of it, one or several: ``Pipeline(..., trace=True).last_trace``.
-        profile: to refine; None for the one in the plan, which has costs for its number of micro-batches only.
-        cluster: the devices; None for the plan's.
-        options: keywords of :func:`plan` to change. The others are those that the plan was made with
-            (``plan.constraints``), such as ``schedule="auto"``, which chooses again; ``chunks`` only with the same
-            schedule. A plan written by hand keeps its schedule, chunks, replicas and number of micro-batches.
+        plan: the plan that was run.
+        trace: a measured step of the plan, or several: ``Pipeline(..., trace=True).last_trace``.
+        profile: to refine; None for the profile in the plan, which has costs only for its number of micro-batches.
+        cluster: the devices; None for the cluster of the plan.
+        options: keywords of :func:`plan` to change. All other keywords are those of the first request
+            (``plan.constraints``); ``schedule="auto"`` chooses again. ``chunks`` is reset if ``schedule`` changes. A
+            plan written by hand keeps its schedule, chunks, replicas and number of micro-batches.
 
     Raises:
-        ValueError: as :func:`refine` and :func:`plan` do, or the plan holds no profile and none is given.
+        ValueError: as :func:`refine` and :func:`plan` do, or ``profile`` is None and the plan has no profile.
         InfeasiblePlanError: as :func:`plan` does.
     """
     profile = profile or plan.profile
@@ -96,14 +96,14 @@ def replan(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
     refined = refine(profile, plan, trace)
-    asked = vars(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
-    if options.get("schedule", asked["schedule"]) != asked["schedule"]:
-        asked["chunks"] = None  # those of the other schedule
-    return make_plan(refined, cluster or plan.cluster, **{**asked, **options})
+    keywords = vars(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
+    if options.get("schedule", keywords["schedule"]) != keywords["schedule"]:
+        keywords["chunks"] = None  # use the default of the new schedule
+    return make_plan(refined, cluster or plan.cluster, **{**keywords, **options})
 
 
 def _by_hand(plan: Plan) -> dict[str, Any]:
-    """The keywords of :func:`plan` that a plan written by hand stands for."""
+    """Return the keywords of :func:`plan` that request the properties of a plan written by hand."""
     return {
         "schedule": plan.schedule,
         "micro_batches": plan.micro_batches,
@@ -127,7 +127,7 @@ def _check_layers(profile: Profile, plan: Plan) -> None:
 
 
 def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
-    """Return the measured steps, checked to be steps of the plan."""
+    """Return the trace as a list of measured steps, after checking that they are steps of the plan."""
     if trace is None:
         raise InputError("there is no trace: make the Pipeline with trace=True and run a step first")
     traces = [trace] if isinstance(trace, Timeline) else list(trace)
@@ -147,7 +147,7 @@ def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
 
 
 def step_difference(traced: Schedule, plan: Plan) -> str:
-    """Return how the schedule of a measured step differs from the plan's, or an empty text."""
+    """Return a message on how the schedule of a measured step differs from the plan's; empty if it does not."""
     planned = split_overlaps(plan.build_schedule())
     names = {"name": "schedule", "devices": "devices", "stages": "stages", "micro_batches": "micro-batches"}
     for field, name in names.items():
@@ -166,16 +166,16 @@ def step_difference(traced: Schedule, plan: Plan) -> str:
 
 
 def _stage_seconds(plan: Plan, profile: Profile, traces: Sequence[Timeline]) -> list[tuple[float, float]]:
-    """Return measured seconds of the forward and the backward of one micro-batch on each stage of the first replica.
+    """Return [stages]: measured (forward, backward) seconds of one micro-batch on the devices of the first replica.
 
-    Medians over micro-batches and steps, without what the runtime takes for an action. Seconds of further replicas are
-    scaled to the devices of the first, and those of micro-batches of unequal sizes to their mean. If a stage
-    recomputes, its forward is the mean of both runs. The two parts of a split backward are added.
+    Each value is the median over micro-batches, steps and replicas, without the overhead of an action. Seconds of other
+    replicas are scaled to the device speeds of the first replica; seconds of unequal micro-batches are scaled to the
+    mean size. For a recomputing stage, the forward is the mean of both runs. I and W are added to one backward.
     """
     stages = len(plan.stages)
     devices = [plan.cluster.device(stage.device) for stage in plan.all_stages]
     scale = profile.at(plan.micro_batches).scale or [1.0] * plan.micro_batches
-    # By the kind of action and the stage, those of each micro-batch and step.
+    # (kind, stage) -> seconds of each micro-batch, step and replica.
     seconds: defaultdict[tuple[Kind, int], list[float]] = defaultdict(list)
     for trace in traces:
         backwards: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -203,7 +203,7 @@ def _stage_seconds(plan: Plan, profile: Profile, traces: Sequence[Timeline]) -> 
 
 
 def _scaled(costs: Costs, factors: Sequence[tuple[float, float]]) -> Costs:
-    """Return the costs with the forward and the backward of each layer scaled; the loss is scaled as the last one."""
+    """Return the costs with forward and backward of each layer scaled; the loss gets the factors of the last layer."""
     layers = tuple(_scaled_cost(cost, *factor) for cost, factor in zip(costs.layers, factors, strict=True))
     return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *factors[-1])})
 

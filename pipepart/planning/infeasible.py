@@ -1,4 +1,4 @@
-"""Explains why no plan fits: which device lacks how many bytes of memory, and what it needs them for."""
+"""Explains why no plan fits: the device that lacks memory, the missing bytes, and what uses its memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Why one candidate has no plan.
+    """Why a candidate has no plan.
 
     Attributes:
-        text: in words.
-        stage: the stage that does not fit in the nearest cut.
-        deficit_bytes: bytes that its device lacks; 0 if no memory would be enough.
-        plan: of the nearest cut; None if no memory would be enough.
+        text: the explanation.
+        stage: the stage that does not fit, in the cut that lacks the least memory.
+        deficit_bytes: missing bytes on its device; 0 if no amount of memory is enough.
+        plan: of this cut; None if no amount of memory is enough.
     """
 
     text: str
@@ -41,9 +41,9 @@ class DoesNotFit(ValueError):
 
 
 def exceeds_memory(request: Request) -> bool:
-    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory, whatever the cut.
+    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory in every cut.
 
-    With one stage a device, a device holds no more than the largest run of layers that its memory has room for.
+    With one stage per device, a device holds at most the largest run of consecutive layers that fits its memory.
     """
     limits = [device.memory_bytes for device in request.cluster.devices]
     room = [limit for limit in limits if limit is not None]
@@ -64,11 +64,11 @@ def exceeds_memory(request: Request) -> bool:
 
 
 def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
-    """Explain which device lacks most memory, and what it needs it for.
+    """Return an explanation of the device with the largest memory deficit, and of what uses its memory.
 
     Args:
         nearest: the plan with the smallest deficit.
-        least_deficit: bytes that every cut of its layers lacks at least; None if that is not known.
+        least_deficit: lower bound of the deficit of every cut, in bytes; None if unknown.
     """
     needs = nearest.device_bytes()
     limits = {device.name: device.memory_bytes for device in nearest.cluster.devices}

@@ -1,4 +1,4 @@
-"""Finds the layers of a model that changed since the model was profiled for its plan."""
+"""Compares a model with the profile of its plan, and reports or warns of changed layers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SHOWN = 5
 
 
 class ModelChanged(UserWarning):
-    """The costs of a plan may be wrong: its model is not the one that was profiled."""
+    """The model of a plan differs from the profiled model, so the costs of the plan may be wrong."""
 
 
 def warn_of_changes(plan: Plan, model: nn.Module | Chain, stacklevel: int = 2) -> None:
-    """Warn with :class:`ModelChanged` if the model differs from the one that was profiled for the plan.
+    """Warn with :class:`ModelChanged` if a model differs from the profile of its plan.
 
     Args:
         plan: of the model.
-        model: as it is now.
+        model: the current model.
         stacklevel: as for ``warnings.warn``, 1 for the caller of this function.
     """
     changes = model_changes(plan, model)
@@ -38,17 +38,17 @@ def warn_of_changes(plan: Plan, model: nn.Module | Chain, stacklevel: int = 2) -
 
 
 def model_changes(plan: Plan, model: nn.Module | Chain) -> list[str]:
-    """Describe how the layers of a model differ from those that were profiled for a plan, one text per change.
+    """Return one message per difference between the layers of a model and the profile of its plan.
 
-    Nothing is run. The model's device, its mode (train or eval) and the values of its parameters are ignored. A plan
-    without a profile reports no change.
+    Does not run the model. The model's device, its mode (train or eval) and its parameter values are ignored. The list
+    is empty for a plan without a profile.
 
     Args:
         plan: of the model.
-        model: the ``nn.Sequential`` as it is now, or the chain of any model.
+        model: the current ``nn.Sequential``, or the chain of any model.
 
     Raises:
-        TypeError, ValueError: no plan can be made for such a model.
+        TypeError, ValueError: this kind of model cannot be planned.
     """
     if plan.profile is None:
         return []
@@ -67,14 +67,14 @@ def model_changes(plan: Plan, model: nn.Module | Chain) -> list[str]:
     for name in common:
         facts, former_facts = _facts(now[name]), _facts(before[name])
         different = [what for what in facts if facts[what] != former_facts[what] and former_facts[what]]
-        if different:  # the first explains the others: another dtype also changes bytes
+        if different:  # report the first only: it explains the rest, as a new dtype also changes bytes
             what = different[0]
             changes.append(f"layer {name!r}: {what} now {facts[what]}, before {former_facts[what]}")
     return changes
 
 
 def _facts(info: LayerInfo) -> dict[str, str]:
-    """Return what the costs of a layer depend on, each by its name; empty for dtypes that are not known."""
+    """Return the properties of a layer that determine its costs, as name -> text; empty text if unknown."""
     return {
         "module": info.description,
         "class": info.kind,

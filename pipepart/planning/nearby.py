@@ -1,4 +1,4 @@
-"""Plans that differ from a plan in one small change, simulated: what to change first where a plan is explained."""
+"""Variants of a plan with one small change, each simulated, to explain what would change its step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .plans.searched_order import SEARCH
 from .plans.stage_plan import StagePlan
 from .suggestions import InfeasiblePlanError
 
-_MOST_ACTIONS = 150_000  # of all plans that are simulated: about half a second
-_MOST_PLANS = 32
+_MOST_ACTIONS = 150_000  # limit of the actions to simulate, over all variants: about half a second
+_MOST_PLANS = 32  # limit of the variants to simulate
 
 
 class Nearby(NamedTuple):
-    """A plan with one change.
+    """A variant of a plan with one change.
 
     Attributes:
-        change: names it, as the subject of a sentence: "moving `head` to stage 1".
-        plan: with the change, and its prediction.
-        estimated: the costs are in proportion to those of another micro-batch size, not measured.
+        change: text that names the change, as the subject of a sentence: "moving `head` to stage 1".
+        plan: the changed plan, with a prediction.
+        estimated: True if the costs are scaled from another micro-batch size, not measured.
     """
 
     change: str
@@ -37,10 +37,11 @@ class Nearby(NamedTuple):
 
 
 def nearby_plans(plan: Plan, bottleneck: Sequence[int]) -> list[Nearby]:
-    """Return plans with one change that fit their devices and keep the constraints of the request, shortest step first.
+    """Return variants of a plan that fit the memory and keep the constraints of its request, shortest step first.
 
-    Tried in turn: one layer moved over a border, first over those of the bottleneck; no recompute; twice the
-    micro-batches. Large plans have fewer tries: the number of simulated actions is limited.
+    Changes, in the order tried: move a layer across a border of the bottleneck stages; no recompute; twice the
+    micro-batches; move a layer across another border. The number of simulated actions is limited, so large plans have
+    fewer variants.
 
     Args:
         plan: with a profile.
@@ -66,9 +67,9 @@ def nearby_plans(plan: Plan, bottleneck: Sequence[int]) -> list[Nearby]:
 
 
 def with_split_ties(plan: Plan) -> Plan | None:
-    """Return the plan of more devices, under 1F1B, that splits layers that share parameters; None if there is none.
+    """Return a 1F1B plan that uses more devices by splitting layers that share parameters; None if there is none.
 
-    It is asked for where devices are left unused and no two of these layers may be in different stages.
+    Returns None at once if all devices are used, no layers share parameters, or the request already allows splitting.
     """
     assert plan.profile is not None
     asked = plan.constraints
@@ -78,13 +79,13 @@ def with_split_ties(plan: Plan) -> Plan | None:
     changed = {"schedule": "1f1b", "chunks": None, "stages": "auto", "micro_batches": plan.micro_batches}
     try:
         split = make_plan(plan.profile, plan.cluster, **{**vars(asked), **changed, "allow_split_ties": True})
-    except (InfeasiblePlanError, InputError):  # it does not fit, or the other wishes need another schedule
+    except (InfeasiblePlanError, InputError):  # it does not fit, or other keywords exclude 1F1B
         return None
     return split if len(split.workers) > len(plan.workers) else None
 
 
 def with_mode(plan: Plan, mode: Mode, numbers: Sequence[int]) -> Plan:
-    """Return the plan with these stages in another mode, without a prediction."""
+    """Return the plan with these stages in another mode; its prediction is not updated."""
     stages = list(plan.stages)
     for number in numbers:
         stages[number] = stages[number].with_mode(mode)
@@ -101,7 +102,7 @@ def _changed(plan: Plan, stages: Sequence[StagePlan]) -> Plan:
 
 
 def _allowed_costs(plan: Plan, profile: Profile) -> ChainCosts:
-    """The costs of the layers, with the borders that the plan's request allows."""
+    """Return the costs of the layers, with the borders that the plan's request allows."""
     asked = plan.constraints
     read = read_constraints(profile, asked.pin, asked.colocate, asked.no_cut_before, asked.cut_before)
     return ChainCosts(
@@ -116,7 +117,7 @@ def _allowed_costs(plan: Plan, profile: Profile) -> ChainCosts:
 
 
 def _moved(plan: Plan, costs: ChainCosts, numbers: Sequence[int]) -> Iterator[Nearby]:
-    """Yield plans with the first or last layer of one of these stages moved to the stage beside it."""
+    """Yield variants in which the first or last layer of one of the stages moves to the adjacent stage."""
     stages, allowed = plan.stages, set(costs.allowed_borders.tolist())
     pinned = plan.constraints.pin or {}
     ends = list(itertools.accumulate(len(stage.layers) for stage in stages))
@@ -144,9 +145,9 @@ def _without_recompute(plan: Plan) -> Iterator[Nearby]:
 
 
 def _smaller_micro_batches(plan: Plan, profile: Profile) -> Iterator[Nearby]:
-    """Yield twice the micro-batches, unless the planner has compared that number or the request limits it."""
+    """Yield the plan with twice the micro-batches, unless the planner compared that number or it exceeds a limit."""
     count, most = 2 * plan.micro_batches, plan.constraints.max_micro_batches
-    compared = {other.micro_batches for other in plan.alternatives}
+    compared = {alternative.micro_batches for alternative in plan.alternatives}
     if count > profile.batch or count > (most or count) or count in compared or plan.schedule == SEARCH:
         return
     update = {"micro_batches": count, "profile": estimate(profile, count), "split_critical": ()}

@@ -1,4 +1,4 @@
-"""Writes keywords of ``plan()`` as text to paste: arguments in Python, options on the command line."""
+"""Formats keywords of ``plan()`` as Python arguments or as command-line options, to copy and paste."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def as_arguments(keywords: Mapping[str, Any]) -> str:
-    """Return the keywords as arguments of :func:`pipepart.plan`.
+    """Format keywords as arguments of :func:`pipepart.plan`.
 
     >>> as_arguments({"schedule": "1f1b", "pin": {"head": 1}})
     "schedule='1f1b', pin={'head': 1}"
@@ -17,7 +17,7 @@ def as_arguments(keywords: Mapping[str, Any]) -> str:
 
 
 def as_options(keywords: Mapping[str, Any]) -> str:
-    """Return the keywords as options of ``pipepart plan``; those that are None, False or empty are left out.
+    """Format keywords as options of ``pipepart plan``, without those that are None, False or empty.
 
     >>> as_options({"schedule": "1f1b", "pin": {"head": 1}, "colocate": [["a", "b c"]], "allow_split_ties": True})
     "--schedule 1f1b --pin head=1 --colocate 'a,b c' --allow-split-ties"

@@ -1,4 +1,4 @@
-"""``pipepart.plan``: the plan with the shortest predicted step of a profile on a cluster, or why none fits."""
+"""``pipepart.plan``: returns the plan with the shortest predicted step, or raises an error with changes that fit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .request import Request, check_arguments, read_request
 from .search.strategies import SECONDS, infeasible_candidates, search
 from .suggestions import InfeasiblePlanError, find_suggestions
 
-# Of the seconds of the search: what finding out why no plan fits, and what would, may take. If the request names its
-# seconds, it may also take all that the search leaves.
+# If no plan fits: time to find the reason and changes that fit, as a share of the time limit of the search. If the
+# request sets ``seconds``, the rest of the search's time may be used as well.
 EXPLAINING_SHARE = 0.2
-_REASON_SHARE = 0.25  # of that, for the reason
+_REASON_SHARE = 0.25  # share of the explaining time for the reason
 
 
 def plan(
@@ -52,61 +52,62 @@ def plan(
     """Return the plan with the shortest predicted step for a profiled chain of layers on the devices of a cluster.
 
     For each schedule, number of devices, stages and micro-batches, dynamic programming finds the cut with the smallest
-    bottleneck that fits the devices, in any order of these. The bottleneck charges each transfer to sender and
-    receiver. The simulation of the step then lets transfers overlap with compute. A local search (over all cuts, if
-    there are few) goes on to cuts with shorter steps. Then the joint search changes the cut, the placement and the
-    order of the actions of the best of these plans together. The plan with the shortest step is returned, with
-    others as its ``alternatives``; of equal ones the simplest, which needs the least memory.
+    bottleneck that fits the devices, over all orders of the devices. The bottleneck charges each transfer to sender and
+    receiver. The simulation of the step then lets transfers overlap with compute. A local search (or all cuts, if
+    there are few) then looks for cuts with shorter steps. Finally the joint search starts from the best plans and
+    changes cut, placement and order of actions together. The plan with the shortest step is returned, with other plans
+    as its ``alternatives``. Of plans with equal steps, the simplest with the least memory is returned.
 
     With ``schedule="auto"`` and up to four devices the step is no longer than that of any named schedule with its
-    default number of chunks and the same other arguments, unless the search ran out of time (``plan.out_of_time``). On
-    more devices not every number of devices is tried under each schedule, and on alike ones a schedule that is 15 %
-    slower than another on all of them is not tried on fewer. Asynchronous schedules and ``"chimera"`` are planned only
-    if named.
+    default number of chunks and otherwise equal arguments, unless the search ran out of time (``plan.out_of_time``). On
+    more devices, not every number of devices is tried under each schedule. If the devices are equal, a schedule that is
+    15 % slower than another on all devices is not tried on fewer devices. Asynchronous schedules and ``"chimera"`` are
+    planned only if named.
 
-    The smallest bottleneck is proven for schedules with one stage a device. Those with several (``interleaved-1f1b``,
-    ``zb-v``, ...) are cut by the step alone.
+    For schedules with one stage per device, the smallest bottleneck is proven. Cuts for schedules with several stages
+    per device (``interleaved-1f1b``, ``zb-v``, ...) minimise the simulated step directly.
 
     Args:
         profile: measured costs of the layers.
-        cluster: the devices. Of orders that are equally good its own is taken. Devices that would not make the step
-            shorter are left out.
-        schedule: a name, ``"auto"`` for the fastest, or ``"search"`` for the fastest, which need not have a name.
-        micro_batches: a number that was profiled, or ``"auto"`` for the fastest of those.
+        cluster: the devices. If orders of devices are equally fast, the order of the cluster is kept. Devices that
+            would not shorten the step are not used.
+        schedule: a schedule name; ``"auto"`` for the fastest schedule; or ``"search"`` for the fastest schedule, whose
+            order of actions need not have a name.
+        micro_batches: a number that was profiled, or ``"auto"`` for the fastest profiled number.
         recompute: ``"auto"`` recomputes in stages that would not fit otherwise; ``"never"``, ``"except-last"`` (all
             micro-batches but the last) and ``"always"`` hold for all stages.
-        offload: ``"auto"`` also tries stages that keep their stash in the memory of the host between forward and
-            backward, where a stage would not fit otherwise and ``host_bandwidth`` of the devices is known. The faster
-            of a plan that recomputes and one that offloads is taken. ``"stash"`` offloads in all stages, ``"never"``
-            in none.
-        stages: their number, or ``"auto"`` for the fastest.
-        chunks: stages of each device, for a schedule with several; None for its default, or under ``"auto"`` and
-            ``"search"`` for the fastest number.
-        replicas: replicas of the model that train in parallel, each on devices of its own with a part of the
-            micro-batches; their gradients are summed. ``"auto"`` for the fastest of the numbers that divide the number
-            of devices; 1 for a model with a BatchNorm in training, as each replica would have statistics of its own.
+        offload: ``"auto"`` also tries to hold stashes in host memory between forward and backward, for stages that
+            would not fit otherwise, if ``host_bandwidth`` of the devices is known. The faster plan is returned, with
+            recompute or with offload. ``"stash"`` offloads in all stages, ``"never"`` in none.
+        stages: number of stages, or ``"auto"`` for the fastest number.
+        chunks: number of stages per device, for a schedule with several; None for the default of the schedule, or for
+            the fastest number under ``"auto"`` and ``"search"``.
+        replicas: number of replicas of the model that train in parallel, each on separate devices with a part of the
+            micro-batches; their gradients are summed. ``"auto"`` for the fastest divisor of the number of devices; 1
+            for a model with a BatchNorm in training, as replicas would have different statistics.
         max_micro_batches: upper limit for ``micro_batches="auto"``.
         pin: the stage of a layer, by the layer's name.
         colocate: groups of layers that stay in one stage.
         no_cut_before: layers that no stage begins with.
-        cut_before: the layers that the second and later stages begin with: the whole cut.
+        cut_before: first layer of each stage from the second on; defines the whole cut.
         allow_split_ties: allow layers that share a parameter to be in different stages if no cut into as many stages
             keeps them together. The later stages then hold a copy of the parameter and of its gradient.
-        reduction: that of the pipeline. ``"batch"`` allows only schedules whose last stage runs all forwards before its
-            first backward, and counts what the loss of the whole mini-batch needs on the last stage.
+        reduction: the ``reduction`` of the pipeline. ``"batch"`` allows only schedules whose last stage runs all
+            forwards before its first backward, and counts the memory of the loss of the whole mini-batch.
         compress: ``"bf16"`` or ``"int8"`` to send activations and their gradients in fewer bytes over the links between
-            hosts, or between all devices if there is one host; or a type for each of ``"network"``, between hosts, and
-            ``"link"``, within one, as in ``{"network": "int8"}``. Training then has not the numbers of plain training.
-            The links of ``plan.cluster`` say how they are compressed.
-        seconds: that the call may take. None for 10; with at most 50 layers and 16 devices the search then has a fixed
-            effort of one to three seconds of a small server's core. What cannot be simulated in time is left out. Equal
-            arguments give equal plans, unless the time ended the search (``plan.out_of_time``).
+            hosts, or between all devices if there is one host. A mapping sets the type for ``"network"`` (between
+            hosts) and ``"link"`` (within a host), as in ``{"network": "int8"}``. Training results then differ from
+            plain training. The links of ``plan.cluster`` store the compression.
+        seconds: time limit of the call; None for 10. With None, at most 50 layers and at most 16 devices, the search
+            has a fixed effort of one to three seconds on a core of a small server. Candidates that cannot be simulated
+            in time are skipped. Equal arguments give equal plans, unless the time limit ended the search
+            (``plan.out_of_time``).
 
     Raises:
-        TypeError: ``profile`` or ``cluster`` is something else.
+        TypeError: ``profile`` or ``cluster`` has another type.
         ValueError: an unknown schedule or layer, more stages than layers or devices, micro-batches below 1 or not
             profiled, or constraints that contradict each other.
-        InfeasiblePlanError: no cut fits; it names the stage, the missing bytes and changes that fit.
+        InfeasiblePlanError: no cut fits the memory; names the stage, the missing bytes and changes that fit.
     """
     options = PlanOptions(
         schedule=schedule,
@@ -138,16 +139,16 @@ def plan(
     clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
     nearest = _nearest(request, clock)
     if nearest.plan is not None and nearest.plan.fits:
-        return nearest.plan  # the cut search counts memory for many cuts at once, and more
+        return nearest.plan  # the cut search overestimates memory, as it bounds many cuts at once
     suggestions = find_suggestions(profile, cluster, options, nearest, _planned, clock)
     raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
 
 
 def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
-    """Return the plan of a request.
+    """Return the fastest plan of a request.
 
     Raises:
-        DoesNotFit: there is none.
+        DoesNotFit: no plan fits the memory.
         ValueError: as :func:`plan`.
     """
     profile, cluster = with_overhead(profile, cluster)
@@ -162,7 +163,7 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
 
 
 def _nearest(request: Request, clock: Clock) -> Infeasible:
-    """Return the reason of the candidate that lacks the least memory.
+    """Return why no plan fits, for the candidate that lacks the least memory.
 
     Raises:
         ValueError: there is no candidate.
@@ -178,9 +179,10 @@ def _nearest(request: Request, clock: Clock) -> Infeasible:
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:
-    """Numbers of micro-batches to profile for a mini-batch of ``batch`` samples: more idle less, but cost more each.
+    """Return numbers of micro-batches to profile for a mini-batch of ``batch`` samples.
 
-    As many as stages, twice and four times that. A micro-batch has at least two samples, as a BatchNorm needs.
+    More micro-batches reduce idle time, but each costs more per sample. The numbers are once, twice and four times the
+    stages, limited so that a micro-batch has the two samples that a BatchNorm needs.
 
     >>> micro_batches_worth_trying(64, stages=2), micro_batches_worth_trying(8, stages=2)
     ([2, 4, 8], [2, 4])

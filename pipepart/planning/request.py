@@ -1,4 +1,4 @@
-"""Request: the keywords of ``plan``, checked, as the search works on them."""
+"""Request: the checked arguments of ``plan``, and the schedules, chunks and modes that they allow."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .plans.options import PlanOptions
 from .plans.searched_order import SEARCH
 from .stage_modes import check_host_links, check_modes, mode_choices
 
-# Stages of each device under each schedule that is planned for, if no other number is asked for; None if the schedule
-# has one. The simplest first: of plans that are equally fast the first wins.
+# Default stages per device of each schedule that ``"auto"`` tries; None for schedules with one stage per device. The
+# simplest schedule comes first: of equally fast plans, the first is chosen.
 CHUNKS: dict[str, int | None] = {
     "1f1b": None,
     "gpipe": None,
@@ -38,16 +38,16 @@ CHUNKS: dict[str, int | None] = {
     "interleaved-zb": 2,
     "sequential": None,
 }
-# Those that exist for other numbers of stages a device, too.
+# Schedules that also exist for other numbers of stages per device.
 ANY_CHUNKS = ("interleaved-1f1b", "looped-bfs", "hanayo", "interleaved-zb")
-MOST_CHUNKS = 4  # stages a device that are tried under these; the joint search tries more
-# Those that put off weight gradients to fill idle time.
+MOST_CHUNKS = 4  # largest stages per device tried under these schedules; the joint search tries more
+# Schedules that defer weight gradients (W) to fill idle time.
 DEFERRING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-zb")
-# Planned for only if named: their training differs from plain training.
+# Used only if named, as their training differs from plain training.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
-# With two copies of the model on the same devices. Planned for only if named: it takes twice the weights.
+# Two copies of the model on the same devices. Used only if named, as they need twice the weight memory.
 BIDIRECTIONAL = ("chimera",)
-# Values of keywords that have a few.
+# Allowed values of keywords with a fixed set.
 _VALUES = {
     "recompute": get_args(RecomputeChoice),
     "offload": get_args(OffloadChoice),
@@ -57,14 +57,14 @@ _VALUES = {
 
 @dataclass(frozen=True)
 class Request:
-    """The checked request of a plan: what the search may choose from.
+    """The checked arguments of ``plan``: the input of the search.
 
     Attributes:
-        profile, cluster, schedule, stages, chunks: as the keywords of :func:`pipepart.plan`.
-        micro_batches, replicas: numbers to choose from.
-        seconds: that the search may take; None for as many as the size of the problem is worth.
+        profile, cluster, schedule, stages, chunks: as in :func:`pipepart.plan`.
+        micro_batches, replicas: the numbers to try.
+        seconds: time limit of the search; None to derive the effort from the size of the problem.
         constraints: on the cut, by layer index.
-        asked: the keywords, which the plan keeps.
+        asked: all keywords, stored in the plan.
     """
 
     profile: Profile
@@ -85,23 +85,23 @@ class Request:
 
     @property
     def mode_choices(self) -> tuple[ModeChoice, ...]:
-        """Sets of modes of the stages to plan with, the user's own first."""
+        """Sets of stage modes to plan with, the set of the ``recompute`` keyword first."""
         asynchronous = self.schedule in ASYNCHRONOUS
         return mode_choices(self.cluster, self.asked.recompute, self.asked.offload, asynchronous)
 
     @property
     def schedules(self) -> tuple[str, ...]:
-        """Names to choose from."""
+        """Names of the schedules to try."""
         names = tuple(CHUNKS) if self.schedule in ("auto", SEARCH) else (self.schedule,)
         return tuple(name for name in names if _is_forwards_first(name)) if self.gathers_outputs else names
 
     @property
     def searches_orders(self) -> bool:
-        """True if the order of actions may be one that has no name."""
+        """True if the plan may have a searched order of actions, without a schedule name."""
         return self.schedule in ("auto", SEARCH) and not self.gathers_outputs
 
     def chunks_of(self, schedule: str) -> tuple[int, ...]:
-        """Return the numbers of stages a device to choose from under one of the schedules, its default first."""
+        """Return the numbers of stages per device to try under a schedule, its default first."""
         default = CHUNKS.get(schedule) or 1
         if self.chunks is not None:
             return (self.chunks,) if self.chunks == default or schedule in ANY_CHUNKS else ()
@@ -111,7 +111,7 @@ class Request:
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:
-    """Return True if the last stage runs all its forwards before its first backward, in a schedule of one replica."""
+    """Return True if a schedule has one copy of the model, whose last stage runs all forwards before backwards."""
     last = schedule.stages - 1
     row = schedule.actions[schedule.device_of[last]]
     kinds = [action.kind for pair in row for action in pair.leaves if action.stage == last]
@@ -124,7 +124,7 @@ def _is_forwards_first(name: str) -> bool:
 
 
 def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Request:
-    """Check the arguments of :func:`pipepart.plan`.
+    """Check the arguments of :func:`pipepart.plan` and return them as a request.
 
     Raises:
         TypeError, ValueError: as :func:`pipepart.plan` does.
@@ -182,10 +182,10 @@ def check_arguments(profile: object, cluster: object, options: PlanOptions) -> N
 
 
 def check_options(options: PlanOptions, devices: int) -> None:
-    """Check the keywords that need no profile: call it before a model is profiled.
+    """Check the keywords that need no profile, for example before a model is profiled.
 
     Raises:
-        ValueError: an unknown schedule or recompute mode, or a number that is none or too small.
+        ValueError: an unknown schedule or recompute mode, or a number that is invalid or too small.
     """
     known, chunks = (*CHUNKS, *ASYNCHRONOUS, *BIDIRECTIONAL), options.chunks
     if options.schedule not in ("auto", SEARCH, *known):
@@ -228,11 +228,13 @@ def check_options(options: PlanOptions, devices: int) -> None:
             f"{several}"
         )
     if options.schedule in CHUNKS:
-        build(options.schedule, devices=2, micro_batches=4, chunks=chunks)  # raises if it has another number
+        build(
+            options.schedule, devices=2, micro_batches=4, chunks=chunks
+        )  # raises if the schedule needs another number of chunks
 
 
 def refuse_asynchronous(schedule: str) -> None:
-    """Refuse a schedule that steps an optimizer on each stage, for a pipeline without them.
+    """Raise an error if a schedule needs an optimizer per stage, for a pipeline without optimizers.
 
     Raises:
         ValueError: the schedule is asynchronous.
@@ -245,10 +247,10 @@ def refuse_asynchronous(schedule: str) -> None:
 
 
 def _check_pins(pins: Mapping[int, int], profile: Profile, stages: int, schedule: str, devices: int) -> None:
-    """Check that each pinned layer can be in its stage.
+    """Check that every pinned layer can be in its stage.
 
     Raises:
-        ValueError: too few layers come before it, or there are not that many stages.
+        ValueError: too few layers come before a pinned layer, or there are too few stages.
     """
     for layer, stage in pins.items():
         pinned = f"pin has layer {profile.layers[layer].name!r} in stage {stage}, and"

@@ -1,4 +1,4 @@
-"""Modes that the stages of a request may use: keep their stash on the device, recompute it, or offload it."""
+"""Stage modes that a request allows: hold the stash on the device, recompute it, or offload it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def check_modes(recompute: RecomputeChoice, offload: OffloadChoice, asynchronous
 
 
 def check_host_links(cluster: Cluster, offload: OffloadChoice) -> None:
-    """Check that the copies of ``offload="stash"`` have a price on each device.
+    """Check that the seconds of ``offload="stash"`` can be predicted on every device.
 
     Raises:
-        ValueError: the bandwidth between a device and its host is not known.
+        ValueError: the bandwidth between a device and its host is unknown.
     """
     if offload != "stash":
         return
@@ -44,9 +44,11 @@ def check_host_links(cluster: Cluster, offload: OffloadChoice) -> None:
 def mode_choices(
     cluster: Cluster, recompute: RecomputeChoice, offload: OffloadChoice, asynchronous: bool
 ) -> tuple[ModeChoice, ...]:
-    """Return the sets of modes to plan with, the user's own first; the fastest plan of all is taken.
+    """Return the sets of stage modes to plan with; the fastest plan over all sets is returned to the user.
 
-    With ``offload="auto"`` a device may offload if its memory is limited and the bandwidth to its host is known.
+    ``offload="stash"`` allows only the set with offload. Otherwise the first set is that of the ``recompute`` keyword.
+    With ``offload="auto"``, the set with offload follows if the memory of a device is limited and the bandwidth between
+    every device and its host is known.
     """
     if offload == "stash":
         return ("stash",)

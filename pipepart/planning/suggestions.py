@@ -1,4 +1,4 @@
-"""InfeasiblePlanError: why no plan fits the memory, with changes of the request that would, each of them planned."""
+"""InfeasiblePlanError: raised if no plan fits the memory; has the reason and planned changes that fit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .plans.options import PlanOptions
 from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 
-_SHOWN = 5
-_SHARE = 0.5  # of the seconds that are left, which planning one change may take
+_SHOWN = 5  # largest number of suggestions in a message
+_SHARE = 0.5  # share of the remaining time for planning one change
 _NOTHING = "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices"
 
-# Makes the plan of a request within the clock, or raises DoesNotFit, or InputError for options that contradict.
+# Plans a request within a time limit. Raises DoesNotFit, or InputError for contradictory options.
 Planner = Callable[[Profile, Cluster, PlanOptions, Clock], Plan]
 
 
@@ -32,11 +32,11 @@ class Suggestion:
     """A change of the request that makes the model fit.
 
     Attributes:
-        options: keywords of :func:`pipepart.plan` that change.
+        options: keywords of :func:`pipepart.plan` to change.
         devices: devices to add to the cluster.
-        memory_bytes: the memory that each device should have; None for what it has.
-        estimated: True if the micro-batch size was not profiled, so that its costs are estimated: profile it first.
-        plan: the plan that :func:`pipepart.plan` makes with the change.
+        memory_bytes: memory to give each device; None for no change.
+        estimated: True if the micro-batch size was not profiled and its costs are estimated. Profile it first.
+        plan: the plan for the changed request.
     """
 
     options: Mapping[str, str | int | bool]
@@ -47,14 +47,14 @@ class Suggestion:
 
     @property
     def step_seconds(self) -> float:
-        """Predicted seconds of a step with the change."""
+        """Predicted step of the changed request, in seconds."""
         return self.plan.predicted.step_seconds
 
     @property
     def change(self) -> str:
-        """The change as arguments of :func:`pipepart.plan`, to replace those of the request.
+        """The change as arguments of :func:`pipepart.plan`, which replace arguments of the request.
 
-        ``profile`` and ``cluster`` stand for those of the request.
+        ``profile`` and ``cluster`` in the text are the arguments of the request.
         """
         texts = (
             f"cluster=cluster.with_memory({self.memory_bytes})" if self.memory_bytes else "",
@@ -68,7 +68,7 @@ class Suggestion:
 
     @property
     def command_line(self) -> str:
-        """The change as options of ``pipepart plan``, to be added behind those of the request."""
+        """The change as options of ``pipepart plan``, to append to the options of the request."""
         texts = (
             as_options(self.options),
             "--estimate" if self.estimated else "",
@@ -82,11 +82,11 @@ class InfeasiblePlanError(InputError):
     """No cut of the model fits the devices.
 
     Attributes:
-        reason: why, without the suggestions.
-        stage: the stage that does not fit in the nearest cut.
-        deficit_bytes: bytes that its device lacks.
-        suggestions: changes that fit, each of them planned; the shortest step first, more devices last. If nothing
-            else helps, devices with more memory.
+        reason: the message without the suggestions.
+        stage: the stage that does not fit, in the cut that lacks the least memory.
+        deficit_bytes: missing bytes on its device.
+        suggestions: changes that fit, with their plans; shortest step first, more devices last. If no other change
+            fits, devices with more memory.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class InfeasiblePlanError(InputError):
 
 
 def suggestions_text(suggestions: Sequence[Suggestion], *, command_line: bool = False) -> str:
-    """Return what would fit as lines to copy: arguments of ``plan()``, or options of ``pipepart plan``."""
+    """Format suggestions as lines to copy: arguments of ``plan()``, or options of ``pipepart plan``."""
     if not suggestions:
         return _NOTHING
     what = "Options to add" if command_line else "Arguments of plan()"
@@ -120,7 +120,7 @@ def suggestions_text(suggestions: Sequence[Suggestion], *, command_line: bool = 
 
 
 def shown_of(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
-    """Return the suggestions that a message has: the first ones, and the last, which may be more devices."""
+    """Return the suggestions to show in a message: the first four and the last, which may be more devices."""
     shown = list(suggestions)
     return shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 1], shown[-1]]
 
@@ -128,31 +128,37 @@ def shown_of(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
 def find_suggestions(
     profile: Profile, cluster: Cluster, options: PlanOptions, nearest: Infeasible, make: Planner, clock: Clock
 ) -> list[Suggestion]:
-    """Find changes of an infeasible request that fit; the shortest step first, more devices last.
+    """Return changes of an infeasible request that fit, planned; shortest step first, more devices last.
 
-    Planned are: each of :func:`_changes` and of :func:`_smaller` alone; if none of these fits, 1F1B with recompute and
-    smaller micro-batches, which needs the least memory; the fewest further devices that are enough, at most three times
-    as many; and if nothing fits, devices with the memory that the nearest cut needs. A request for any schedule is
-    planned for a named one, which takes no joint search.
+    These changes are planned in turn:
+
+    - each change of :func:`_changes` and :func:`_smaller`;
+    - if none fits, 1F1B with recompute and smaller micro-batches, which needs the least memory;
+    - the smallest number of additional devices that is enough, at most three times the devices of the cluster;
+    - if none fits, devices with the memory that the nearest cut needs.
+
+    If the request allows any schedule, the changes are planned for a named schedule, which needs no joint search.
 
     Args:
         profile: of the layers.
         cluster: the devices.
         options: of the request.
-        nearest: the cut that lacks the least memory.
+        nearest: the explanation for the cut that lacks the least memory.
         make: plans a request.
-        clock: that all of them share. After it no further change is planned.
+        clock: the time limit for all changes; when it is over, no further change is planned.
     """
     request = _Infeasible(profile, cluster, options, make, clock)
     simple = "gpipe" if options.reduction == "batch" else "1f1b"
     any_schedule = options.schedule in ("auto", SEARCH)
     named = _with_schedule(options, simple, cluster) if any_schedule else options
-    least = replace(_with_schedule(named, simple, cluster), recompute="auto")
+    least_memory = replace(_with_schedule(named, simple, cluster), recompute="auto")
     suggestions = request.that_fit([*_changes(profile, cluster, named), *_smaller(profile, named)])
     if not suggestions:
         every_schedule = [] if any_schedule else [replace(options, schedule="auto", recompute="auto")]
-        suggestions = request.that_fit([least, *_smaller(profile, least), *every_schedule])
-    more_devices = request.fewest_devices(named) or (None if suggestions else request.fewest_devices(least))
+        suggestions = request.that_fit([least_memory, *_smaller(profile, least_memory), *every_schedule])
+    more_devices = request.fewest_devices(named) or (
+        None if suggestions else request.fewest_devices(least_memory)
+    )
     if more_devices:
         return [*suggestions, more_devices]
     if suggestions or nearest.plan is None:
@@ -165,7 +171,7 @@ def find_suggestions(
 
 @dataclass(frozen=True)
 class _Infeasible:
-    """A request that has no plan, and what plans its changes; see :func:`find_suggestions`."""
+    """A request without a plan, and the function that plans its changes; see :func:`find_suggestions`."""
 
     profile: Profile
     cluster: Cluster
@@ -176,7 +182,7 @@ class _Infeasible:
     def planned(
         self, changed: PlanOptions, *, devices: int = 0, memory_bytes: int | None = None
     ) -> Suggestion | None:
-        """Return the suggestion if the request with these changes has a plan, and there is time to plan it."""
+        """Plan the changed request; return the suggestion, or None if no plan fits or the time is over."""
         if self.clock.is_over:
             return None
         profile, cluster, count = self.profile, self.cluster, changed.micro_batches
@@ -189,7 +195,7 @@ class _Infeasible:
             cluster = cluster.with_memory(memory_bytes)
         try:
             plan = self.make(profile, cluster, changed, self.clock.part(_SHARE))
-        except (DoesNotFit, InputError):  # the latter for options that the other schedule does not have
+        except (DoesNotFit, InputError):  # InputError: options that the changed schedule does not have
             return None
         changes = {
             field.name: value
@@ -199,12 +205,15 @@ class _Infeasible:
         return Suggestion(changes, cluster.devices[len(self.cluster) :], memory_bytes, estimated, plan)
 
     def that_fit(self, changes: Iterable[PlanOptions]) -> list[Suggestion]:
-        """Return the suggestions for the changes that fit, the shortest step first."""
+        """Plan each change; return the suggestions that fit, shortest step first."""
         suggestions = [each for changed in changes if (each := self.planned(changed))]
         return sorted(suggestions, key=lambda each: each.step_seconds)
 
     def fewest_devices(self, changed: PlanOptions) -> Suggestion | None:
-        """Double the number of further devices, then bisect: a plan leaves out devices that it does not need."""
+        """Find the smallest number of additional devices for which a plan fits, by doubling and bisection.
+
+        Bisection works as a plan need not use all devices. Returns None if three times the cluster is not enough.
+        """
         if is_count(changed.stages):
             changed = replace(changed, stages="auto")
         most = min(3 * len(self.cluster), len(self.profile.layers) - len(self.cluster))
@@ -221,9 +230,9 @@ class _Infeasible:
 
 
 def _changes(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[PlanOptions]:
-    """Options that limit the plan set free, shared parameters in several stages, or 1F1B; each change alone."""
+    """Yield options with one change: a limiting keyword set free, split ties allowed, or schedule 1F1B."""
     free: dict[str, Any] = {"recompute": "auto", "offload": "auto", "stages": "auto", "replicas": 1}
-    if options.recompute == "always":  # which needs no more memory than "auto"
+    if options.recompute == "always":  # needs no more memory than "auto"
         del free["recompute"]
     if any(info.shares_with for info in profile.layers):
         free["allow_split_ties"] = True
@@ -235,7 +244,7 @@ def _changes(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterat
 
 
 def _with_schedule(options: PlanOptions, name: str, cluster: Cluster) -> PlanOptions:
-    """Return the options with a schedule that has one stage a device."""
+    """Return the options with another schedule, which must have one stage per device."""
     several = is_count(options.stages) and options.stages > len(cluster)
     return replace(
         options,
@@ -246,7 +255,7 @@ def _with_schedule(options: PlanOptions, name: str, cluster: Cluster) -> PlanOpt
 
 
 def _smaller(profile: Profile, options: PlanOptions) -> Iterator[PlanOptions]:
-    """More micro-batches: the numbers that were profiled, and doubles of the largest, down to one sample each."""
+    """Yield options with more micro-batches: profiled numbers, doublings, and micro-batches of one sample."""
     measured = {costs.micro_batches for costs in profile.costs}
     limit = options.max_micro_batches
     if options.micro_batches != "auto":

@@ -1,4 +1,4 @@
-"""Allowance: the work that a search may do, counted in operations, within the clock of its call."""
+"""Allowance: the budget of a search in dispatched operations, within the time limit of its call."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Callable
 
 from .clock import Clock
 
-# Called now and then with the part of the allowance that is used, 0 to 1, and the shortest step so far in seconds.
+# A progress callback: gets the used share of the allowance (0 to 1) and the shortest step so far in seconds.
 Progress = Callable[[float, float], None]
 
-# A small server does about 700,000. A search that may take so many for each second of its clock ends well before the
-# clock on a machine half as fast, so its result depends on its arguments alone.
+# A small server dispatches about 700,000 operations a second. With this smaller budget, a search ends well before its
+# time limit even on a machine half as fast, so its result depends on its arguments alone.
 OPERATIONS_PER_SECOND = 200_000
-_LOOK_EVERY = 5_000  # operations between two looks at the clock
+_CHECK_EVERY = 5_000  # operations between two checks of the clock
 
 
 class Allowance:
-    """What is left of the work that a search may do. The search counts its work here.
+    """The budget of a search in operations. The search reports its work with :meth:`spend`.
 
-    Equal arguments and operations give equal results on every machine, unless the clock ends the search.
+    With equal arguments and budgets, results are equal on every machine, unless the clock ends the search.
 
     Args:
-        operations: to be dispatched in all; other work counts as so many as take equally long.
-        clock: of the call; it may end the search early.
-        progress: is called now and then.
+        operations: total to dispatch; other work is converted to the operations that take as long.
+        clock: time limit of the call, which may end the search early.
+        progress: called whenever :meth:`tell` reports a step.
 
     Attributes:
-        operations: as given.
-        used: operations so far.
-        clock: as given.
+        operations: the total budget.
+        used: operations spent so far.
+        clock: the time limit.
     """
 
     def __init__(
@@ -37,28 +37,28 @@ class Allowance:
         self.operations, self.clock = operations, clock or Clock()
         self.used = 0.0
         self._progress = progress
-        self._looked = 0.0
-        self._late = False
+        self._checked_at = 0.0
+        self._time_over = False
 
     def part(self, operations: float, share_of_clock: float) -> Allowance:
-        """Return an allowance of so many operations, within a share (0 to 1) of the time that is left."""
+        """Return a new allowance of ``operations``, limited to a share (0 to 1) of the remaining time."""
         return Allowance(operations, self.clock.part(share_of_clock), self._progress)
 
     def spend(self, operations: float) -> None:
-        """Count work that was done."""
+        """Add operations to the work done."""
         self.used += operations
 
     @property
     def is_over(self) -> bool:
-        """Whether the search has to stop now."""
+        """True if the budget is spent or the time is over."""
         if self.used >= self.operations:
             return True
-        if not self._late and self.used - self._looked >= _LOOK_EVERY:
-            self._looked = self.used
-            self._late = self.clock.is_over
-        return self._late
+        if not self._time_over and self.used - self._checked_at >= _CHECK_EVERY:
+            self._checked_at = self.used
+            self._time_over = self.clock.is_over
+        return self._time_over
 
     def tell(self, step_seconds: float) -> None:
-        """Report the shortest step so far."""
+        """Report the shortest step so far, in seconds, to the progress callback."""
         if self._progress is not None:
             self._progress(min(1.0, self.used / max(self.operations, 1)), step_seconds)

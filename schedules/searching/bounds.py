@@ -1,4 +1,4 @@
-"""Lower bounds: seconds that no schedule can beat, from the trip of one micro-batch and the work of the devices."""
+"""Lower bounds of a step in seconds, from the round trip of one micro-batch and the work of each device."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ def bound(
     placement: Sequence[int] = (),
     objective: str = "makespan",
 ) -> float:
-    """Return seconds that no schedule without overlapped pairs of actions can beat.
+    """Return a lower bound in seconds for schedules without overlapped pairs of actions.
 
-    For each device, the bound is the largest of three: its work after the first forward can have reached it; its work
-    after the first gradient can have come back, less the forwards that fit in its memory before that; and its
-    micro-batches in groups of as many as fit, each taking a round trip to the last stage and back (Little's law).
-    What must follow the device's last backward is added. The whole way of one micro-batch is a bound, too.
+    It is the largest of these bounds over all devices and stages:
+
+    - the work of a device, from the earliest start of its first forward. Before the first gradient can return, it runs
+      only the forwards that fit its memory. After its last I, the stages before it still have to run their backwards;
+    - the micro-batches of a stage in groups as large as fit its memory, each group taking a round trip to the last
+      stage and back. One group of one micro-batch gives the round trip itself;
+    - the byte-seconds of all stashes of a device over its memory (Little's law).
 
     Args:
         costs: of the stages and links.
-        devices: how many devices.
-        micro_batches: how many micro-batches one step has.
-        memory: bytes of stash per device; left out, no limit.
-        placement: the device of each stage; left out, the best of those that `search` tries.
+        devices: number of devices.
+        micro_batches: number of micro-batches of a step.
+        memory: limit of stash bytes per device; empty for no limit.
+        placement: the device of each stage; if empty, return the smallest bound of the placements that `search` tries.
         objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
 
     Raises:
@@ -49,7 +52,7 @@ def bound(
 
 
 def problem_bound(problem: Problem, objective: str = "makespan") -> float:
-    """Return seconds that no order of a problem's operations can beat, with costs that are the cheapest."""
+    """Return a lower bound in seconds for every order of the operations; the costs must be `StageCosts.cheapest`."""
     from_zero = objective == "makespan"
     trip = trip_of(problem)
     bounds = [work_bound(problem, trip, from_zero)]
@@ -60,7 +63,7 @@ def problem_bound(problem: Problem, objective: str = "makespan") -> float:
 
 
 class Trip:
-    """The trip of one micro-batch through all stages (or layers) and back, without any waiting.
+    """Round trip of one micro-batch through all stages (or layers) and back, without waiting.
 
     ::
 
@@ -68,14 +71,14 @@ class Trip:
         ───── head ───────▶│───────────────── turn ──────────────────▶│      │──────────── tail ────────────────▶
 
     Args:
-        forward, backward_input, backward_weight: [stages]: seconds.
-        hops, hops_back: [stages]: seconds that the input of each F, and of each I, travels; none for zeros.
-        sources: of each stage, the earlier stages whose outputs it uses; none for a chain.
+        forward, backward_input, backward_weight: [stages]: seconds of F, I and W.
+        hops, hops_back: [stages]: transfer seconds of the input of each F and of each I; empty for zeros.
+        sources: for each stage, the earlier stages whose outputs it uses; None for a chain.
 
     Attributes:
-        head: [stages]: when the F can begin.
-        turn: [stages]: seconds from then until the I can begin.
-        tail: [stages]: seconds from the end of the I until all earlier stages have done their I and W.
+        head: [stages]: seconds before the F can begin.
+        turn: [stages]: seconds from the start of the F to the earliest start of the I.
+        tail: [stages]: seconds from the end of the I until all earlier stages have run their I and W.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Trip:
         hops, hops_back = hops or zeros, hops_back or zeros
         sources = sources or [[stage - 1] if stage else [] for stage in range(stages)]
         self.head, self.tail = [0.0] * stages, [0.0] * stages
-        there, back = [0.0] * stages, [0.0] * stages  # the longest way on from each stage, and back to it
+        onward, back = [0.0] * stages, [0.0] * stages  # longest path from each stage to the last, and back
         for stage, before in enumerate(sources):
             for source in before:
                 self.head[stage] = max(self.head[stage], self.head[source] + forward[source] + hops[stage])
@@ -100,13 +103,13 @@ class Trip:
                 self.tail[stage] = max(self.tail[stage], hops_back[source] + after)
         for stage in reversed(range(stages)):
             for source in sources[stage]:
-                there[source] = max(there[source], hops[stage] + forward[stage] + there[stage])
+                onward[source] = max(onward[source], hops[stage] + forward[stage] + onward[stage])
                 back[source] = max(back[source], back[stage] + backward_input[stage] + hops_back[source])
-        self.turn = list(map(sum, zip(forward, there, back, strict=True)))
+        self.turn = list(map(sum, zip(forward, onward, back, strict=True)))
 
 
 def trip_of(problem: Problem) -> Trip:
-    """Return the trip of a micro-batch through the stages of a problem, without recomputes."""
+    """Return the round trip of one micro-batch through the stages of a problem, without recomputes."""
     return Trip(
         problem.forward,
         problem.backward_input,
@@ -117,7 +120,7 @@ def trip_of(problem: Problem) -> Trip:
 
 
 def end_of_work(head: float, work: float, turn: float, forwards: float, tail: float, weights: float) -> float:
-    """Return seconds before which a device cannot have done its work, and the stages before it theirs.
+    """Return the earliest time in seconds at which a device and the stages before it can be done.
 
     ::
 
@@ -125,18 +128,26 @@ def end_of_work(head: float, work: float, turn: float, forwards: float, tail: fl
         ─ head ▶──────── turn ──▶              last I ▶──────── tail ────────────▶
 
     Args:
-        head: until its first forward can begin.
-        work: all that it has to do.
-        turn: from its first forward until a gradient can have come back; before that it has forwards only.
-        forwards: the work that it has for this time.
-        tail: from its last I until the earlier stages are done; the device has deferred W's only.
-        weights: the work that it has for this time.
+        head: seconds before its first forward can begin.
+        work: seconds of all its operations.
+        turn: seconds from its first forward to the first gradient; only forwards can run in this time.
+        forwards: seconds of forwards available for this time.
+        tail: seconds from its last I until the earlier stages are done; only deferred W's can run in this time.
+        weights: seconds of deferred W's available for this time.
     """
     return head + work + max(0.0, turn - forwards) + max(0.0, tail - weights)
 
 
 def work_bound(problem: Problem, trip: Trip, from_zero: bool = True) -> float:
-    """Return when all devices can be done with their work, less what memory lets them do while they wait."""
+    """Return the latest of the earliest end times of all devices in seconds; see :func:`end_of_work`.
+
+    Memory limits the forwards and deferred W's that a device can run while it waits.
+
+    Args:
+        problem: the operations.
+        trip: of the problem.
+        from_zero: True for the makespan, False for the longest span of one device.
+    """
     m = problem.micro_batches
     seconds = list(
         map(sum, zip(problem.forward, problem.backward_input, problem.backward_weight, strict=True))
@@ -176,20 +187,21 @@ def work_bound(problem: Problem, trip: Trip, from_zero: bool = True) -> float:
 def shared_work_bound(
     work: float, heads: Floats, speeds: Floats, micro_batches: int, action_seconds: float = 0.0
 ) -> float:
-    """Return the least seconds in which devices can do all work together: any cut, any order.
+    """Return a lower bound in seconds for devices that share all work: any cut, any order.
 
-    The least X such that the sum of speed * (X - lost) over the devices that lose less than X is the work. A device
-    loses the time until it can begin, and that for two actions of each micro-batch.
+    The bound is the X that solves ``sum(speed * (X - lost)) = work``, summed over the devices with ``lost < X``.
+    ``lost`` is the time before a device can begin, plus the overhead of two actions per micro-batch.
 
     Args:
         work: seconds of all micro-batches on a device of speed 1.
-        heads: seconds after which the devices can begin on devices of speed 1, ascending; further ones are not used.
+        heads: seconds before each device can begin if all speeds are 1, ascending; the shorter of `heads` and `speeds`
+            limits the number of devices.
         speeds: of the devices, descending.
         micro_batches: of each device.
-        action_seconds: what every device takes for each action, at the least.
+        action_seconds: smallest overhead of an action on any device.
     """
     shares = list(zip(speeds, heads, strict=False))
-    # Of the first device, the first two, ...: work that they could have done while they are idle, and their speed.
+    # Running sums over the devices: work lost while idle, and speed.
     idle = accumulate(
         speed * (head / speeds[0] + 2 * micro_batches * action_seconds) for speed, head in shares
     )
@@ -200,7 +212,17 @@ def shared_work_bound(
 def _most_seconds(
     problem: Problem, stages: Sequence[int], seconds: Floats, sizes: Floats, room: float
 ) -> float:
-    """The most seconds of one kind of work whose stashes fit at once; with several stages, fractions count."""
+    """Return the most seconds of F's (or W's) of a device whose stashes fit its memory at once.
+
+    Solves the fractional knapsack: with several stages, the last micro-batch that fits may be a fraction.
+
+    Args:
+        problem: the operations.
+        stages: the stages of the device.
+        seconds: [stages of the problem]: seconds of one F (or W).
+        sizes: [stages of the problem]: bytes that one F (or W) needs.
+        room: bytes of the device.
+    """
     m = problem.micro_batches
     total = 0.0
     for stage in sorted(
@@ -215,7 +237,7 @@ def _most_seconds(
 
 
 def _slots_bound(problem: Problem, trip: Trip, stage: int, from_zero: bool) -> float:
-    """The micro-batches of a stage in groups of as many as fit, one group after the other."""
+    """Lower bound in seconds: a stage runs its micro-batches in groups as large as fit its memory, one by one."""
     m, weight, memory = problem.micro_batches, problem.backward_weight[stage], problem.memory
     slots, released_late = m, False
     if memory is not None and (size := memory.stash[stage]):
@@ -230,7 +252,7 @@ def _slots_bound(problem: Problem, trip: Trip, stage: int, from_zero: bool) -> f
 
 
 def _turnover_bound(problem: Problem, trip: Trip, device: int, from_zero: bool) -> float:
-    """Bytes times the seconds for which each is kept, over the bytes that the device has."""
+    """Lower bound in seconds: byte-seconds of all stashes of a device over its memory (Little's law)."""
     memory = problem.memory
     assert memory is not None
     stages = [stage for stage, home in enumerate(problem.device_of) if home == device]

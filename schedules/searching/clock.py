@@ -1,4 +1,4 @@
-"""Clock: the time that one call may take. Every search within the call looks at the same one."""
+"""Clock: the time limit of one call, shared by all searches within the call."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import time
 
 
 class OutOfTime(Exception):
-    """The clock of a search is over; whoever started the search goes on without its result."""
+    """The time of a search is over; its caller continues without the result."""
 
 
 class Clock:
-    """The time that one call may take, from the moment that this object is made.
+    """The time limit of one call, counted from the creation of this object.
 
-    A search that does not ask the clock, or is told that time is left, gives the same result on every machine. So
-    whether the result depends on the machine is known: ``cut_short`` is True if any search was told to stop.
+    A search gives the same result on every machine as long as every check finds time left. ``cut_short`` is True if a
+    check found none, that is, if the result may depend on the speed of the machine.
 
     Args:
-        seconds: that may pass; infinity for no limit.
+        seconds: the limit; infinity for none.
 
     Attributes:
-        cut_short: whether a search stopped, or left something out, because of this clock or a part of it.
+        cut_short: True if a search stopped or skipped work because of this clock or a part of it.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
@@ -30,29 +30,29 @@ class Clock:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline; 0 after it. Reading them does not count as stopping."""
+        """Seconds until the deadline, 0 after it. Does not set ``cut_short``."""
         return max(0.0, self._deadline - time.monotonic())
 
     @property
     def is_over(self) -> bool:
-        """Whether the caller has to stop now. The clock remembers that it said so."""
+        """True if the deadline has passed; then also sets ``cut_short``."""
         return not self.has(0.0)
 
     def check(self) -> None:
-        """Raise :class:`OutOfTime` if the clock is over."""
+        """Raise :class:`OutOfTime` if the deadline has passed."""
         if self.is_over:
             raise OutOfTime
 
     def has(self, seconds: float) -> bool:
-        """Return whether more than so many seconds are left; False counts as stopping a search."""
+        """Return True if more than ``seconds`` are left; otherwise set ``cut_short``."""
         if self._deadline - time.monotonic() > seconds:
             return True
         self._whole.cut_short = True
         return False
 
     def part(self, share: float) -> Clock:
-        """Return a clock for a share (0 to 1) of the seconds that are left; a search that it stops counts here, too."""
-        made = Clock()
-        made._deadline = time.monotonic() + share * self.seconds_left if share else time.monotonic()
-        made._whole = self._whole
-        return made
+        """Return a clock for a share (0 to 1) of the remaining seconds; it sets ``cut_short`` of this clock, too."""
+        clock_of_part = Clock()
+        clock_of_part._deadline = time.monotonic() + share * self.seconds_left if share else time.monotonic()
+        clock_of_part._whole = self._whole
+        return clock_of_part

@@ -1,4 +1,4 @@
-"""Dispatching: each device runs the most urgent operation that is ready, in about a microsecond an operation."""
+"""List scheduling: each free device runs the ready operation with the smallest key (about 1 microsecond each)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from random import Random
 from .problem import SLACK, Problem, Row
 
 _NEVER = float("inf")
-# To look for the next device takes a part of the time of an operation for each device.
+# Finding the next device takes this part of the time of an operation, for each device.
 _OPERATIONS_PER_DEVICE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the dispatcher ranks operations.
+    """Priority rule of the dispatcher.
 
-    The key of an F or I follows a steady state: a micro-batch begins as often as the busiest device can take one. With
-    spreads of 1 the key is the start of the operation if nothing ever waits. Smaller spreads let old micro-batches go
-    first, larger ones operations near the first stage.
+    The key of an F or I is its start time in a steady state: a micro-batch begins each time the busiest device has
+    finished a micro-batch. With spreads of 1, operations start without any waiting. Smaller spreads prefer old
+    micro-batches; larger spreads prefer operations near the first stage.
 
     Attributes:
-        forward_spread, backward_spread: factors of the seconds from the start of a micro-batch to its F's, and on to
-            its I's.
-        weight_gap: a W runs if the next operation comes after this part of it or later.
-        reserve: an F runs if this part of the messages that wait, and of the most workspace, is free besides stashes.
-        forward_gap: an F waits if an I arrives within this part of its seconds; if not 0, also for the I of micro-batch
-            0 if that arrives before the F ends, as all earlier devices wait for it.
-        in_flight: the most micro-batches between F and I of a stage, for each stage from it to the last. It keeps
-            messages from piling up before a device with little memory. 1 is the limit of 1F1B.
+        forward_spread, backward_spread: factors of the time from the start of a micro-batch to its F's, and from there
+            to its I's.
+        weight_gap: a W runs only if no operation arrives within this fraction of its seconds.
+        reserve: an F runs only if its device has free bytes for this fraction of the waiting messages and of the
+            largest workspace.
+        forward_gap: an F waits if an I arrives within this fraction of its seconds. If not 0, an F also waits for the I
+            of micro-batch 0 if that arrives before the F ends, as all earlier devices wait for this I.
+        in_flight: limit of the micro-batches between F and I of a stage, times the number of stages from this to the
+            last. It keeps messages from piling up before a device with little memory. 1 is the limit of 1F1B.
     """
 
     forward_spread: float = 2.0
@@ -43,7 +44,7 @@ class Rule:
     in_flight: float = _NEVER
 
     def varied(self, random: Random, limited: bool) -> Rule:
-        """Return a rule near this one; ``limited`` if memory is."""
+        """Return a random variation of this rule. ``limited``: True if memory is limited."""
         return Rule(
             self.forward_spread + random.gauss(0, 0.4),
             self.backward_spread + random.gauss(0, 0.4),
@@ -57,7 +58,7 @@ class Rule:
 _GAPS = (0.0, 0.0, 0.3, 0.6, 1.0)
 _RESERVES = (1.0, 0.6, 0.3, 0.0)
 _IN_FLIGHT = (_NEVER, _NEVER, 2.0, 1.0)
-# The most promising first.
+# Most promising rule first.
 RULES = [
     Rule(forward, backward, *gaps_and_reserve)
     for gaps_and_reserve, forward, backward in product(
@@ -65,8 +66,7 @@ RULES = [
     )
 ]
 
-
-# For limited memory, after the first ones.
+# Also tried if memory is limited, after the first of `RULES`.
 CAREFUL_RULES = [
     Rule(spread, spread, reserve=0.3, in_flight=in_flight)
     for in_flight, spread in product((1.0, 2.0), (2.0, -0.5))
@@ -75,12 +75,12 @@ CAREFUL_RULES = [
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """The order that the dispatcher made.
+    """The order that the dispatcher produced.
 
     Attributes:
         rows: the operations of each device, in order.
-        ends: [operations]: when each ends.
-        done: when each device is done; 0 for one without operations.
+        ends: [operations]: end time in seconds.
+        done: [devices]: seconds at which each device ends its last operation; 0 for a device without operations.
     """
 
     rows: list[Row]
@@ -89,26 +89,25 @@ class Dispatched:
 
     @property
     def makespan(self) -> float:
-        """When the last operation ends."""
+        """Seconds at which the last operation ends."""
         return max(self.done)
 
     @property
     def score(self) -> float:
-        """The makespan and the mean end of the devices: what a search may minimise.
+        """Makespan plus mean end time of the devices, in seconds: an objective for local search.
 
-        An idle device that ends early makes the step no shorter, but its layers and those of a busy one may then be
-        shared out anew.
+        A device that ends early does not shorten the step, but it can take layers from a busy device in a later move.
         """
         return max(self.done) + sum(self.done) / len(self.done)
 
 
 def dispatching_work(problem: Problem) -> float:
-    """Return the operations that a call of :func:`dispatch` counts as, if it runs to the end."""
+    """Return the work of one call of :func:`dispatch` that is not cut off, in operations of an allowance."""
     return problem.operations * (1 + _OPERATIONS_PER_DEVICE * problem.devices)
 
 
 def _keys(problem: Problem, rule: Rule) -> list[float]:
-    """[F and I]: the key of each operation; the smallest goes first. Keys of a stage grow with the micro-batch."""
+    """Return [F and I]: the key of each operation; smallest first. Keys of a stage grow with the micro-batch."""
     forward, backward = problem.forward, problem.backward_input
     load = [0.0] * problem.devices
     for stage, device in enumerate(problem.device_of):
@@ -126,19 +125,19 @@ def _keys(problem: Problem, rule: Rule) -> list[float]:
     return [start + offset for offset in (*offsets, *behind) for start in starts]
 
 
-# One function, as a search runs it thousands of times a second.
+# A single function for speed: a search calls it thousands of times a second.
 def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched | None:  # noqa: C901
-    """Let every device run the most urgent F or I that is ready whenever it is free, and a W if none is.
+    """Dispatch all operations: a free device runs the ready F or I with the smallest key, else a deferred W.
 
-    Micro-batches keep their order on each stage.
+    Each stage runs the micro-batches in order.
 
     Args:
         problem: the operations.
-        rule: ranks them.
-        limit: of `Dispatched.score`.
+        rule: gives the keys and the memory reserve.
+        limit: largest `Dispatched.score` of interest, in seconds.
 
     Returns:
-        The rows, or None if the memory is not enough, or as soon as the score must be above the limit.
+        The order; None if the memory is too small, or as soon as a lower bound of the score exceeds the limit.
     """
     if not problem.has_room:
         return None
@@ -157,7 +156,7 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
     stash: Sequence[float] = ()
     deferred: Sequence[float] = ()
     needed: Sequence[float] = ()
-    messages: Sequence[float] = ()  # [2 * stages]: what waits for an F, and for an I
+    messages: Sequence[float] = ()  # [2 * stages]: bytes of messages waiting for F and for I
     if memory is not None:
         limits = [
             limit * SLACK - rule.reserve * size
@@ -289,9 +288,10 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
 
 
 def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
-    """Return when each operation ends if every device runs its row in order; None if the devices would never end.
+    """Return [operations]: end times in seconds if every device runs its row in order; None for a deadlock.
 
-    Unlike the event loop it knows that a link carries one message at a time, and that a recompute needs no input.
+    Unlike the event loop, it lets a link carry only one message at a time, and a recompute start before its I has its
+    input.
     """
     m, stages, seconds, before = (
         problem.micro_batches,
@@ -301,7 +301,7 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
     )
     stride = stages * m
     delays, holds = problem.table.delay, (*problem.hold_forward, *problem.hold_backward)
-    # The operation that needs the result of each; the last stage turns round.
+    # [F and I]: the operation that needs the result; F of the last stage feeds its own I. -1 for none.
     following = [
         *range(m, stride),
         *range(2 * stride - m, 2 * stride),
@@ -313,9 +313,9 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
     awaited = [False] * (2 * stride)
     links: dict[tuple[int, int], float] = {}
     ends, position, clock = [0.0] * (3 * stride), [0] * problem.devices, [0.0] * problem.devices
-    able = list(range(problem.devices))
-    while able:
-        device = able.pop()
+    runnable = list(range(problem.devices))
+    while runnable:
+        device = runnable.pop()
         row, now, at = rows[device], clock[device], position[device]
         while at < len(row):
             operation = row[at]
@@ -327,14 +327,14 @@ def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
             now += seconds[operation]
             ends[operation] = now
             at += 1
-            needs = following[operation] if operation < 2 * stride else -1
-            if needs >= 0:
-                leaves, target = now, problem.device_of[needs // m % stages]
-                if hold := holds[needs // m]:
+            receiver = following[operation] if operation < 2 * stride else -1
+            if receiver >= 0:
+                leaves, target = now, problem.device_of[receiver // m % stages]
+                if hold := holds[receiver // m]:
                     leaves = max(now, links.get((device, target), 0.0))
                     links[device, target] = leaves + hold
-                arrival[needs] = leaves + delays[needs]
-                if awaited[needs]:
-                    able.append(target)
+                arrival[receiver] = leaves + delays[receiver]
+                if awaited[receiver]:
+                    runnable.append(target)
         position[device], clock[device] = at, now
     return ends if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None

@@ -1,4 +1,4 @@
-"""Anneals an order: moves operations of the critical path to other places in the row of their device."""
+"""Simulated annealing of an order: moves critical operations to other positions on their device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .problem import SLACK, Problem, Row
 
 _TOLERANCE = 1e-9  # relative to the objective
 _FIRST_TEMPERATURE = 0.5  # mean seconds of an operation
-# What a round counts as: of an allowance's operations, besides a part of an operation for each that is played again.
-_ROUND, _PLAYED_AGAIN = 25, 0.1
+# Work of a round in operations of the allowance: a constant, and a part per replayed operation.
+_WORK_PER_ROUND, _WORK_PER_REPLAYED = 25, 0.1
 
 
 def round_work(problem: Problem) -> float:
-    """Return the operations that one round of :func:`anneal_order` counts as, on average."""
-    return _ROUND + _PLAYED_AGAIN * problem.operations
+    """Return the mean work of one round of :func:`anneal_order`, in operations of the allowance."""
+    return _WORK_PER_ROUND + _WORK_PER_REPLAYED * problem.operations
 
 
 def anneal_order(
@@ -32,18 +32,18 @@ def anneal_order(
     goal: float,
     allowance: Allowance,
 ) -> list[Row]:
-    """Return rows whose objective is at least as good, after simulated annealing.
+    """Improve an order by simulated annealing; the objective of the result is never worse.
 
     Each round moves one operation of the critical path. Links carry any number of messages.
 
     Args:
         problem: the operations.
-        rows: to start from.
-        objective: to be minimised.
-        rounds: how many, unless the allowance ends before.
-        random: of the moves.
-        goal: the value of the objective at which to stop early.
-        allowance: pays for the rounds.
+        rows: the operations of each device, in the order to start from.
+        objective: to minimise.
+        rounds: number of rounds, unless the allowance ends before.
+        random: draws the moves.
+        goal: stop at this value of the objective.
+        allowance: to count the work in.
     """
     rows = [list(row) for row in rows]
     ends, done = play(problem.table, rows)
@@ -79,34 +79,34 @@ def anneal_order(
 
 
 def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
-    """Return the row with W's moved before forwards that have no room; None if that is not enough."""
+    """Move W's before forwards that exceed the memory; return None if the row still does not fit."""
     if problem.memory is None:
         return row
     room = problem.memory.limit[device] * SLACK
-    taken = problem.taken
+    added = problem.taken
     level, highest = 0.0, 0.0
     for operation in row:
-        level += taken[operation]
+        level += added[operation]
         highest = max(highest, level)
     if highest <= room:
         return row
     stride = problem.stages * problem.micro_batches
     first_weight = 2 * stride
     pending: deque[int] = deque()
-    brought: set[int] = set()
+    moved_weights: set[int] = set()
     repaired: Row = []
     level = 0.0
     for operation in row:
-        if operation in brought:
+        if operation in moved_weights:
             continue
-        while level + taken[operation] > room and pending:
+        while level + added[operation] > room and pending:
             weight = pending.popleft()
-            brought.add(weight)
+            moved_weights.add(weight)
             repaired.append(weight)
-            level += taken[weight]
-        if level + taken[operation] > room:
+            level += added[weight]
+        if level + added[operation] > room:
             return None
-        level += taken[operation]
+        level += added[operation]
         repaired.append(operation)
         if stride <= operation < first_weight:
             pending.append(operation + stride)
@@ -116,7 +116,7 @@ def _repaired(problem: Problem, device: int, row: Row) -> Row | None:
 
 
 def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | None:
-    """Return the row with one operation moved a few places; None if its dependencies forbid that."""
+    """Move one operation by a random distance; return None if that violates its dependencies."""
     distance = min(int(random.expovariate(0.5)) + 1, len(row) - 1)
     target = position + (distance if random.random() < 0.5 else -distance)
     if not 0 <= target < len(row):
@@ -134,7 +134,7 @@ def _moved(problem: Problem, row: Row, position: int, random: Random) -> Row | N
 def _critical(
     problem: Problem, rows: Sequence[Row], ends: Sequence[float], objective: Objective
 ) -> list[tuple[int, int]]:
-    """Return device and position of the operations on the critical path of the worst device, last first."""
+    """Return (device, position) of each operation on the critical path of the worst device, last operation first."""
     _, source, delay = problem.table
     device_of, m, stages = problem.device_of, problem.micro_batches, problem.stages
     used = [device for device, row in enumerate(rows) if row]

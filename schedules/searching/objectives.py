@@ -1,4 +1,4 @@
-"""Objectives that a search minimises: the makespan, or the longest span of one device."""
+"""Objectives to minimise: the makespan, or the longest time from first start to last end of one device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OBJECTIVES: dict[str, Objective] = {"makespan": makespan, "zero-bubble": longest
 
 
 def check_objective(name: str) -> None:
-    """Raise ScheduleError if there is no such objective."""
+    """Raise ScheduleError if no objective has this name."""
     if name not in OBJECTIVES:
         raise ScheduleError(f"objective is one of {', '.join(OBJECTIVES)}, got {name!r}")
 
 
 def objective_seconds(timeline: Timeline, objective: str) -> float:
-    """Return the seconds of a timeline that the objective counts."""
+    """Return the value of the objective, in seconds, for a timeline."""
     return timeline.makespan if objective == "makespan" else timeline.zero_bubble_seconds

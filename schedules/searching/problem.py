@@ -1,4 +1,4 @@
-"""Problem: the operations of one step on fixed stages as numbers, with their seconds, inputs and bytes."""
+"""Problem: all operations of one step on a fixed placement, as integers, with their seconds, inputs and bytes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Floats = Sequence[float]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the devices, and what each stage keeps in them for one micro-batch.
+    """Memory limits of the devices, and the bytes of one micro-batch on each stage.
 
     Attributes:
-        limit: of each device, for all that follows; infinite for no limit.
-        stash: of each stage, from F to the end of I.
-        deferred: of each stage, from the end of I to the end of W.
-        boundary: of each stage, instead of the stash of a micro-batch that is recomputed.
-        copied: of each stage, what it holds besides while stashes are copied to the host and back.
-        inputs, gradients: of each stage, the input and the gradient of the output while they wait on its device; 0 if
-            they come from a stage of the same device.
-        workspace: of each stage, what F, I and W need besides while they run; a whole backward counts as I.
+        limit: [devices]: bytes for everything below; infinite for no limit.
+        stash: [stages]: bytes held from F to the end of I.
+        deferred: [stages]: bytes held from the end of I to the end of W.
+        boundary: [stages]: bytes held instead of the stash for a micro-batch that is recomputed.
+        copied: [stages]: extra bytes while stashes are copied to the host and back.
+        inputs, gradients: [stages]: bytes of the input, and of the gradient of the output, while they wait on the
+            device; 0 if they come from a stage of the same device.
+        workspace: [stages][3]: extra bytes while F, I and W run; a whole backward counts as I.
     """
 
     limit: Floats
@@ -49,19 +49,19 @@ class Memory:
 
 @dataclass(frozen=True)
 class Problem:
-    """The operations of one step on a placement, each a number: (kind * stages + stage) * micro_batches + k.
+    """The operations of one step on a placement. Operation number: (kind * stages + stage) * micro_batches + k.
 
     Attributes:
-        devices, micro_batches: their numbers.
-        device_of: the device of each stage.
-        forward, backward_input, backward_weight: seconds of each stage. The device itself is busy for as long.
-        whole: of each stage, whether W follows I at once, as one full backward. I then has the seconds of both.
-        recompute: of each stage, seconds of the forward that runs once more right before an I.
-        recomputed: of each stage, how many micro-batches run it, the first ones.
-        delay_forward, delay_backward: of each stage, seconds that the input of its F, and of its I, travels.
-        hold_forward, hold_backward: of each stage, the seconds of these for which the message holds the link. A link
-            from a device to another carries one message at a time.
-        memory: of the devices; None for no limit.
+        devices, micro_batches: number of devices and of micro-batches.
+        device_of: [stages]: device of each stage.
+        forward, backward_input, backward_weight: [stages]: seconds for which F, I and W keep the device busy.
+        whole: [stages]: True if W follows I at once, as one full backward. I then has the seconds of both.
+        recompute: [stages]: seconds of the repeated forward, right before an I.
+        recomputed: [stages]: number of micro-batches that are recomputed, counted from micro-batch 0.
+        delay_forward, delay_backward: [stages]: transfer seconds of the input of F, and of the gradient for I.
+        hold_forward, hold_backward: [stages]: the part of these seconds for which the message occupies the link. A link
+            between two devices carries one message at a time in each direction.
+        memory: memory limits and bytes; None for no limit.
     """
 
     devices: int
@@ -117,7 +117,7 @@ class Problem:
 
     @cached_property
     def table(self) -> Operations:
-        """All operations for the event loop: a recompute belongs to its I, and links carry any number of messages."""
+        """The operations for the event loop. A recompute is part of its I; links carry any number of messages."""
         m, stages, stride = self.micro_batches, self.stages, self.stages * self.micro_batches
         seconds = self.seconds
         if self.recompute_before:
@@ -135,7 +135,7 @@ class Problem:
     def stash(self) -> list[float]:
         """[F]: bytes that a micro-batch keeps from its F to its I.
 
-        What I leaves for W may be more than the stash before it. It then counts from the F on.
+        If I leaves more bytes for W than the stash has, those bytes count from the F on.
         """
         assert self.memory is not None
         return [
@@ -159,7 +159,7 @@ class Problem:
 
     @cached_property
     def passing(self) -> list[float]:
-        """[devices]: bytes that are there for a moment: workspace, and full stashes that are repeated or copied."""
+        """[devices]: largest transient bytes: workspace, and full stashes while they are recomputed or copied."""
         assert self.memory is not None
         most = [0.0] * self.devices
         for stage, (device, copied) in enumerate(zip(self.device_of, self.memory.copied, strict=True)):
@@ -170,9 +170,9 @@ class Problem:
 
     @cached_property
     def needed(self) -> list[float]:
-        """[stages]: bytes that are free before an F: its stash, and those of the device's later stages.
+        """[stages]: bytes that must be free before an F: its stash, and the stashes of the device's later stages.
 
-        So the oldest micro-batch can always go on.
+        This rule lets the oldest micro-batch always proceed.
         """
         needed, later, m = [0.0] * self.stages, [0.0] * self.devices, self.micro_batches
         for stage in reversed(range(self.stages)):
@@ -183,7 +183,7 @@ class Problem:
 
     @cached_property
     def taken(self) -> list[float]:
-        """[operations]: bytes added to the stashes at the start (negative: released at the end); zeros for no limit."""
+        """[operations]: bytes added to the stashes at the start (if negative: freed at the end); zeros for no limit."""
         if self.memory is None:
             return [0.0] * self.operations
         deferred = self._each(self.deferred)
@@ -192,20 +192,20 @@ class Problem:
 
     @property
     def has_room(self) -> bool:
-        """Whether the stashes of one micro-batch fit on every device."""
+        """True if the stashes of one micro-batch fit on every device."""
         return self.memory is None or all(
             size <= self.memory.limit[device] * SLACK
             for size, device in zip(self.needed, self.device_of, strict=True)
         )
 
     def fits(self, rows: Sequence[Row], ends: Floats) -> bool:
-        """Return whether the memory is enough for an order: stashes, messages that wait, and what runs.
+        """Return True if an order fits the memory: stashes, waiting messages and the workspace of running operations.
 
-        The moments are those of :func:`schedules.memory_during`.
+        Peaks are taken at the same moments as in :func:`schedules.memory_during`.
 
         Args:
-            rows: of each device.
-            ends: [operations]: when each ends.
+            rows: the operations of each device, in order.
+            ends: [operations]: end time in seconds.
         """
         return self.memory is None or all(
             peak <= limit * SLACK
@@ -213,7 +213,7 @@ class Problem:
         )
 
     def peak_bytes(self, rows: Sequence[Row], ends: Floats) -> Iterator[float]:
-        """Yield the peak bytes of each device in an order, as :meth:`fits` counts them."""
+        """Yield the peak bytes of each device, as :meth:`fits` counts them."""
         memory, m, stages, source = self.memory, self.micro_batches, self.stages, self.table.source
         assert memory is not None
         sizes = (*memory.inputs, *memory.gradients)
@@ -224,7 +224,7 @@ class Problem:
                 if source[operation] >= 0 and sizes[operation // m]
             )
             arrived, level, waiting, peak = 0, 0.0, 0.0, 0.0
-            counted: dict[int, float] = {}  # the message that waits for the operation at each place
+            counted: dict[int, float] = {}  # bytes of the message waiting for each position of the row
             for at, operation in enumerate(row):
                 stream = operation // m
                 kind, stage = divmod(stream, stages)
@@ -253,7 +253,7 @@ class Problem:
             yield peak
 
     def in_order(self, rows: Sequence[Row]) -> bool:
-        """Return whether every stage runs each kind of operation in the order of the micro-batches."""
+        """Return True if every stage runs each kind of operation in the order of the micro-batches."""
         last: dict[int, int] = {}  # of each stream
         for operation in (operation for row in rows for operation in row):
             stream = self.stream[operation]
@@ -263,7 +263,7 @@ class Problem:
         return True
 
     def rows_of(self, schedule: Schedule) -> list[Row]:
-        """Return the operations of a schedule, device by device, its backwards split in two."""
+        """Return the operations of each device in a schedule, with every backward split into I and W."""
         kinds = {kind: number for number, kind in enumerate(_KINDS)}
         return [
             [
@@ -275,7 +275,7 @@ class Problem:
         ]
 
     def schedule_of(self, name: str, rows: Sequence[Row]) -> Schedule:
-        """Return rows of operations as a schedule. Devices without operations are left out."""
+        """Convert rows of operations to a schedule. Devices without operations are removed."""
         used = [device for device, row in enumerate(rows) if row]
         place = {device: at for at, device in enumerate(used)}
         actions = tuple(tuple(self._actions(rows[device])) for device in used)
@@ -305,9 +305,10 @@ def make_problem(
     memory: Sequence[float],
     device_of: Sequence[int],
 ) -> Problem:
-    """Return the problem of these costs on a placement, with split backwards; no memory means no limit.
+    """Return the problem for these costs on a placement, with split backwards; empty ``memory`` means no limit.
 
-    Raises ScheduleError when the numbers do not go together, or one micro-batch does not fit on a device.
+    Raises:
+        ScheduleError: the numbers contradict each other, or one micro-batch does not fit on a device.
     """
     if devices < 1 or micro_batches < 1:
         raise ScheduleError(f"there must be a device and a micro-batch, got {devices} and {micro_batches}")

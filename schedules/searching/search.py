@@ -1,4 +1,4 @@
-"""Searches a schedule for unequal stages, from their costs."""
+"""Searches for a short schedule of stages with unequal costs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ from .objectives import OBJECTIVES, check_objective, objective_seconds
 from .problem import SLACK, Problem, Row, make_problem
 from .split_critical import split_critical
 
-_OPERATIONS, _OPERATIONS_EACH = (
-    1_000_000,
-    60,
-)  # the allowance: so many, and more for each operation of the step
-_RULES = 60  # those of the dispatcher, then variations of the best
-_GATHERING = 0.6  # of the allowance, at most
-_FIXED = 1  # what a schedule by name counts as, for each of its operations
-_MOST_STARTS = 4  # orders that annealing starts from
+# Allowance of a search with effort 1: a constant, and more for each operation of the step.
+_BASE_OPERATIONS, _OPERATIONS_PER_OPERATION = 1_000_000, 60
+_RULES = 60  # rules to dispatch under: the listed rules, then variations of the best
+_CANDIDATE_SHARE = 0.6  # largest share of the allowance for the candidates; annealing has the rest
+_NAMED_WORK = 1  # work of simulating a named schedule, per operation
+_MOST_STARTS = 4  # orders to start annealing from
 _ROUNDS_PER_START = 3000
 _TOLERANCE = 1e-9
-# Of the clock, for the candidates: what follows takes about as long as the first candidate of each placement.
-_SEARCHING = 0.8
+# Share of the clock for the search. Finishing the result takes about as long as the first candidate of each placement.
+_SEARCH_SHARE = 0.8
 
 
 def search(
@@ -49,26 +47,25 @@ def search(
     effort: float = 1.0,
     seconds: float = math.inf,
 ) -> Schedule:
-    """Return a schedule for these costs that is at least as short as every named schedule that fits.
+    """Search for a short schedule; the result is never longer than any named schedule that fits.
 
-    Candidates are the synchronous schedules of `build` with one copy of the model that have the placement and fit the
-    memory, as they are and with the backwards on their critical path split; and what the dispatcher makes under some
-    rules. Simulated annealing then moves operations on the critical path of the best. It stops when the objective
-    meets `bound`. The result passes `check`, and each stage runs its backwards in the order of the micro-batches: sums
+    The candidates are the named synchronous schedules with one copy of the model that have the placement and fit the
+    memory, each also with the backwards on its critical path split, and the orders of the dispatcher under several
+    rules. Simulated annealing then moves operations on the critical path of the best candidate, until the objective
+    reaches `bound`. The result passes `check`. Each stage runs its backwards in the order of the micro-batches, so sums
     of gradients round as in training without stages.
 
     Args:
         costs: of the stages and links.
-        devices: how many devices.
-        micro_batches: how many micro-batches one step has.
-        memory: bytes of stash per device; left out, no limit.
-        placement: the device of each stage; left out, the linear, looped and wave placements of as many stages as the
-            costs have are tried.
+        devices: number of devices.
+        micro_batches: number of micro-batches of a step.
+        memory: limit of stash bytes per device; empty for no limit.
+        placement: the device of each stage; if empty, try the linear, looped and wave placements of the stages.
         objective: "makespan", or "zero-bubble" for the longest span of one device (`Timeline.zero_bubble_seconds`).
         seed: of the random moves.
-        effort: how much to try, in units of about a second for 8 devices and 32 micro-batches. The result depends on
-            it, on the seed and on the other arguments alone.
-        seconds: a limit on the time; the best schedule found by then is returned, at least one candidate.
+        effort: amount of work; 1 is about a second for 8 devices and 32 micro-batches. Equal arguments give equal
+            results.
+        seconds: time limit, after which the best schedule so far is returned. At least one candidate is always tried.
 
     Raises:
         ScheduleError: a single micro-batch does not fit, no order is found that fits, or the numbers do not go
@@ -81,28 +78,28 @@ def search(
     """
     check_objective(objective)
     places = [tuple(placement)] if len(placement) else placements(costs.stages, devices)
-    clock = Clock(seconds).part(_SEARCHING)
+    clock = Clock(seconds).part(_SEARCH_SHARE)
     searches = [
         _Search(
             costs, make_problem(costs, devices, micro_batches, memory, device_of), memory, objective, seed
         )
         for device_of in places
     ]
-    for number, on_placement in enumerate(searches):
-        if any(before.seconds < math.inf for before in searches[:number]) and clock.is_over:
+    for number, placed in enumerate(searches):
+        if any(earlier.seconds < math.inf for earlier in searches[:number]) and clock.is_over:
             break
-        on_placement.gather(effort / len(searches), clock)
-    searches = [on_placement for on_placement in searches if on_placement.orders or on_placement.fixed]
+        placed.gather(effort / len(searches), clock)
+    searches = [placed for placed in searches if placed.orders or placed.named]
     if not searches:
         raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
-    min(searches, key=lambda on_placement: on_placement.seconds).anneal(effort, clock)
+    min(searches, key=lambda placed: placed.seconds).anneal(effort, clock)
     if clock.is_over:  # to join full backwards, and to split them, takes time again
-        searches = [min(searches, key=lambda on_placement: on_placement.seconds)]
-    return min((on_placement.best(clock) for on_placement in searches), key=itemgetter(0))[1]
+        searches = [min(searches, key=lambda placed: placed.seconds)]
+    return min((placed.best(clock) for placed in searches), key=itemgetter(0))[1]
 
 
 class _Search:
-    """The orders found on one placement, each with its objective in seconds; owned by one call of `search`."""
+    """The candidates on one placement, each with its objective in seconds. Belongs to one call of `search`."""
 
     def __init__(
         self, costs: StageCosts, problem: Problem, memory: Sequence[float], objective: str, seed: int
@@ -117,24 +114,24 @@ class _Search:
         self.random = Random(seed)
         self.work = 0.0
         self.orders: list[tuple[float, list[Row]]] = []
-        self.fixed: list[
-            tuple[float, Schedule]
-        ] = []  # named schedules that may be quicker, or fit, as they are
-        self.played: set[int] = set()  # hashes of named schedules, some of which are equal
+        # Named schedules with whole backwards or overlapped pairs.
+        self.named: list[tuple[float, Schedule]] = []
+        # Hashes of the named schedules so far: several names give equal schedules.
+        self.simulated: set[int] = set()
 
     @property
     def seconds(self) -> float:
-        """The objective of the best order so far; infinite for none."""
-        return min((seconds for seconds, _ in (*self.orders, *self.fixed)), default=math.inf)
+        """The objective of the best candidate so far, in seconds; infinite if there is none."""
+        return min((seconds for seconds, _ in (*self.orders, *self.named)), default=math.inf)
 
     def gather(self, effort: float, clock: Clock) -> None:
-        """Play the named schedules and what the rules make, as long as the allowance lasts."""
-        allowance = self._allowance(effort * _GATHERING, clock)
+        """Simulate the named schedules, then dispatch under the rules while the allowance lasts."""
+        allowance = self._allowance(effort * _CANDIDATE_SHARE, clock)
         for name in GENERATORS:
             if self._meets_goal or (self.seconds < math.inf and clock.is_over):
                 return
-            if self._add_fixed(name):
-                allowance.spend(_FIXED * self.problem.operations)
+            if self._add_named(name):
+                allowance.spend(_NAMED_WORK * self.problem.operations)
         best, shortest = RULES[0], math.inf
         for number in range(_RULES):
             if self._meets_goal or (self.seconds < math.inf and allowance.is_over):
@@ -151,7 +148,7 @@ class _Search:
         self.work = allowance.used
 
     def anneal(self, effort: float, clock: Clock) -> None:
-        """Spend the rest of the allowance on local search, from the best few orders if there is enough."""
+        """Spend the rest of the allowance on annealing, from up to four of the best orders."""
         allowance = self._allowance(effort, clock)
         allowance.spend(self.work)
         rounds = int((allowance.operations - allowance.used) / round_work(self.problem))
@@ -164,15 +161,15 @@ class _Search:
                 )
 
     def best(self, clock: Clock) -> tuple[float, Schedule]:
-        """Return the shortest schedule, and its objective in seconds.
+        """Return the objective in seconds of the shortest schedule, and the schedule.
 
-        Of the searched orders, each I and the W right behind it become one B where that costs nothing, or gains.
+        In dispatched and annealed orders, an I followed by its W becomes one B, unless that makes the step longer.
         """
         if clock.is_over:
             order = min(self.orders, key=itemgetter(0), default=(math.inf, []))
-            fixed = min(self.fixed, key=itemgetter(0), default=(math.inf, None))
-            if fixed[1] is not None and fixed[0] <= order[0]:
-                return fixed[0], fixed[1]
+            named = min(self.named, key=itemgetter(0), default=(math.inf, None))
+            if named[1] is not None and named[0] <= order[0]:
+                return named[0], named[1]
             return order[0], self.problem.schedule_of("search", order[1])
         count = _MOST_STARTS if self._parts_cost else 1
         split = [
@@ -180,18 +177,20 @@ class _Search:
             for _, rows in sorted(self.orders, key=itemgetter(0))[:count]
         ]
         fused = [self._timed(fuse_backward(order)) for order in split]
-        fixed = sorted(self.fixed, key=itemgetter(0))
-        again = [
+        named = sorted(self.named, key=itemgetter(0))
+        resplit = [
             self._timed(split_critical(order, self.costs, self.memory))
-            for _, order in (fixed + fused)[:_MOST_STARTS] + fused[:1]
+            for _, order in (named + fused)[:_MOST_STARTS] + fused[:1]
             if self._parts_cost
         ]
-        choices = [*fused, *fixed, *again, *map(self._timed, split[:1])]
+        choices = [*fused, *named, *resplit, *map(self._timed, split[:1])]
         shortest = min(seconds for seconds, _ in choices)
         return next(choice for choice in choices if choice[0] <= shortest * (1 + _TOLERANCE))
 
     def _allowance(self, effort: float, clock: Clock) -> Allowance:
-        return Allowance(effort * (_OPERATIONS + _OPERATIONS_EACH * self.problem.operations), clock)
+        return Allowance(
+            effort * (_BASE_OPERATIONS + _OPERATIONS_PER_OPERATION * self.problem.operations), clock
+        )
 
     @property
     def _meets_goal(self) -> bool:
@@ -202,27 +201,26 @@ class _Search:
 
     @property
     def _parts_cost(self) -> bool:
-        """Whether on any stage a full backward is quicker than its parts."""
+        """True if B is faster than I and W together on any stage."""
         return self.costs.cheapest is not self.costs
 
     def _add(self, rows: list[Row]) -> bool:
-        """Keep an order if it can run and fits; return whether it does."""
+        """Add an order to the candidates and return True if it has no deadlock and fits the memory."""
         ends, done = play(self.problem.table, rows)
         fits = done and self.problem.fits(rows, ends)
         if fits:
             self.orders.append((self.measure(self.problem, rows, ends), rows))
         return fits
 
-    def _add_fixed(self, name: str) -> bool:
-        """Play a schedule that needs no costs, if it is synchronous, of one model, and on this placement.
+    def _add_named(self, name: str) -> bool:
+        """Simulate a named schedule with split backwards, and unchanged if that may be faster or need less memory.
 
-        Its backwards are split. It is played as it is, too, if that can be quicker or need less memory. Returns whether
-        the schedule is on this placement.
+        Returns True if the schedule is synchronous, has one copy of the model, and has this placement.
         """
         schedule = _placed(name, self.problem, 1) and _placed(name, self.problem, self.problem.micro_batches)
-        if schedule is None or hash(schedule.actions) in self.played:
+        if schedule is None or hash(schedule.actions) in self.simulated:
             return schedule is not None
-        self.played.add(hash(schedule.actions))
+        self.simulated.add(hash(schedule.actions))
         rows = self.problem.rows_of(schedule)
         if not self.problem.in_order(rows):
             return True
@@ -232,7 +230,7 @@ class _Search:
             return True
         timeline = simulate(schedule, self.costs)
         if all(peak <= room * SLACK for peak, room in zip(timeline.peak_bytes, self.memory, strict=False)):
-            self.fixed.append((objective_seconds(timeline, self.objective), schedule))
+            self.named.append((objective_seconds(timeline, self.objective), schedule))
         return True
 
 

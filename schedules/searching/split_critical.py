@@ -13,23 +13,25 @@ from ..simulation.simulate import simulate
 from ..transforms.passes import split_backward, split_overlaps
 
 _ROUNDS = 4
-_WORTH = 0.995  # of the makespan: a smaller gain would be lost in the error of measured costs
-_CHEAPER = 0.98  # of a full backward: where the parts take no more than this, all are split
+_ACCEPTED_RATIO = (
+    0.995  # accept a split if new / old makespan is at most this: measured costs are no more accurate
+)
+_CHEAP_RATIO = 0.98  # split all backwards of a stage if (I + W) / B seconds are below this
 _SLACK = 1 + 1e-9
 
 
 def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float] = ()) -> Schedule:
-    """Return the schedule with full backwards on its critical path split into I and W, where that is shorter.
+    """Return the schedule with full backwards on its critical path split into I and W, if that shortens it.
 
     I sends the gradient of the stage's input before W computes those of its weights (Qi et al. 2024, arXiv 2401.10241,
-    §2). W follows I at once, so the order of the work and its result stay the same. This helps where another device
-    waits for the gradient, above all after the last micro-batch, and where the parts take no longer than the whole.
-    The schedule comes back unchanged if nothing is gained.
+    §2). W follows I at once, so the order of the work and its result stay the same. Splitting helps if another device
+    waits for the gradient, above all after the last micro-batch, and if I and W together take no longer than B.
+    The input is returned unchanged if no split shortens the makespan by 0.5 %.
 
     Args:
-        schedule: to be improved; an asynchronous one comes back unchanged.
+        schedule: to improve; an asynchronous schedule is returned unchanged.
         costs: of its stages.
-        memory: bytes of stash per device that the result may hold; left out, no limit.
+        memory: limit of stash bytes per device; empty for no limit.
 
     >>> from schedules import build
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
@@ -41,10 +43,12 @@ def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float
         return schedule
     plain = split_overlaps(schedule) if not costs.overlap else schedule
     best = simulate(plain, costs)
-    for made in _candidates(plain, best, costs):
-        peaks = zip(made.peak_bytes, memory, strict=False)
-        if made.makespan <= best.makespan * _WORTH and all(peak <= room * _SLACK for peak, room in peaks):
-            best = made
+    for candidate in _candidates(plain, best, costs):
+        peaks = zip(candidate.peak_bytes, memory, strict=False)
+        if candidate.makespan <= best.makespan * _ACCEPTED_RATIO and all(
+            peak <= room * _SLACK for peak, room in peaks
+        ):
+            best = candidate
     return schedule if best.schedule is plain else best.schedule
 
 
@@ -54,32 +58,32 @@ def _candidates(plain: Schedule, timeline: Timeline, costs: StageCosts) -> Itera
     last = {action for action in awaited if action.micro_batch == plain.micro_batches - 1}
     if last and last != awaited:
         yield simulate(split_backward(plain, last), costs)
-    yield from _more_and_more(plain, awaited, costs)
-    # Equal stages have many critical paths, and all of them have to become shorter.
+    yield from _split_repeatedly(plain, awaited, costs)
+    # Equal stages have many critical paths, all of which must become shorter.
     every = [action for row in plain.actions for action in row if action.kind is Kind.B]
     sent = [action for action in every if plain.previous_stage(action.stage) is not None]
     if sent:
         yield simulate(split_backward(plain, sent), costs)
     cheap = _cheap_in_parts(costs.for_schedule(plain))
     if cheap:
-        yield from _more_and_more(plain, {action for action in every if action.stage in cheap}, costs)
+        yield from _split_repeatedly(plain, {action for action in every if action.stage in cheap}, costs)
 
 
-def _more_and_more(schedule: Schedule, chosen: set[Action], costs: StageCosts) -> Iterator[Timeline]:
-    """Yield timelines with the chosen backwards split, then also those that are critical after that, and so on."""
+def _split_repeatedly(schedule: Schedule, chosen: set[Action], costs: StageCosts) -> Iterator[Timeline]:
+    """Yield timelines with the chosen backwards split; add newly critical backwards and repeat, up to 4 times."""
     for _ in range(_ROUNDS):
         if not chosen:
             return
-        made = simulate(split_backward(schedule, chosen), costs)
-        yield made
-        awaited = set(_awaited(made))
+        timeline = simulate(split_backward(schedule, chosen), costs)
+        yield timeline
+        awaited = set(_awaited(timeline))
         if awaited <= chosen:
             return
         chosen = chosen | awaited
 
 
 def _awaited(timeline: Timeline) -> Iterator[Action]:
-    """Yield the full backwards whose gradient the critical path takes to another device."""
+    """Yield full backwards on the critical path whose gradient is sent to another device."""
     home = timeline.schedule.device_of
     for action, following in pairwise(timeline.critical_path):
         if action.kind is Kind.B and home[action.stage] != home[following.stage]:
@@ -87,6 +91,6 @@ def _awaited(timeline: Timeline) -> Iterator[Action]:
 
 
 def _cheap_in_parts(costs: StageCosts) -> set[int]:
-    """Return the stages whose backward takes less time in two parts."""
+    """Return the stages for which I and W together take less time than B."""
     parts = zip(costs.backward, costs.backward_input, costs.backward_weight, strict=True)
-    return {stage for stage, (whole, *split) in enumerate(parts) if sum(split) < whole * _CHEAPER}
+    return {stage for stage, (whole, *split) in enumerate(parts) if sum(split) < whole * _CHEAP_RATIO}

@@ -1,4 +1,4 @@
-"""Which plans other engines can run, and what their users are told."""
+"""Checks whether an engine can run a plan, and writes the notes for its users."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from ..plans.value_ways import value_ways
 from .engine import Engine
 
 _COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B})
-_SHOWN = 3
+_SHOWN = 3  # largest number of values listed in a message
 
 
 def faults_of(plan: PlanRecord, engine: Engine) -> list[str]:
-    """Return the reasons why an engine cannot run a plan: those of all engines, or if there are none its own."""
+    """Return the reasons why an engine cannot run a plan: those for all engines, or else those for this engine."""
     return list(_faults_for_all(plan)) or [*_missing_features(plan, engine), *engine.faults(plan)]
 
 
 def notes_of(plan: PlanRecord, engine: Engine) -> tuple[str, ...]:
-    """Return what the user of an engine has to know about a plan."""
+    """Return the notes on a plan for users of an engine."""
     return (*_notes_for_all(plan), *engine.notes(plan), *_differences(plan, engine))
 
 
 def order_of(plan: PlanRecord) -> schedules.Schedule:
-    """Return the forwards and backwards of one replica; its devices are the ranks of the pipeline."""
+    """Return the schedule of one replica with its compute actions only; device i is pipeline rank i."""
     order = plan.first_replica.build_schedule()
     rows = tuple(tuple(action for action in row if action.kind in _COMPUTE) for row in order.actions)
     return replace(order, actions=rows)
 
 
 def micro_batches_of(plan: PlanRecord) -> int:
-    """Return the micro-batches of one replica."""
+    """Return the number of micro-batches of one replica."""
     return plan.micro_batches // plan.replicas
 
 
 def modules_of(plan: PlanRecord) -> dict[str, tuple[str, ...]]:
-    """Return the modules that each layer calls: of an nn.Sequential, or a plan by hand, the layer itself."""
+    """Return layer name -> modules that the layer calls.
+
+    For an nn.Sequential or a plan written by hand, a layer is its only module.
+    """
     called = {info.name: info.modules for info in plan.profile.layers} if plan.profile else {}
     return {name: called.get(name) or (name,) for name in names_of(plan)}
 
@@ -56,7 +59,7 @@ def recomputes(plan: PlanRecord) -> bool:
 
 
 def _faults_for_all(plan: PlanRecord) -> Iterator[str]:
-    """Yield the reasons why no other engine runs a plan."""
+    """Yield the reasons why no engine can run a plan."""
     if plan.asynchronous:
         yield (
             f"schedule {plan.schedule!r} is asynchronous (it updates weights within a step): plan with schedule='1f1b'"
@@ -81,7 +84,7 @@ def _faults_for_all(plan: PlanRecord) -> Iterator[str]:
 
 
 def _missing_features(plan: PlanRecord, engine: Engine) -> Iterator[str]:
-    """Yield what the plan has and the engine, as it is declared, has not."""
+    """Yield the features of the plan that the :class:`Engine` fields exclude."""
     if engine.schedules and plan.schedule not in engine.schedules:
         names = " or ".join(f"schedule={name!r}" for name in engine.schedules)
         yield f"it has no schedule {plan.schedule!r}: plan with {names}"
@@ -105,7 +108,7 @@ def _missing_features(plan: PlanRecord, engine: Engine) -> Iterator[str]:
 
 
 def _split_ties(plan: PlanRecord, engine: Engine) -> Iterator[str]:
-    """Yield a fault for each pair of layers in two stages that share a parameter or buffer."""
+    """Yield a fault for each pair of layers in different stages that share a parameter or buffer."""
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
     for info in plan.profile.layers if plan.profile else ():
         for owner in info.shares_with:
@@ -117,7 +120,7 @@ def _split_ties(plan: PlanRecord, engine: Engine) -> Iterator[str]:
 
 
 def _losses_out_of_order(plan: PlanRecord) -> Iterator[str]:
-    """Yield a fault if torch's runtime would mix up losses: it counts the forwards of the last stage."""
+    """Yield a fault if the last stage runs forwards out of order: torch's runtime would mix up the losses."""
     order = order_of(plan)
     last = order.stages - 1
     leaves = [leaf for action in order.actions[order.device_of[last]] for leaf in action.leaves]
@@ -130,7 +133,7 @@ def _losses_out_of_order(plan: PlanRecord) -> Iterator[str]:
 
 
 def _notes_for_all(plan: PlanRecord) -> Iterator[str]:
-    """Yield what the user of any engine has to know."""
+    """Yield the notes for users of any engine."""
     ranks = enumerate(plan.first_replica.workers)
     yield "Pipeline ranks and their devices: " + ", ".join(
         f"{rank} is {device.name}" for rank, device in ranks
@@ -140,15 +143,15 @@ def _notes_for_all(plan: PlanRecord) -> Iterator[str]:
         "which weighs them as the loss of the whole mini-batch does"
     )
     if plan.replicas > 1:
-        others = "; ".join(", ".join(names) for names in plan.replica_devices)
+        devices = "; ".join(", ".join(names) for names in plan.replica_devices)
         yield (
             f"The plan has {plan.replicas} replicas: run this with a data-parallel degree of {plan.replicas}, each "
-            f"with {micro_batches_of(plan)} of {plan.micro_batches} micro-batches. The others are on {others}"
+            f"with {micro_batches_of(plan)} of {plan.micro_batches} micro-batches. The others are on {devices}"
         )
 
 
 def _differences(plan: PlanRecord, engine: Engine) -> Iterator[str]:
-    """Yield what the engine, as it is declared, does in another way than the plan."""
+    """Yield the notes on differences from the plan that follow from the :class:`Engine` fields."""
     if engine.far_values and (far := _far_values(plan, arguments=True)):
         yield f"{engine.far_values}: {far}"
     if engine.schedules and plan.split_critical:
@@ -159,11 +162,11 @@ def _differences(plan: PlanRecord, engine: Engine) -> Iterator[str]:
 
 
 def _far_values(plan: PlanRecord, arguments: bool) -> str:
-    """Return as text which values are used in a stage behind the next one; empty if none is.
+    """Return a text that lists the values used beyond the next stage; empty if there are none.
 
     Args:
         plan: with a profile, or written by hand with the skips of its stages.
-        arguments: also those that the model was given.
+        arguments: also list arguments of the model.
     """
     far = [
         f"a value of {way.maker!r} (stage {way.stages[0]}) in {user!r} (stage {stage})"

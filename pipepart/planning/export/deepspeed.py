@@ -1,4 +1,4 @@
-"""Writes a plan for DeepSpeed: a PipelineModule whose stages are those of the plan."""
+"""Export for DeepSpeed: a PipelineModule subclass that is cut into the stages of the plan."""
 
 from __future__ import annotations
 

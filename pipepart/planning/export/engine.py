@@ -1,4 +1,4 @@
-"""Export: a plan in the files of another engine. Engine: what such an engine can run, and how its files are written."""
+"""Export: a plan as files of another engine. Engine: the features of an engine, and functions that write its files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Export:
-    """A plan in the files of another engine. Printing it shows the files, and :meth:`save` writes them.
+    """A plan as files of another engine. Printing it shows the files; :meth:`save` writes them.
 
     Attributes:
-        engine: the name of the engine.
-        files: the text of each file, by its name.
-        notes: what to tell the engine beside these files, and what differs there from the plan. They also stand at the
-            beginning of the file that has the stages.
+        engine: name of the engine.
+        files: file name -> text.
+        notes: further settings of the engine, and differences from the plan. The file with the stages begins with these
+            notes.
     """
 
     engine: str
@@ -29,7 +29,7 @@ class Export:
     notes: tuple[str, ...]
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the files into a folder, which is made if it does not exist, and return their paths.
+        """Write the files into a folder, which is created if needed, and return their paths.
 
         Raises:
             OSError: a file cannot be written.
@@ -46,18 +46,17 @@ class Export:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine can run, and how a plan is written for it.
+    """The features of an engine, and functions that write a plan for it.
 
     Attributes:
-        files: the text of each file by its name, given all notes. Called for plans without faults only.
-        notes: what to tell the engine beside the files, and what differs there from the plan.
-        faults: reasons why the engine cannot run a plan, each with what to plan instead, besides those that follow from
-            the fields below.
-        schedules: names of those that it has; empty if it reads the order of the actions.
-        recomputes: whether it can recompute all stages.
-        far_values: the beginning of a note on values that are used in a stage behind the next one; empty if the engine
-            cannot run such plans.
-        adds_up_ties: whether it adds up the gradients of two layers, given by name, that share tensors.
+        files: from a plan and all notes, returns file name -> text. Called only for plans without faults.
+        notes: returns further settings of the engine, and differences from the plan.
+        faults: returns reasons why the engine cannot run a plan, each with what to plan instead. Reasons that follow
+            from the fields below are added to these.
+        schedules: names of the schedules that the engine has; empty if it reads the order of the actions.
+        recomputes: True if the engine can recompute all stages.
+        far_values: beginning of a note on values used beyond the next stage; empty if the engine cannot run such plans.
+        adds_up_ties: returns True if the engine sums the gradients of two layers that share tensors, by layer name.
     """
 
     files: Callable[[PlanRecord, Sequence[str]], Mapping[str, str]]
@@ -70,7 +69,7 @@ class Engine:
 
 
 def commented(title: str, notes: Sequence[str]) -> str:
-    """Return a title and notes as lines that begin with ``#``: the head of a Python file or a shell script."""
+    """Format a title and notes as comment lines (``#``), for the head of a Python file or shell script."""
     lines = textwrap.wrap(title, _WIDTH - 2)
     for note in notes:
         lines += textwrap.wrap(note, _WIDTH - 2, initial_indent="- ", subsequent_indent="  ")
@@ -78,5 +77,5 @@ def commented(title: str, notes: Sequence[str]) -> str:
 
 
 def python_list(name: str, rows: Iterable[object]) -> str:
-    """Return the assignment of a list to a name as Python source, one element a line."""
+    """Return Python source that assigns a list to a name, with one element per line."""
     return f"{name} = [\n" + "".join(f"    {row!r},\n" for row in rows) + "]\n"

@@ -1,4 +1,4 @@
-"""Writes a plan for Megatron-LM: the options of its command line, with the layout of its pipeline."""
+"""Export for Megatron-LM: command-line options with the layout of the pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .engine import Engine, commented
 
 
 class _Blocks(NamedTuple):
-    """The transformer layers among the layers of a plan: first <= index < end."""
+    """The transformer layers of a plan: their class, and the range first <= index < end."""
 
     kind: str
     first: int
@@ -39,7 +39,7 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _end_faults(plan: PlanRecord, blocks: _Blocks) -> Iterator[str]:
-    """Yield a fault for layers of the embedding or the head in another stage than the first or the last."""
+    """Yield a fault if the embedding is not in the first stage, or the head not in the last."""
     names, last = names_of(plan), len(plan.stages) - 1
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
     for end, layers, home in (("embedding", names[: blocks.first], 0), ("head", names[blocks.end :], last)):
@@ -74,7 +74,11 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
         f"--pipeline-model-parallel-size {order_of(plan).devices}",
         f'--pipeline-model-parallel-layout "{_layout(plan, blocks)}"',
     ]
-    if not any(_is_embedding_tie(plan, o, i.name) for i in plan.profile.layers for o in i.shares_with):
+    if not any(
+        _is_embedding_tie(plan, owner, info.name)
+        for info in plan.profile.layers
+        for owner in info.shares_with
+    ):
         options.append("--untie-embeddings-and-output-weights")
     if recomputes(plan):
         options.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
@@ -86,23 +90,26 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
 
 
 def _blocks(plan: PlanRecord) -> _Blocks | None:
-    """Return the layers of the most frequent class; None if they are not one run, or begin or end the model."""
+    """Return the layers of the most frequent class.
+
+    None if they are not consecutive, or begin or end the model, or if two classes are equally frequent.
+    """
     kinds = [info.kind for info in plan.profile.layers] if plan.profile else [""]
-    (kind, count), *others = Counter(kinds).most_common()
+    (kind, count), *rarer = Counter(kinds).most_common()
     first = kinds.index(kind)
     end = first + count
-    is_run = set(kinds[first:end]) == {kind} and all(fewer < count for _, fewer in others)
+    is_run = set(kinds[first:end]) == {kind} and all(rare_count < count for _, rare_count in rarer)
     return _Blocks(kind, first, end) if is_run and first > 0 and end < len(kinds) else None
 
 
 def _is_embedding_tie(plan: PlanRecord, owner: str, name: str) -> bool:
-    """Return True if one layer is of the embedding and the other of the head: Megatron adds up their gradients."""
+    """Return True if ``owner`` is in the embedding and ``name`` in the head: Megatron sums their gradients."""
     names, blocks = names_of(plan), _blocks(plan)
     return blocks is not None and names.index(owner) < blocks.first and blocks.end <= names.index(name)
 
 
 def _layout(plan: PlanRecord, blocks: _Blocks) -> str:
-    """Return the stages in pipeline order, as in ``Et*3|t*4|t*4|t*3L``."""
+    """Return the layout option: the stages in pipeline order, as in ``Et*3|t*4|t*4|t*3L``."""
     stages, first = [], 0
     for stage in plan.stages:
         end = first + len(stage.layers)

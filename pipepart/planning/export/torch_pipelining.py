@@ -1,4 +1,4 @@
-"""Writes a plan for torch.distributed.pipelining: split points, the stages of each rank, and the schedule as CSV."""
+"""Export for torch.distributed.pipelining: split points, the stages of each rank, and the schedule as CSV."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
     calls = Counter(module for called in modules.values() for module in called)
     for number, stage in enumerate(plan.stages[1:], 1):
         name = stage.layers[0]
-        first, *others = modules[name]
-        if others:
+        first, *further = modules[name]
+        if further:
             several = ", ".join(modules[name])
             why = f"layer {name!r}, which calls several modules ({several}): a split point is one module"
         elif calls[first] > 1:
@@ -83,16 +83,16 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
 
 
 def _has_neighbours(plan: PlanRecord) -> bool:
-    """Return True if a rank has a stage and the next one.
+    """Return True if a rank has two adjacent stages.
 
-    The stages that torch traces then send to their own rank when they connect, which fails (torch 2.13,
-    `_get_init_p2p_neighbors_ops`). Its stages by hand do not, but pass on values by position.
+    Traced stages of torch then send to the same rank when they connect, which fails (torch 2.13,
+    `_get_init_p2p_neighbors_ops`). A `PipelineStage` built by hand does not fail, but passes values on by position.
     """
     return any(rank == next_rank for rank, next_rank in pairwise(order_of(plan).device_of))
 
 
 def _several_values(plan: PlanRecord) -> Iterator[str]:
-    """Yield a fault if more than one value crosses a border: torch may pass them on in another order."""
+    """Yield a fault if several values cross a border: torch may pass them on in another order."""
     if plan.profile is None:
         return
     outputs = {info.name: len(info.outputs) for info in plan.profile.layers}

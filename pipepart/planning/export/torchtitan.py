@@ -1,4 +1,4 @@
-"""Writes a plan for torchtitan: the modules of each model part, and the schedule as CSV."""
+"""Export for torchtitan: the modules of each model part, and the schedule as CSV."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
 
 
 def _style(plan: PlanRecord) -> str | None:
-    """Return a torch schedule whose ranks have the stages that they have in the plan; None if there is none."""
+    """Return the name of a torch schedule with the same stages on each rank as the plan; None if there is none."""
     order = order_of(plan)
     if order.device_of == tuple(range(order.devices)):
         return "1F1B"
@@ -91,7 +91,7 @@ def _style(plan: PlanRecord) -> str | None:
 
 
 def _parts(plan: PlanRecord) -> list[list[str]]:
-    """Return the paths of the modules of each stage, each once, in the order of their calls."""
+    """Return [stages]: the module paths of the stage in the order of their calls, without duplicates."""
     modules = modules_of(plan)
     return [
         list(dict.fromkeys(path for name in stage.layers for path in modules[name])) for stage in plan.stages

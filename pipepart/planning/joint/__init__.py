@@ -1,1 +1,1 @@
-"""The joint search: cut, placement and order of the actions, changed together and judged by the simulated step."""
+"""Joint search: simulated annealing over cut, placement and order of actions, scored by the simulated step."""

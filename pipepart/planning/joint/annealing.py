@@ -1,4 +1,4 @@
-"""Annealing: searches layouts, from many starts to the best few, and then the order of the best."""
+"""Simulated annealing of layouts from many starts, then of the order of operations in the best layouts."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from .pricing import Pricing
 from .request import JointRequest
 from .starts import balanced_layouts, every_placement
 
-# Shares of the allowance: until the starts end; and for the orders, the latter if all placements are starts.
-_START_SHARE = 0.3
+_START_SHARE = 0.3  # share of the allowance for the starts
+# Share of the allowance for annealing orders; the second if the starts are all placements.
 _ORDER_SHARE, _ORDER_SHARE_TINY = 0.1, 0.5
-_OPERATIONS_PER_ANNEALING = 1_000_000  # two annealings, and one more for each so many operations
-_REORDERED = (16, 6, 2)  # layouts whose order is annealed, round by round
-# The first temperature: times the mean seconds of a layer in a step, by the root of layers a device.
+# The number of annealings is 2, plus 1 for each so many operations of the allowance.
+_OPERATIONS_PER_ANNEALING = 1_000_000
+_REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each round
+# First temperature: this times the mean seconds of a layer in a step, over the square root of layers per device.
 _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
-# Operations that take as long as to change a layout and to bound it: so many for each stage.
-_OPERATIONS_PER_STAGE = 7
-_MEAN_PART_BEFORE_CUT_OFF = 0.4  # of the operations are dispatched until a layout proves to be too slow
-# The mean end of the devices with stages is hardly ever less than this part of the layout's bound.
-_LEAST_MEAN_END = 0.98
+_OPERATIONS_PER_STAGE = 7  # work of changing and bounding a layout, in operations per stage
+# Mean fraction of the operations dispatched before a slow layout is given up.
+_MEAN_FRACTION_BEFORE_CUTOFF = 0.4
+# The mean end of the devices with stages is hardly ever below this fraction of the layout's bound.
+_MEAN_END_TO_BOUND = 0.98
 
 
 class Annealing:
-    """The best layouts so far; owned by one search.
+    """The annealing of one joint search, with the best layouts so far.
 
     Args:
-        request: what to choose from.
-        allowance: how much to do.
-        random: of the moves.
+        request: layers, devices and constraints.
+        allowance: the budget of the search.
+        random: draws the moves.
 
     Attributes:
-        pricing: of the layouts.
+        pricing: gives the costs of layouts.
     """
 
     def __init__(self, request: JointRequest, allowance: Allowance, random: Random) -> None:
@@ -61,22 +62,25 @@ class Annealing:
             _FIRST_TEMPERATURE * layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
         )
 
-    def run(self, given: Sequence[Layout]) -> None:
-        """Search from the given layouts and from balanced ones."""
+    def run(self, plan_layouts: Sequence[Layout]) -> None:
+        """Search from the layouts of plans and from balanced layouts."""
         total = self._allowance.operations
-        every = self._gather(given, total * _START_SHARE)
-        annealed = total * (1 - (_ORDER_SHARE_TINY if every else _ORDER_SHARE))
+        is_exhaustive = self._dispatch_starts(plan_layouts, total * _START_SHARE)
+        annealed = total * (1 - (_ORDER_SHARE_TINY if is_exhaustive else _ORDER_SHARE))
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
         starts = self.distinct(rounds - 1)
         if not starts:
-            return  # nothing fits
+            return  # no start fits
         for number in range(rounds):
             start = starts[number % len(starts)] if number < rounds - 1 else self.distinct(1)[0]
             self._anneal(start, (annealed - self._allowance.used) / (rounds - number))
         self._reorder()
 
     def distinct(self, count: int | None = None) -> list[OrderedLayout]:
-        """Return the fastest layouts, one for each cut, placement and modes; of equal ones that with fewest stages."""
+        """Return layouts that differ in cut, placement or modes, fastest first; at most ``count``.
+
+        Of layouts with the same step, those with fewer stages come first.
+        """
         unique: dict[object, OrderedLayout] = {}
         for ordered in sorted(self._ordered, key=_rank):
             layout = ordered.layout
@@ -85,11 +89,14 @@ class Annealing:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the allowance is spent, or nothing can be faster than the last layout."""
+        """True if the allowance is spent, or the last layout meets the lower bound of the request."""
         return self._allowance.is_over or (bool(self._ordered) and self._ordered[-1].seconds <= self._bound)
 
-    def _gather(self, given: Sequence[Layout], until: float) -> bool:
-        """Dispatch the starts under every rule; return whether all placements are among them."""
+    def _dispatch_starts(self, plan_layouts: Sequence[Layout], until: float) -> bool:
+        """Dispatch the starts under every rule, until the allowance has used ``until`` operations.
+
+        Returns True if the starts include every placement of single layers.
+        """
         allowance = self._allowance
         layers = len(self._request.costs.allowed_borders) + 1
         most = int((until - allowance.used) / _OPERATIONS_PER_STAGE / layers)
@@ -101,10 +108,12 @@ class Annealing:
             bounds = [_bound(self.pricing.problem(layout)) for layout in every]
             starts = [every[at] for at in sorted(range(len(every)), key=bounds.__getitem__)]
         variants = list(product((False, True)[: 1 + self.pricing.whole_helps], RULES))
-        tried = product((*given, *starts), variants)
+        tried = product((*plan_layouts, *starts), variants)
         if self.pricing.limited:  # most orders do not fit: try all layouts under a few rules first
             variants = list(product((*RULES[:2], *CAREFUL_RULES, *RULES[2:]), (False, True)))
-            tried = ((layout, (whole, rule)) for rule, whole in variants for layout in [*given, *starts])
+            tried = (
+                (layout, (whole, rule)) for rule, whole in variants for layout in [*plan_layouts, *starts]
+            )
         for layout, (whole, rule) in tried:
             if not self._moves.allows(layout):
                 continue
@@ -122,7 +131,7 @@ class Annealing:
         return every is not None
 
     def _anneal(self, start: OrderedLayout, operations: float) -> None:
-        """Anneal a layout, and keep the best ones on the way."""
+        """Anneal from a layout for a number of operations; record each new best layout."""
         allowance, random = self._allowance, self._random
         here, best, begin = start, start, allowance.used
         while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not self._is_over:
@@ -134,7 +143,7 @@ class Annealing:
             limit = here.score - temperature * math.log(1 - random.random())
             problem = self.pricing.problem(layout)
             used = len(set(layout.devices)) / self.pricing.devices
-            if _bound(problem) * (1 + _LEAST_MEAN_END * used) > limit:
+            if _bound(problem) * (1 + _MEAN_END_TO_BOUND * used) > limit:
                 continue
             ordered = self._dispatch(layout, problem, limit)
             if ordered is not None and ordered.score <= limit:
@@ -145,7 +154,7 @@ class Annealing:
                     allowance.tell(best.seconds)
 
     def _reorder(self) -> None:
-        """Anneal the order of the best layouts: of many a little, of the best few of these more."""
+        """Anneal the order of the best layouts, in rounds with fewer layouts and more work for each."""
         for number, count in enumerate(_REORDERED):
             chosen = self.distinct(count)
             left = (self._allowance.operations - self._allowance.used) / (len(_REORDERED) - number)
@@ -162,9 +171,9 @@ class Annealing:
                     self._ordered.append(replace(ordered, seconds=max(ends), rows=rows))
 
     def _dispatch(self, layout: Layout, problem: Problem, limit: float = math.inf) -> OrderedLayout | None:
-        """Dispatch a layout by its rule; None if it does not fit the memory, or its score is above the limit."""
+        """Dispatch a layout by its rule; return None if it does not fit the memory or its score exceeds the limit."""
         dispatched = dispatch(problem, layout.rule, limit)
-        share = 1.0 if dispatched is not None else _MEAN_PART_BEFORE_CUT_OFF
+        share = 1.0 if dispatched is not None else _MEAN_FRACTION_BEFORE_CUTOFF
         self._allowance.spend(share * dispatching_work(problem))
         if dispatched is None:
             return None
@@ -174,10 +183,10 @@ class Annealing:
 
 
 def _bound(problem: Problem) -> float:
-    """Return seconds that no order of a layout's operations can beat."""
+    """Return a lower bound in seconds for every order of a layout's operations."""
     return work_bound(problem, trip_of(problem))
 
 
 def _rank(ordered: OrderedLayout) -> tuple[float, int, float]:
-    """Return what sorts layouts: seconds, but for rounding; then stages, as each action costs a little; then score."""
+    """Return the sort key of a layout: rounded seconds; then stages, as each action has overhead; then score."""
     return float(f"{ordered.seconds:.9g}"), ordered.layout.stages, ordered.score

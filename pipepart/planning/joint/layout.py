@@ -1,4 +1,4 @@
-"""Layout: where the stages begin, their devices and modes, and the rule that orders their operations."""
+"""Layout: borders, devices and modes of the stages, and the rule that orders their operations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..costs.stage_memory import Mode
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A cut with a placement, and a rule for the order.
+    """A cut with a placement, and a dispatching rule.
 
     Attributes:
-        borders: the first layer of each stage but the first.
-        devices: of each stage, the index of its device in the cluster.
-        whole: of each stage, whether its backward runs as a whole, not in two parts.
-        modes: of each stage, what it does with its stash.
-        rule: of the order.
+        borders: [stages - 1]: first layer of each stage from the second on.
+        devices: [stages]: index of the device in the cluster.
+        whole: [stages]: True if backwards run whole, not as I and W.
+        modes: [stages]: how the stage stores its stash.
+        rule: priority rule of the dispatcher.
     """
 
     borders: tuple[int, ...]
@@ -35,7 +35,7 @@ class Layout:
         return len(self.devices)
 
     def joined(self, at: int, gone: int) -> Layout:
-        """Return the layout with stages ``at`` and ``at + 1`` as one, without device and modes of stage ``gone``."""
+        """Merge stages ``at`` and ``at + 1``; drop the device and modes of stage ``gone``, which is one of the two."""
         return Layout(
             (*self.borders[:at], *self.borders[at + 1 :]),
             (*self.devices[:gone], *self.devices[gone + 1 :]),
@@ -53,9 +53,9 @@ class OrderedLayout:
         layout: the cut and the placement.
         problem: its operations.
         rows: the operations of each device of the cluster, in order.
-        seconds: of the step.
-        score: what annealing minimises; see :attr:`schedules.searching.dispatching.Dispatched.score`.
-        ends: of each device, when it is done.
+        seconds: duration of the step.
+        score: objective of the annealing; see :attr:`schedules.searching.dispatching.Dispatched.score`.
+        ends: [devices]: seconds at which the device ends its last operation.
     """
 
     layout: Layout

@@ -1,4 +1,4 @@
-"""Moves: random changes of a layout that keep the constraints."""
+"""Moves: random changes of a layout that respect the constraints of the request."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .layout import Layout
 from .pricing import Pricing
 from .request import JointRequest
 
-_BALANCING = 0.8  # of the moves, after which loads are evened out
-_SHIFTS = 4  # borders shifted for that, at most
+_BALANCING = 0.8  # probability that a move is followed by shifts of borders that even out the loads
+_SHIFTS = 4  # largest number of these shifts
 
 
 class Moves:
-    """Makes random neighbours of layouts.
+    """Draws random neighbours of layouts.
 
     Args:
         request: has the constraints.
-        pricing: of the layouts.
-        random: owned by the search.
+        pricing: gives the costs of layouts.
+        random: the generator of the search.
     """
 
     def __init__(self, request: JointRequest, pricing: Pricing, random: Random) -> None:
@@ -44,11 +44,11 @@ class Moves:
         self._choices += [self._change_mode] * (2 * may_change_mode)
 
     def neighbour(self, layout: Layout, ends: Sequence[float]) -> Layout | None:
-        """Return a random neighbour; None if the move that was drawn is not possible.
+        """Return a random neighbour; None if the drawn move is not possible.
 
         Args:
-            layout: to be changed.
-            ends: of each device, when it is done. It will wait as long as it does now.
+            layout: to change.
+            ends: [devices]: end time in seconds. Balancing assumes that the idle time of each device stays the same.
         """
         changed = self._random.choice(self._choices)(layout)
         if changed is not None and changed.borders and self._random.random() < _BALANCING:
@@ -60,11 +60,11 @@ class Moves:
         return changed if changed is not None and self.allows(changed) else None
 
     def _balanced(self, layout: Layout, loads: list[float]) -> Layout:
-        """Shift borders, one after the other, so that the devices' loads come nearer to each other.
+        """Shift borders one by one to even out the loads of the devices.
 
         Args:
-            layout: to be changed.
-            loads: of each device, the seconds of one micro-batch, and its part of those in which the device waits.
+            layout: to change.
+            loads: [devices]: seconds of one micro-batch, idle time included.
         """
         borders, devices = list(layout.borders), layout.devices
         for _ in range(self._random.randrange(1, _SHIFTS + 1)):
@@ -80,10 +80,10 @@ class Moves:
     def _levelling_shifts(
         self, borders: Sequence[int], devices: Sequence[int], loads: Sequence[float]
     ) -> Iterator[tuple[float, int, int, float, float]]:
-        """Yield the shifts of one border to the next allowed place that make the sum of squared loads smaller.
+        """Yield shifts of one border to the next allowed layer that reduce the sum of squared loads.
 
-        Each is the change of that sum, the index of the border, its new place, and the seconds that the devices before
-        and behind it gain.
+        Each shift is a tuple: change of the sum, index of the border, its new first layer, and the change of load in
+        seconds of the device before the border and of the device behind it.
         """
         allowed, seconds = self._borders, self._pricing.load
         for at, border in enumerate(borders):
@@ -91,20 +91,20 @@ class Moves:
             if before == behind:
                 continue
             index = bisect_left(allowed, border)
-            for way in (1, -1):
-                if not 0 <= index + way < len(allowed):
+            for step in (1, -1):
+                if not 0 <= index + step < len(allowed):
                     continue
-                moved = allowed[index + way]
+                moved = allowed[index + step]
                 if (at and moved <= borders[at - 1]) or (at + 1 < len(borders) and moved >= borders[at + 1]):
                     continue
-                layers = (border, moved) if way > 0 else (moved, border)
-                here, there = way * seconds(*layers, before), -way * seconds(*layers, behind)
+                layers = (border, moved) if step > 0 else (moved, border)
+                here, there = step * seconds(*layers, before), -step * seconds(*layers, behind)
                 change = here * (here + 2 * loads[before]) + there * (there + 2 * loads[behind])
                 if change < 0:
                     yield change, at, moved, here, there
 
     def allows(self, layout: Layout) -> bool:
-        """Return whether a layout keeps pins, the number of stages, and the most stages of a device."""
+        """Return True if a layout meets the pins, the number of stages, and the limit of stages per device."""
         if self._fixed_stages is not None and layout.stages != self._fixed_stages:
             return False
         if max(Counter(layout.devices).values()) > self._chunks:
@@ -112,7 +112,7 @@ class Moves:
         return all(sum(border <= layer for border in layout.borders) == stage for layer, stage in self._pins)
 
     def _shift(self, layout: Layout) -> Layout | None:
-        """Move a border or two."""
+        """Move one border, or two, to the next allowed layer."""
         borders = layout.borders
         for _ in range(2 if self._random.random() < 0.3 else 1):
             if not borders:
@@ -144,7 +144,7 @@ class Moves:
         return replace(layout, devices=tuple(devices))
 
     def _split(self, layout: Layout) -> Layout | None:
-        """Part a stage in two, one of them on any device."""
+        """Split a stage in two and put one of them on a random device."""
         if not self._borders:
             return None
         border = self._random.choice(self._borders)
@@ -165,7 +165,7 @@ class Moves:
         )
 
     def _merge(self, layout: Layout) -> Layout | None:
-        """Join two stages on the device of one of them."""
+        """Merge two adjacent stages on the device of one of them."""
         if layout.stages < 2:
             return None
         at = self._random.randrange(layout.stages - 1)
@@ -174,23 +174,23 @@ class Moves:
         return replace(joined, modes=self._trained(joined.borders, joined.modes))
 
     def _trained(self, borders: tuple[int, ...], modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
-        """The modes with "never" where a stage has no backward."""
+        """Return the modes, with "never" for stages without a backward."""
         ends = (*borders, self._pricing.layers)
         return tuple(
             mode if self._pricing.trains(end) else "never" for end, mode in zip(ends, modes, strict=True)
         )
 
     def _change_rule(self, layout: Layout) -> Layout:
-        """Change the rule by which operations are ordered."""
+        """Vary the dispatching rule."""
         return replace(layout, rule=layout.rule.varied(self._random, self._pricing.limited))
 
     def _toggle_whole(self, layout: Layout) -> Layout:
-        """Run the backwards of a stage as a whole, or no longer."""
+        """Switch a stage between whole backwards and separate I and W."""
         at = self._random.randrange(layout.stages)
         return replace(layout, whole=(*layout.whole[:at], not layout.whole[at], *layout.whole[at + 1 :]))
 
     def _change_mode(self, layout: Layout) -> Layout | None:
-        """Change what a stage does with its stash."""
+        """Change the mode of a stage: keep, recompute or offload its stash."""
         at = self._random.randrange(layout.stages)
         mode = self._random.choice(self._modes)
         if mode == layout.modes[at] or not self._pricing.trains((*layout.borders, self._pricing.layers)[at]):

@@ -1,4 +1,4 @@
-"""Prices layouts: the seconds, delays and bytes of their stages, as the dispatcher takes them."""
+"""Pricing: converts layouts to dispatcher problems, with seconds, delays and bytes of their stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from .request import JointRequest
 
 
 class _Bytes(NamedTuple):
-    """Bytes of one stage: always, when the gradients of all replicas are added up, and as :class:`Memory` has them."""
+    """Bytes of one stage.
+
+    Attributes:
+        static: held all the time.
+        replicas: gradients of the other replicas, held while they are summed.
+        stash, boundary, deferred, copied, input, gradient, workspace: as in :class:`Memory`.
+    """
 
     static: float
     replicas: float
@@ -32,7 +38,7 @@ class _Bytes(NamedTuple):
 
 
 class Pricing:
-    """The costs of every stage that a layout may have, with what was computed once.
+    """Computes the costs of stages in layouts, and caches them.
 
     Args:
         request: has the layers, devices and links.
@@ -53,14 +59,14 @@ class Pricing:
         limits = [device.memory_bytes for device in cluster.devices]
         self._limits = [math.inf if limit is None else float(limit) for limit in limits]
         self.limited = costs.may_exceed(least_memory(cluster))
-        # Layouts of a search share most of their stages.
+        # Cached, as the layouts of a search share most of their stages.
         self._seconds = cache(self._seconds_of)
         self._bytes = cache(self._bytes_of)
         self._link = cache(self._link_between)
 
     @property
     def whole_helps(self) -> bool:
-        """Whether whole backwards can save seconds, or memory that waits for W."""
+        """True if whole backwards may save seconds, or the bytes that separate I and W hold."""
         return self._split_costs or self.limited or any(self._action)
 
     @property
@@ -69,11 +75,11 @@ class Pricing:
         return len(self.speeds)
 
     def trains(self, end: int) -> bool:
-        """Return whether a stage that ends before this layer has a backward."""
+        """Return True if a stage that ends before layer ``end`` has a backward."""
         return self._has_backward[end - 1]
 
     def device_kinds(self) -> list[int]:
-        """Return a number for each device; equal ones if the devices and all their links are alike."""
+        """Return [devices]: an integer that is equal for interchangeable devices, which have equal costs and links."""
         differ = self._cluster.links_differ
         keys = [
             (device.speed, device.memory_bytes, device.action_seconds, device.host_bandwidth, at * differ)
@@ -83,11 +89,11 @@ class Pricing:
         return [numbers[key] for key in keys]
 
     def load(self, start: int, end: int, device: int) -> float:
-        """Return what layers add to the load of a device for one micro-batch."""
+        """Return the compute seconds of layers ``start`` to ``end - 1`` on a device for one micro-batch."""
         return (self._compute[end] - self._compute[start]) / self.speeds[device]
 
     def loads(self, layout: Layout) -> list[float]:
-        """Return the seconds of each device for one micro-batch, without recomputes."""
+        """Return [devices]: seconds of one micro-batch, without recomputes."""
         loads, edges = [0.0] * self.devices, (0, *layout.borders, self.layers)
         for at, (device, whole) in enumerate(zip(layout.devices, layout.whole, strict=True)):
             actions = self._action[device] * (2 if whole else 3)
@@ -95,7 +101,7 @@ class Pricing:
         return loads
 
     def problem(self, layout: Layout) -> Problem:
-        """Return the operations of a layout."""
+        """Return the dispatcher problem of a layout."""
         stages, homes, edges = layout.stages, layout.devices, (0, *layout.borders, self.layers)
         parts = zip(edges[:-1], edges[1:], homes, layout.whole, layout.modes, strict=True)
         forward, inputs, weights, again = zip(*(self._seconds(*part) for part in parts), strict=True)
@@ -149,7 +155,7 @@ class Pricing:
             offload="stash", stash_bytes=size.boundary + size.copied / 2, boundary_bytes=size.boundary
         )
         beside, busy = copy_seconds(stage, self._cluster.devices[device])
-        # Each copy runs beside one other operation of the device, which may take less time.
+        # Each copy overlaps with one operation of the device; the rest of the copy is added.
         return (
             again + busy + action + max(0.0, beside - forward),
             inputs + busy + action + max(0.0, beside - inputs),
@@ -158,7 +164,7 @@ class Pricing:
         )
 
     def _memory(self, layout: Layout, edges: Sequence[int]) -> Memory:
-        """Return the memory by the formula of :mod:`..costs.stage_memory`."""
+        """Return the memory limits and bytes of a layout; see :mod:`..costs.stage_memory` for the formula."""
         homes, limit, replicas = layout.devices, list(self._limits), [0.0] * self.devices
         parts = zip(edges[:-1], edges[1:], layout.whole, layout.modes, strict=True)
         sizes = [self._bytes(*part) for part in parts]
@@ -175,7 +181,7 @@ class Pricing:
             replicas[device] += size.replicas
         _, _, stash, boundary, deferred, copied, inputs, gradients, workspace = zip(*sizes, strict=True)
         return Memory(
-            # When all backwards have run, a device has the gradients of the other replicas.
+            # After all backwards, a device also holds the gradients of the other replicas.
             limit=[room if room >= more else -1.0 for room, more in zip(limit, replicas, strict=True)],
             stash=stash,
             deferred=deferred,
@@ -191,7 +197,7 @@ class Pricing:
         )
 
     def _bytes_of(self, start: int, end: int, whole: bool, mode: Mode) -> _Bytes:
-        """Return the bytes of the stage of layers ``start`` to ``end``; what waits for skips is not counted."""
+        """Return the bytes of the stage with layers ``start`` to ``end - 1``, without values that wait for skips."""
         sizes = self._costs.sizes(slice(start, end))
         forward, backward, for_input, for_weight, _ = sizes.transient[0, 0].tolist()
         stash, boundary, deferred = sizes.per_micro_batch[0, 0].tolist()
@@ -203,7 +209,7 @@ class Pricing:
             stash=boundary if offloads else stash,
             boundary=boundary,
             deferred=deferred,
-            # An offloaded stash is there during its own F or I, and while one other operation runs.
+            # An offloaded stash takes memory during its F or I, and during the operation that overlaps with its copy.
             copied=2 * (stash - boundary) * offloads,
             input=input_bytes,
             gradient=gradient_bytes,
@@ -211,7 +217,7 @@ class Pricing:
         )
 
     def _link_between(self, source: int, target: int) -> tuple[float, float]:
-        """Return the latency of a link, and the seconds that it takes for each byte."""
+        """Return the latency of a link in seconds, and its seconds per byte."""
         devices = self._cluster.devices
         link = self._cluster.link_between(devices[source].name, devices[target].name)
         rate = link.message_bandwidth

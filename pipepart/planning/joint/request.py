@@ -1,4 +1,4 @@
-"""JointRequest: what the joint search chooses from."""
+"""JointRequest: the input of the joint search."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..stage_modes import mode_choices, modes_of
 
 @dataclass(frozen=True)
 class JointRequest:
-    """What the joint search chooses from: any cut, placement and order that the constraints allow.
+    """Input of the joint search, which may use any cut, placement and order that the constraints allow.
 
     Attributes:
-        profile: the layers, with costs at the number of micro-batches only.
+        profile: the layers, with costs for one number of micro-batches.
         groups: the devices, grouped for the replicas of the model; each replica gets the same order.
-        costs: of the layers at the number of micro-batches.
+        costs: of the layers for this number of micro-batches.
         constraints: of the user, by layer index.
-        asked: the keywords of the user, for the plan.
+        asked: keywords of the user, stored in the plan.
         fingerprint: of the profile.
-        stages: their number; None for any.
-        chunks: the most stages of a device; None for any number.
+        stages: number of stages; None for any.
+        chunks: limit of stages per device; None for no limit.
     """
 
     profile: Profile
@@ -40,24 +40,24 @@ class JointRequest:
 
     @property
     def micro_batches(self) -> int:
-        """The most micro-batches of one replica."""
+        """Largest number of micro-batches of a replica."""
         return -(-self.costs.micro_batches // self.groups.replicas)
 
     @property
     def fixed_stages(self) -> int | None:
-        """The number of stages that was asked for, or that cut points make; None for any."""
+        """Number of stages that ``stages`` or ``cut_before`` demands; None for any."""
         return self.stages if self.stages is not None else self.constraints.stages
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """What stages may do with their stashes, the fastest first."""
+        """Modes that stages may use, fastest first."""
         return modes_of(
             mode_choices(self.groups.cluster, self.asked.recompute, self.asked.offload, asynchronous=False)
         )
 
     @property
     def bound(self) -> float:
-        """Seconds that no plan can beat."""
+        """Lower bound of the step in seconds."""
         devices = self.groups.all_devices.devices
         return step_bound(
             self.profile.at(self.costs.micro_batches),

@@ -1,4 +1,4 @@
-"""Finds the plan with the shortest step: layouts by annealing, then the order of the best ones, then plans of these."""
+"""Joint search: anneals layouts and their orders, then converts the best layouts to plans."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .request import JointRequest
 from .starts import layout_of
 from .to_plan import plan_of
 
-_MOST_DEVICES = 128  # each step of the dispatcher looks at all of them
-_FEWEST_LAYOUTS = 40  # with fewer, the search would hardly find anything but its starts
-_SEARCHING = 0.75  # of the clock; the rest is for the plans
-_MOST_PLANS = 20  # layouts that plans are made of until one fits
-_FULL_BACKWARDS = 0.98  # of the seconds of an order that is split everywhere, hardly ever less
+_MOST_DEVICES = 128  # each step of the dispatcher scans all devices
+_FEWEST_LAYOUTS = 40  # do not search if the allowance is too small to dispatch so many layouts
+_SEARCH_SHARE = 0.75  # share of the clock for annealing; the rest is for the plans
+_MOST_PLANS = 20  # number of layouts to convert to plans until one fits
+# Joining I and W to full backwards hardly ever shortens an order to less than this fraction of its seconds.
+_FULL_BACKWARD_RATIO = 0.98
 
 
 def search_jointly(
     request: JointRequest, starts: Sequence[Plan], allowance: Allowance, seed: int = 0
 ) -> Plan | None:
-    """Return the plan with the shortest step that the joint search finds; None if it finds none faster than its starts.
+    """Search cut, placement and order together; return a plan with a shorter step than all starts, or None.
 
-    It is not made for more than 128 devices, or where the allowance is too little to dispatch some dozens of layouts:
-    3 operations for each micro-batch and device.
+    Returns None at once for more than 128 devices, or if the allowance is too small to dispatch 40 layouts with 3
+    operations per micro-batch and device.
 
     Args:
-        request: what to choose from.
-        starts: plans with one or several stages a device. Their stages and placements are starts; their steps are to be
-            beaten.
-        allowance: how much work to do.
+        request: layers, devices and constraints.
+        starts: plans to start from and to beat, with one or several stages per device.
+        allowance: the budget of the search.
         seed: of the random moves.
     """
     if request.asked.reduction == "batch":
@@ -51,11 +51,11 @@ def search_jointly(
     goal = min((plan.predicted.step_seconds for plan in starts), default=math.inf)
     if goal <= request.bound * (1 + TOLERANCE):
         return None
-    annealing = Annealing(request, allowance.part(allowance.operations, _SEARCHING), Random(seed))
+    annealing = Annealing(request, allowance.part(allowance.operations, _SEARCH_SHARE), Random(seed))
     annealing.run([layout_of(plan, request) for plan in starts if plan.replicas == request.groups.replicas])
     kinds = annealing.pricing.device_kinds()
     for ordered in annealing.distinct(_MOST_PLANS):
-        if ordered.seconds * _FULL_BACKWARDS >= goal:
+        if ordered.seconds * _FULL_BACKWARD_RATIO >= goal:
             return None
         plans = _plans_of(request, _on_first_devices(ordered, kinds))
         best = min(plans, key=lambda plan: plan.predicted.step_seconds, default=None)
@@ -67,7 +67,7 @@ def search_jointly(
 
 
 def _plans_of(request: JointRequest, ordered: OrderedLayout) -> list[Plan]:
-    """Return plans that fit: with each I and the W right behind it as one full backward, and as they are."""
+    """Return the plans of a layout that fit: with each I and its adjacent W as a full backward, and unchanged."""
     order = ordered.problem.schedule_of(SEARCH, ordered.rows)
     orders = [order]
     if any(action.kind is Kind.I for row in order.actions for action in row):
@@ -77,15 +77,20 @@ def _plans_of(request: JointRequest, ordered: OrderedLayout) -> list[Plan]:
 
 
 def _on_first_devices(ordered: OrderedLayout, kinds: Sequence[int]) -> OrderedLayout:
-    """Return the layout with alike devices exchanged, so that earlier stages are on earlier ones."""
-    goes_to: dict[int, int] = {}
+    """Permute interchangeable devices so that earlier stages are on earlier devices.
+
+    Args:
+        ordered: the layout.
+        kinds: [devices]: equal integers for interchangeable devices.
+    """
+    new_device: dict[int, int] = {}
     for kind in set(kinds):
-        alike = [device for device, its_kind in enumerate(kinds) if its_kind == kind]
+        of_kind = [device for device, its_kind in enumerate(kinds) if its_kind == kind]
         used = [device for device in dict.fromkeys(ordered.layout.devices) if kinds[device] == kind]
-        unused = [device for device in alike if device not in used]
-        goes_to |= zip([*used, *unused], alike, strict=True)
-    rows = {goes_to[device]: row for device, row in enumerate(ordered.rows)}
-    devices = tuple(goes_to[device] for device in ordered.layout.devices)
+        unused = [device for device in of_kind if device not in used]
+        new_device |= zip([*used, *unused], of_kind, strict=True)
+    rows = {new_device[device]: row for device, row in enumerate(ordered.rows)}
+    devices = tuple(new_device[device] for device in ordered.layout.devices)
     return replace(
         ordered,
         layout=replace(ordered.layout, devices=devices),

@@ -1,4 +1,4 @@
-"""Starts of the joint search: balanced cuts on looped and wave placements, and the stages of given plans."""
+"""Start layouts of the joint search: balanced cuts on looped and wave placements, and the layouts of plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_CHUNKS = 8
 
 
 def layout_of(plan: Plan, request: JointRequest) -> Layout:
-    """Return the stages of a plan where they are, with backwards in two parts."""
+    """Return the layout of a plan, with separate I and W."""
     position = {device.name: index for index, device in enumerate(request.groups.cluster.devices)}
     borders = np.cumsum([len(stage.layers) for stage in plan.stages])[:-1].tolist()
     return Layout(
@@ -29,9 +29,9 @@ def layout_of(plan: Plan, request: JointRequest) -> Layout:
 
 
 def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout]:
-    """Yield cuts into stages of nearly equal seconds: for several numbers a device, on a loop and on a wave.
+    """Yield balanced layouts with different numbers of stages per device, on looped and wave placements.
 
-    A stage on a slow device is smaller. Devices whose speeds differ are taken the fastest first.
+    The compute of a stage is proportional to the speed of its device. Faster devices have earlier stages.
     """
     borders = request.costs.allowed_borders
     devices = sorted(range(pricing.devices), key=lambda device: -pricing.speeds[device])
@@ -52,10 +52,9 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
 
 
 def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[Layout] | None:
-    """Return every placement of single layers, neighbours on a device joined; None if there are more than ``most``.
+    """Return every placement of single layers, with adjacent layers on a device merged; None for more than ``most``.
 
-    The layout with the smallest bound comes first. Of placements that differ by an exchange of equal devices there is
-    one.
+    Placements that differ only by a permutation of interchangeable devices are listed once.
     """
     borders = request.costs.allowed_borders.tolist()
     layers = len(borders) + 1
@@ -75,7 +74,7 @@ def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[
 
 
 def _modes(request: JointRequest, pricing: Pricing) -> list[Mode]:
-    """Return the modes of starts, each for all stages: the fastest alone if memory is plenty."""
+    """Return the modes to start with, each for all stages: only the fastest mode if memory is not limited."""
     if not pricing.limited:
         return [request.modes[0]]
     return [mode for mode in request.modes if mode != "except-last"] or [*request.modes]
@@ -88,17 +87,16 @@ def _layout(pricing: Pricing, borders: Sequence[int], devices: Sequence[int], mo
 
 
 def _placements(stages: int, kinds: Sequence[int], most: int) -> list[tuple[int, ...]] | None:
-    """Return every placement of stages on devices, once for all that differ by an exchange of equal devices.
+    """Return every placement of stages on devices, up to permutations of interchangeable devices.
 
-    The stages are placed one after the other, so the work grows with the number of placements, not with
-    ``devices ** stages``.
+    The stages are placed one by one, so the work grows with the number of placements, not with ``devices ** stages``.
 
     Args:
-        stages: their number.
-        kinds: of each device; equal numbers for devices that are alike.
-        most: placements; None is returned if there are more.
+        stages: number of stages.
+        kinds: [devices]: equal integers for interchangeable devices.
+        most: largest number of placements; None is returned if there are more.
     """
-    # A device may be taken once the device before it of the same kind has a stage.
+    # A device may have a stage only after the previous device of the same kind has a stage.
     before, last = [], {}
     for device, kind in enumerate(kinds):
         before.append(last.get(kind, -1))
@@ -125,7 +123,14 @@ def _position(stage: int, devices: int, wave: bool) -> int:
 def _balanced_borders(
     request: JointRequest, pricing: Pricing, allowed: np.ndarray, devices: Sequence[int]
 ) -> list[int]:
-    """Return borders whose stages have seconds in proportion to the speeds of their devices, as nearly as allowed."""
+    """Return the allowed borders for which stage seconds are nearest to proportional to the device speeds.
+
+    Args:
+        request: has the costs of the layers.
+        pricing: has the speeds.
+        allowed: [allowed borders]: layers that a stage may begin with, ascending.
+        devices: [stages]: the device of each stage.
+    """
     sums = request.costs.compute_sums
     shares = np.cumsum([pricing.speeds[device] for device in devices])
     targets = sums[-1] * shares[:-1] / shares[-1]
@@ -134,7 +139,7 @@ def _balanced_borders(
     at = np.clip(at, 0, len(allowed) - 1)
     nearer = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[at]] - targets)
     chosen = np.where(nearer, before, at)
-    # Borders differ: push those that coincide apart, from both ends.
+    # Move equal borders apart, from both ends.
     index = np.arange(len(devices) - 1)
     chosen = np.maximum.accumulate(chosen - index) + index
     chosen = np.minimum(chosen, len(allowed) - 1 - index[::-1])

@@ -1,4 +1,4 @@
-"""Turns a layout and an order of its operations into a plan."""
+"""Converts a layout and an order of its operations to a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from .request import JointRequest
 
 
 def plan_of(request: JointRequest, layout: Layout, order: schedules.Schedule) -> Plan | None:
-    """Return the plan of a layout with an order of one replica, predicted; None if it does not fit."""
+    """Return the predicted plan of a layout; None if it does not fit the memory.
+
+    Args:
+        request: layers, devices and keywords.
+        layout: the stages.
+        order: schedule of one replica.
+    """
     cluster, groups = request.groups.cluster, request.groups
     names = [info.name for info in request.profile.layers]
     homes = [cluster.devices[device].name for device in layout.devices]

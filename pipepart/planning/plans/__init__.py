@@ -1,1 +1,1 @@
-"""The plan as a value: the fields of its file, and the stages, the schedule and the figures that follow from them."""
+"""Plan: the fields of a plan file, and the schedule, stages and predictions computed from them."""

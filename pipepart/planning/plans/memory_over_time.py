@@ -1,4 +1,4 @@
-"""What each device has in its memory during each action of a step, by category."""
+"""Memory of each device during each action of a step, in bytes per category."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .stage_plan import StagePlan, sizes_of
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What one device has in its memory over a step.
+    """Memory of one device over a step.
 
     Attributes:
-        at: seconds from which on each row holds, ascending: before the device's first action, during each of them, and
-            after the last one.
-        bytes: of each category, one number a row. The categories are parameters, gradients, optimizer, buffers,
-            stashes, inputs (kept for a recompute or while a stash is on the host), weight gradients (what a split
-            backward keeps until its second part), messages (that wait), and workspace (of the action that runs).
+        at: [rows]: start of each row in seconds, ascending. A row is the time before the device's first action, during
+            an action, or after the last action.
+        bytes: [rows] for each category. The categories are parameters, gradients, optimizer, buffers, stashes, inputs
+            (held for a recompute or while a stash is on the host), weight gradients (held by a split backward until W),
+            messages (that wait), and workspace (of the running action).
     """
 
     at: Floats
@@ -32,18 +32,18 @@ class DeviceMemory:
 
     @property
     def total(self) -> Floats:
-        """All categories together, one number a row."""
+        """[rows]: sum of all categories."""
         return np.sum(list(self.bytes.values()), axis=0)
 
 
 def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory, ...]:
-    """Return the memory of the devices over a step, in the order of the schedule's rows.
+    """Return the memory of each device over a step, in the order of the schedule's rows.
 
-    The peak of a device is that of :meth:`~pipepart.planning.Plan.device_bytes` for the same timeline.
+    The peak of a device equals :meth:`~pipepart.planning.Plan.device_bytes` for the same timeline.
 
     Args:
-        plan: whose stages have their figures.
-        timeline: of a step of the plan, simulated or measured, without overlapped pairs.
+        plan: with predicted stages.
+        timeline: a simulated or measured step of the plan, without overlapped pairs.
     """
     schedule, stages, further_replicas = timeline.schedule, plan.all_stages, plan.summed_replicas - 1
     origin = min((start for row in timeline.starts for start in row), default=0.0)
@@ -51,7 +51,7 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
     for device, counts in enumerate(schedules.memory_during(timeline)):
         row, numbers = schedule.actions[device], schedule.stages_of(device)
         counts = counts[: len(row)]
-        # From its first sum on the first replica has the gradients of the others.
+        # After its first reduction, the first replica holds the gradients of the other replicas.
         summed = np.logical_or.accumulate([action.kind is Kind.REDUCE_GRAD for action in row])
         counts[:, :, VERSION] += further_replicas * (
             summed[:, None] & (np.array(numbers) < schedule.model_stages)
@@ -64,7 +64,7 @@ def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory
 
 
 def _by_category(counts: np.ndarray, stages: list[StagePlan]) -> dict[str, Floats]:
-    """Return the bytes of each category for the counts of :func:`schedules.memory_during`: [rows] each."""
+    """Return [rows] bytes for each category, from the counts of :func:`schedules.memory_during`."""
     held = counts * sizes_of(stages).table[0, :, -COLUMNS:]
     parameters = sum(stage.parameter_bytes for stage in stages)
     optimizer = sum(stage.optimizer_bytes for stage in stages)

@@ -1,4 +1,4 @@
-"""PlanOptions: the keywords of ``plan``, as a request has them and as the plan keeps them."""
+"""PlanOptions: the keywords of ``plan``, used by a request and stored in the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..costs.stage_memory import OffloadChoice, RecomputeChoice
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The keywords of :func:`pipepart.plan`, with its defaults; :func:`~pipepart.replan` uses those of a plan again."""
+    """The keywords of :func:`pipepart.plan` with their defaults; :func:`~pipepart.replan` reuses those of a plan."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -37,13 +37,13 @@ class PlanOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The keywords that are not the defaults."""
+        """The keywords that differ from their defaults."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def in_order(value: Any) -> Any:
-    """Return lists and sets, and those inside of them, as tuples; sets sorted, so that equal ones give equal plans."""
+    """Convert lists and sets to tuples, recursively; sets are sorted so that equal sets give equal plans."""
     if not isinstance(value, list | tuple | Set):
         return value
     inner = tuple(map(in_order, value))

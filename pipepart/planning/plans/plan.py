@@ -1,4 +1,4 @@
-"""Plan: which layers run where, in what order, and what that is predicted to cost; checked when it is made or read."""
+"""Plan: the stages of a model, their devices, schedule and predicted costs; validated on creation and on load."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Plan(PlanRecord):
     Attributes:
         stages: in pipeline order.
         cluster: the devices that the stages run on.
-        schedule: its name, or ``"search"``.
-        micro_batches: the number of parts of a mini-batch.
-        chunks: stages of each device; the schedule determines which. Ignored under ``"search"``.
-        actions: the order of actions of each device if the schedule is ``"search"``, in the notation of
-            ``schedules.Action``: of one replica, without recomputes. Devices may have different numbers of stages.
-        split_critical: full backwards on the critical path, in the schedule of one replica, that run as their two parts
-            (I, then W), so that the gradient of the stage's input leaves before its weight gradients are computed. All
-            replicas split the same ones. Ignored for another number of micro-batches than the plan's.
-        replica_devices: the devices of each further replica of the model, one name a stage. Each micro-batch runs
-            through one replica; gradients are summed over replicas.
+        schedule: name of the schedule, or ``"search"``.
+        micro_batches: number of micro-batches of a mini-batch.
+        chunks: number of stages per device; the schedule determines which stages. Ignored under ``"search"``.
+        actions: if the schedule is ``"search"``, the actions of each device in order, in the notation of
+            ``schedules.Action``, for one replica and without recomputes. Devices may have different numbers of stages.
+        split_critical: backwards on the critical path that run as I, then W, in the notation of ``actions``. I sends
+            the gradient of the stage's input before W computes the weight gradients. All replicas split the same
+            backwards. Ignored if the schedule is built for another number of micro-batches.
+        replica_devices: for each replica after the first, the device name of each stage. Each micro-batch runs through
+            one replica; gradients are summed over replicas.
         prediction: None for a plan written by hand.
         fingerprint: of the profile's layers; empty for a plan written by hand.
         outputs: of the model for one micro-batch, as profiled.
         profile: the layers and their costs at this micro-batch size; None for a plan written by hand.
-        alternatives: the other plans that were considered, the fastest first.
-        out_of_time: whether ``seconds`` ended the search. With more of them, or on an idle machine, it may find a plan
-            with a shorter step.
-        constraints: the keywords that the plan was asked for with.
+        alternatives: other plans that were considered, fastest first.
+        out_of_time: True if the time limit ``seconds`` ended the search. A larger limit or an idle machine may give a
+            shorter step.
+        constraints: the keywords of :func:`pipepart.plan` that the plan was requested with.
     """
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class Plan(PlanRecord):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a plan that :meth:`save` wrote, edited or not. The figures of its stages are computed anew.
+        """Read a plan file that :meth:`save` wrote, edited or not, and recompute the predictions of its stages.
 
         Raises:
             ValueError: the file is not a plan of this version, or the plan is impossible: a layer is missing, unknown

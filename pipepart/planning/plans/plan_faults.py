@@ -1,4 +1,4 @@
-"""Checks that a plan is possible: its layers, devices, schedule and memory, as in a file that was edited by hand."""
+"""Checks of a plan, which may come from an edited file: its layers, devices, schedule and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .searched_order import SEARCH
 
 
 def structure_faults(plan: PlanRecord) -> Iterator[str]:
-    """Yield what is impossible in the layers, the devices and the schedule of a plan; one text each."""
+    """Yield one message per fault in the layers, devices and schedule of a plan."""
     layers, devices = list(_layer_faults(plan)), list(_device_faults(plan))
     yield from (*devices, *layers)
     if not devices and not layers:
@@ -35,7 +35,7 @@ def structure_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def memory_faults(plan: PlanRecord) -> Iterator[str]:
-    """Yield the devices with less memory than the plan needs. The figures of the stages must be up to date."""
+    """Yield one message per device that lacks memory. The predictions of the stages must be up to date."""
     for name, need in plan.device_bytes().items():
         limit = plan.cluster.device(name).memory_bytes
         if limit is not None and need > limit:
@@ -50,7 +50,7 @@ def memory_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _replicas(plan: PlanRecord) -> list[Sequence[str]]:
-    """Return the device of each stage, for each replica."""
+    """Return the device names of the stages, for each replica."""
     return [[stage.device for stage in plan.stages], *plan.replica_devices]
 
 
@@ -67,7 +67,7 @@ def _device_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _layer_faults(plan: PlanRecord) -> Iterator[str]:
-    """Yield layers in several stages, in none, or not of the model."""
+    """Yield a message for each layer that is in several stages, in none, or not in the model."""
     places: dict[str, list[int]] = {}
     for number, stage in enumerate(plan.stages):
         for name in stage.layers:
@@ -85,7 +85,7 @@ def _layer_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _profile_faults(plan: PlanRecord, profile: Profile) -> Iterator[str]:
-    """Yield differences from the profile: of its layers, of its outputs, and of the order of the layers."""
+    """Yield differences between plan and profile: fingerprint, outputs, and order of the layers."""
     if plan.fingerprint and plan.fingerprint != profile.fingerprint:
         yield "the layers in the plan's profile are not those that it was made for: plan again"
     if plan.outputs and plan.outputs != profile.outputs:
@@ -93,7 +93,7 @@ def _profile_faults(plan: PlanRecord, profile: Profile) -> Iterator[str]:
     planned = [(number, name) for number, stage in enumerate(plan.stages) for name in stage.layers]
     known = [info.name for info in profile.layers]
     if sorted(known) != sorted(name for _, name in planned):
-        return  # which other faults say
+        return  # reported by _layer_faults
     for (number, name), expected in zip(planned, known, strict=True):
         if name != expected:
             yield (
@@ -120,7 +120,7 @@ def _offload_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _schedule_faults(plan: PlanRecord) -> Iterator[str]:
-    """Yield why the schedule does not exist for the plan, or which devices it disagrees about."""
+    """Yield why the schedule cannot be built, or where its devices differ from those of the plan."""
     name, searched = plan.schedule, plan.schedule == SEARCH
     if not searched and name not in schedules.names():
         yield f"no schedule is called {name!r}: there are {', '.join(schedules.names())}"
@@ -141,11 +141,11 @@ def _schedule_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _action_faults(plan: PlanRecord, whole: schedules.Schedule) -> Iterator[str]:
-    """Yield what the actions cannot do.
+    """Yield faults in ``actions`` and ``split_critical`` of a plan.
 
     Args:
-        plan: has them.
-        whole: the schedule, with whole backwards.
+        plan: to check.
+        whole: its schedule, with whole backwards.
     """
     sent = [str(action) for row in whole.actions for action in row if action.kind in COMMUNICATION]
     if sent:
@@ -177,24 +177,24 @@ def _replica_faults(plan: PlanRecord) -> Iterator[str]:
 
 
 def _row_faults(plan: PlanRecord, device_of: Sequence[int]) -> Iterator[str]:
-    """Yield stages that the schedule has on one device and the plan on two, or the other way round."""
-    schedule, taken = f"schedule {plan.schedule!r}", dict[str, str]()
+    """Yield stages that share a device in the schedule but not in the plan, or in the plan but not in the schedule."""
+    schedule, stage_on = f"schedule {plan.schedule!r}", dict[str, str]()
     per_replica = len(device_of) // plan.replicas
     for replica, devices in enumerate(_replicas(plan)):
         rows: dict[int, list[int]] = {}
         for stage, row in zip(range(len(devices)), device_of[replica * per_replica :], strict=False):
             rows.setdefault(row, []).append(stage)
-        for first, *others in rows.values():
+        for first, *later in rows.values():
             name, of_replica = devices[first], _of_replica(replica)
-            for stage in others:
+            for stage in later:
                 if devices[stage] != name:
                     yield (
                         f"{schedule} has stages {first} and {stage}{of_replica} on one device, "
                         f"the plan has them on {name!r} and {devices[stage]!r}"
                     )
-            if name in taken:
+            if name in stage_on:
                 yield (
-                    f"stages {taken[name]} and {first}{of_replica} are both on device {name!r}, "
+                    f"stages {stage_on[name]} and {first}{of_replica} are both on device {name!r}, "
                     f"{schedule} has them on two"
                 )
-            taken.setdefault(name, f"{first}{of_replica}")
+            stage_on.setdefault(name, f"{first}{of_replica}")

@@ -1,4 +1,4 @@
-"""The fields of a plan, and the schedule, stages and figures that follow from them."""
+"""PlanRecord: the fields of a plan, and the schedule, costs and predictions computed from them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _MODE_TEXTS: dict[Mode, str] = {
 
 
 class PlanRecord(Document):
-    """The fields of a plan that is not validated yet; see :class:`~pipepart.planning.Plan`."""
+    """The fields of a plan, without validation; see :class:`~pipepart.planning.Plan`."""
 
     stages: tuple[StagePlan, ...] = Field(min_length=1)
     cluster: Cluster
     schedule: str
-    # The schedule of more micro-batches would fill the memory before it is refused.
+    # The upper limit refuses numbers whose schedule would not fit the memory of the computer.
     micro_batches: int = Field(ge=1, le=100_000)
     chunks: int = Field(default=1, ge=1)
     actions: tuple[tuple[str, ...], ...] = ()
@@ -61,7 +61,7 @@ class PlanRecord(Document):
 
     @property
     def replicas(self) -> int:
-        """Replicas of the model on devices of their own. A bidirectional schedule has two on each of these."""
+        """Number of replicas on separate devices. A bidirectional schedule has two copies of the model in each."""
         return 1 + len(self.replica_devices)
 
     @property
@@ -71,7 +71,7 @@ class PlanRecord(Document):
 
     @property
     def compressed(self) -> str:
-        """What is compressed between stages, for people; empty if nothing is."""
+        """Text for users: how messages between stages are compressed; empty without compression."""
         pairs = {
             (row[source], row[target])
             for row in self._devices
@@ -85,7 +85,7 @@ class PlanRecord(Document):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Where more messages wait than there are stages, for people: as many as micro-batches before a slow stage."""
+        """Texts for users: the stages for which more messages may wait than the plan has stages."""
         return tuple(
             f"up to {stage.waiting_messages} messages wait for stage {number}: senders do not wait, the memory has room"
             for number, stage in enumerate(self.stages)
@@ -94,7 +94,7 @@ class PlanRecord(Document):
 
     @property
     def all_stages(self) -> tuple[StagePlan, ...]:
-        """The stages of all replicas in the schedule's numbering; ``stages`` are those of the first."""
+        """The stages of all replicas, numbered as in the schedule. ``stages`` has only the first replica."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
         return all_stages(self.stages, names, self.cluster, self.profile is not None)
 
@@ -111,7 +111,7 @@ class PlanRecord(Document):
 
     @property
     def workers(self) -> tuple[Device, ...]:
-        """The devices in the order of the schedule's rows, each once however many stages it has."""
+        """The device of each row of the schedule. Each device appears once, even with several stages."""
         schedule = self.build_schedule()
         names_of_stages = stage_devices(self.stages, self.replica_devices, schedule)
         names = dict(zip(schedule.device_of, names_of_stages, strict=True))
@@ -119,7 +119,7 @@ class PlanRecord(Document):
 
     @property
     def first_replica(self) -> Self:
-        """The plan of the first replica alone, with its part of the micro-batches; without figures of its own."""
+        """The plan of the first replica alone, with its part of the micro-batches. Predictions are not updated."""
         if self.replicas == 1:
             return self
         micro_batches = -(-self.micro_batches // self.replicas)
@@ -127,10 +127,10 @@ class PlanRecord(Document):
 
     @property
     def predicted(self) -> Prediction:
-        """The prediction.
+        """The prediction of the plan.
 
         Raises:
-            ValueError: the plan was written by hand and has none.
+            ValueError: the plan was written by hand, without a prediction.
         """
         if self.prediction is None:
             raise InputError("this plan carries no prediction: make it with pipepart.plan")
@@ -138,10 +138,10 @@ class PlanRecord(Document):
 
     @property
     def step_bound(self) -> float:
-        """Seconds that no plan on this cluster with as many micro-batches and replicas can beat; 0 without a profile.
+        """Lower bound in seconds for all plans on this cluster with as many micro-batches and replicas.
 
-        It holds for any cut, any placement of stages, any order of actions, with transfers and recomputes for free and
-        memory without limit. So a gap may be the bound's, and not the plan's.
+        0 without a profile. The bound holds for any cut, any placement of stages and any order of actions. It ignores
+        transfers, recomputes and memory limits, so an optimal plan may still be slower.
         """
         if self.profile is None:
             return 0.0
@@ -153,18 +153,18 @@ class PlanRecord(Document):
 
     @property
     def step_gap(self) -> float:
-        """How far the predicted step may be above the shortest: 0.02 is 2 % above :attr:`step_bound`."""
+        """Relative gap of the predicted step to :attr:`step_bound`: 0.02 is 2 % above the bound."""
         step, bound = self.predicted.step_seconds, self.step_bound
         return step / bound - 1 if bound else 0.0
 
     @property
     def fits(self) -> bool:
-        """True if the predicted memory of each device is within its limit."""
+        """True if the predicted memory of every device is within its limit."""
         needs = zip(self.cluster.devices, self.predicted.memory_bytes, strict=True)
         return all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
 
     def __str__(self) -> str:
-        """A short summary: schedule, prediction, and one line a stage. ``model_dump_json`` has everything."""
+        """A short summary: schedule, prediction, and one line per stage. ``model_dump_json`` has all fields."""
         step = f": {format_seconds(self.prediction.step_seconds)} a step" if self.prediction else ""
         if self.prediction and self.step_bound:
             numbers = (
@@ -192,10 +192,14 @@ class PlanRecord(Document):
     __repr__ = __str__
 
     def build_schedule(self, micro_batches: int | None = None) -> schedules.Schedule:
-        """Build the schedule of one step, for the plan's number of micro-batches or another one.
+        """Build the schedule of one step.
+
+        Args:
+            micro_batches: number of micro-batches; None for that of the plan.
 
         Raises:
-            ScheduleError: there is none for this number; one that was searched for exists for fewer only.
+            ScheduleError: the schedule does not exist for this number. A searched order exists only for numbers up to
+                that of the plan.
         """
         return build_order(self._order(self.micro_batches if micro_batches is None else micro_batches))
 
@@ -211,9 +215,9 @@ class PlanRecord(Document):
         )
 
     def refreshed(self) -> Self:
-        """Return the plan with the figures of its stages and its prediction computed from its profile.
+        """Return the plan with stages and prediction recomputed from its profile.
 
-        The bound and the alternatives are kept only if nothing was edited.
+        The bottleneck bound and the alternatives are dropped if the plan was edited.
         """
         if self.profile is None:
             return self
@@ -229,11 +233,11 @@ class PlanRecord(Document):
         return fresh.model_copy(update={"alternatives": (), "out_of_time": False})
 
     def predict(self, costs: ChainCosts | None = None, bottleneck_bound: float = 0.0) -> Self:
-        """Return the plan with the figures of its stages computed from its profile, and with one step simulated.
+        """Return the plan with stages predicted from its profile, and with the prediction of a simulated step.
 
         Args:
             costs: of the profile's layers at this micro-batch size; None to compute them.
-            bottleneck_bound: no cut has a smaller bottleneck.
+            bottleneck_bound: lower bound of the bottleneck in seconds, stored in the prediction.
         """
         assert self.profile is not None
         profile, cluster = with_overhead(self.profile, self.cluster)
@@ -260,7 +264,7 @@ class PlanRecord(Document):
         of_shown = shown._device_bytes(counts)
         for names, number in zip(fresh._devices, classes.class_of, strict=True):
             like = fresh._devices[classes.firsts[number]]
-            needs.update((name, of_shown[other]) for name, other in zip(names, like, strict=True))
+            needs.update((name, of_shown[simulated]) for name, simulated in zip(names, like, strict=True))
         prediction = Prediction(
             step_seconds=timeline.makespan,
             memory_bytes=tuple(needs.values()),
@@ -273,7 +277,7 @@ class PlanRecord(Document):
         return fresh.model_copy(update={"prediction": prediction})
 
     def simulate(self) -> schedules.Timeline:
-        """The predicted timeline of one step. One replica of each class of alike ones is simulated."""
+        """Return the predicted timeline of one step. Of identical replicas, only one is simulated."""
         shown, classes = self.one_of_each()
         timeline = self.simulate_shown(shown, classes)
         if classes.all_differ:
@@ -281,28 +285,31 @@ class PlanRecord(Document):
         return timeline_of_all(timeline, self.build_schedule(), classes)
 
     def one_of_each(self) -> tuple[Self, ReplicaClasses]:
-        """Return the plan of one replica of each class of alike ones, without figures of its own, and the classes."""
+        """Return a plan with one replica of each class of identical replicas, and the classes.
+
+        Predictions of the returned plan are not updated.
+        """
         devices = self._devices
         routes = Routes(devices, sending_pairs(self.stages), self.cluster)
         special = self.replicas > 1 and not runs_all_reduce(self.cluster)
         classes = replica_classes(devices, routes, self.cluster, self.micro_batches, first_is_special=special)
         if classes.all_differ:
             return self, classes
-        others = tuple(devices[first] for first in classes.firsts[1:])
-        update = {"replica_devices": others, "micro_batches": classes.micro_batches}
+        replica_devices = tuple(devices[first] for first in classes.firsts[1:])
+        update = {"replica_devices": replica_devices, "micro_batches": classes.micro_batches}
         return self.model_copy(update=update), classes
 
     def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
-        """The predicted timeline of what :meth:`one_of_each` returns: one replica of each class."""
+        """Return the predicted timeline of the plan and classes that :meth:`one_of_each` returns."""
         costs = self._costs(shown, None if classes.all_differ else classes.firsts)
         return schedules.simulate(shown.build_schedule(), costs, contention=True)
 
     def stage_costs(self) -> schedules.StageCosts:
-        """The costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
+        """Return the costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
         return self._costs(self, None)
 
     def _costs(self, shown: Self, replicas: Sequence[int] | None) -> schedules.StageCosts:
-        """The costs of a plan of some replicas of this plan; ``None`` for all."""
+        """Return the costs of ``shown``, the plan of some ``replicas`` of this plan; None for all replicas."""
         return step_costs(
             shown.all_stages,
             shown.build_schedule(),
@@ -313,23 +320,23 @@ class PlanRecord(Document):
         )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
-        """Return the peak memory of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
+        """Return the peak bytes of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
 
         Args:
-            timeline: of a step, which says how long messages wait on a device. None for what
-                ``prediction.memory_bytes`` has: the larger of the simulated step, and of a step in which all stages
-                take equal times, as the times of a real step differ from the simulated ones.
+            timeline: of a step, which determines how long messages wait on a device. If None, return the larger of two
+                peaks, as in ``prediction.memory_bytes``: that of the simulated step, and that of a step in which all
+                stages take equal times. The second covers real steps with other times than simulated.
         """
         if timeline is not None:
             return self._device_bytes(StashCounts(self.build_schedule(), timeline, self.summed_replicas))
         return self._device_bytes(self._stash_counts(self.simulate(), self.summed_replicas))
 
     def _stash_counts(self, timeline: schedules.Timeline, replicas: int) -> StashCounts:
-        """Count what stages hold at each moment of a step, and of one in which all stages take equal times.
+        """Return the stash counts of a step, and of a step in which all stages take equal times.
 
         Args:
             timeline: of a step of this plan.
-            replicas: that sum their gradients.
+            replicas: number of replicas whose gradients are summed on the first replica.
         """
         even = even_counts(self._order(self.micro_batches), replicas)
         return StashCounts(self.build_schedule(), timeline, replicas, even)
@@ -339,12 +346,14 @@ class PlanRecord(Document):
         needs = {}
         for row, (worker, moments) in enumerate(zip(self.workers, counts.by_device, strict=True)):
             sizes = sizes_of([stages[number] for number in schedule.stages_of(row)])
-            none_older = np.zeros((1, moments.shape[1]), dtype=np.int64)  # the stages count them
+            none_older = np.zeros(
+                (1, moments.shape[1]), dtype=np.int64
+            )  # already in static_bytes of the stages
             needs[worker.name] = int(device_peak_bytes(sizes, moments[None], none_older)[0, 0])
         return needs
 
     def free_stash_bytes(self, timeline: schedules.Timeline) -> list[float]:
-        """Bytes of each schedule row's device for stashes: its limit less everything else; infinite without limit."""
+        """Return [schedule rows]: bytes for stashes (limit less other memory) of each device; infinite for no limit."""
         needs = self.device_bytes(timeline)
         return [
             math.inf if device.memory_bytes is None else device.memory_bytes - needs[device.name] + int(peak)
@@ -353,24 +362,29 @@ class PlanRecord(Document):
 
     @property
     def summed_replicas(self) -> int:
-        """The replicas whose gradients the devices of the first one fetch and add up."""
-        others = 1 if runs_all_reduce(self.cluster) else self.replicas
-        return others * self.first_replica.build_schedule().replicas
+        """Number of replicas whose gradients are summed on the devices of the first replica."""
+        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
+        return replicas * self.first_replica.build_schedule().replicas
 
     @property
     def _micro_batch_scale(self) -> tuple[float, ...]:
-        """Seconds of each micro-batch relative to their mean; empty if they are equal, or shared out to replicas."""
+        """[micro-batches]: seconds relative to the mean; empty for equal sizes, or with several replicas."""
         costs = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
         return next((each.scale for each in costs if each.micro_batches == self.micro_batches), ())
 
     @property
     def _devices(self) -> list[tuple[str, ...]]:
-        """The device of each stage, for each replica."""
+        """The device names of the stages, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
 
 
 def _bubble(timeline: schedules.Timeline, sizes: Sequence[int]) -> float:
-    """The idle part of the step, mean over the devices, where one of each class of replicas was simulated."""
+    """Return the mean idle fraction of all devices, from a timeline with one replica of each class.
+
+    Args:
+        timeline: of the simulated replicas.
+        sizes: [classes]: number of replicas in each class.
+    """
     if set(sizes) <= {1} or not timeline.makespan:
         return timeline.bubble
     rows = timeline.schedule.devices // len(sizes)

@@ -17,15 +17,15 @@ class Prediction(Value):
 
     Attributes:
         step_seconds: forward and backward of one mini-batch.
-        memory_bytes: the memory peak of each device of the cluster.
+        memory_bytes: [devices of the cluster]: memory peak of each device.
         bubble: idle fraction of the devices within a step.
         bottleneck_seconds: the largest load of a device for one micro-batch: compute, and the transfers over the
-            borders of its stages. This is what the partitioner minimises. Transfers overlap with compute in
+            borders of its stages. The partitioner minimises this load. Transfers overlap with compute in
             ``step_seconds``, so a step may be shorter than ``micro_batches * bottleneck_seconds``.
-        bottleneck_bound: no cut of the same layers into as many stages on these devices, in any order, has a smaller
-            bottleneck within their memory; 0 if that is not known, as for a cut that was edited.
-        serial_seconds: the same micro-batches one after the other on one device like the profiled one.
-        found_for: identifies the devices that the bound holds for.
+        bottleneck_bound: lower bound of ``bottleneck_seconds`` for cuts of these layers into as many stages that fit
+            these devices, in any order of the devices; 0 if unknown, as for an edited cut.
+        serial_seconds: all micro-batches of the step, one by one, on a single device like the profiled device.
+        found_for: hash of the cluster that the bound holds for.
     """
 
     step_seconds: Seconds
@@ -38,7 +38,7 @@ class Prediction(Value):
 
     @property
     def bottleneck_optimal(self) -> bool:
-        """True if no cut has a smaller bottleneck. It says nothing about the step: see :attr:`Plan.step_bound`."""
+        """True if no cut has a smaller bottleneck. For the step, see :attr:`Plan.step_bound`."""
         return self.bottleneck_seconds <= self.bottleneck_bound * (1 + TOLERANCE)
 
 
@@ -47,10 +47,11 @@ class Alternative(Value):
 
     Attributes:
         schedule, micro_batches, chunks, replicas: as in :class:`Plan`.
-        stages: their number.
+        stages: number of stages.
         recompute: the modes that stages may use.
-        step_seconds: predicted; None if it does not fit, or if its search ended early because it cannot be the fastest.
-        memory_bytes: the largest memory peak of a device; None as ``step_seconds`` is.
+        step_seconds: predicted step; None if the plan does not fit, or if its search was stopped because it cannot be
+            the fastest.
+        memory_bytes: the largest memory peak of a device; None if ``step_seconds`` is None.
         why: why it was not chosen.
     """
 
@@ -66,7 +67,7 @@ class Alternative(Value):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The keywords that :func:`pipepart.plan` returns this plan with; the others are those of the request."""
+        """Keywords for which :func:`pipepart.plan` returns this plan, besides the keywords of the request."""
         names = ("schedule", "micro_batches", "replicas", "recompute")
         # A searched order may have any number of stages, on any device.
         sized = () if self.schedule == SEARCH else ("stages", "chunks")

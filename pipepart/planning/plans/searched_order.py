@@ -1,4 +1,4 @@
-"""Builds the schedule of a plan's step: of a named schedule, or of actions that were searched for."""
+"""Builds the schedule of a plan's step, from a schedule name or from the actions of a searched order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import schedules
 
 from ..costs.stage_memory import Mode, StashCounts, with_modes
 
-SEARCH = "search"  # the name of a schedule that is known by its actions alone
-_CACHED = 8  # schedules, which may have megabytes each
+SEARCH = "search"  # name of a schedule defined by its list of actions
+_CACHED = 8  # number of cached schedules, which may have megabytes each
 
 
 class StepOrder(NamedTuple):
-    """All that the schedule of a step depends on; the names are those of a plan's fields.
+    """Everything that the schedule of a step depends on; most fields are fields of a plan.
 
     Attributes:
-        modes: of the stages.
-        replicas: of the model on devices of their own.
+        modes: [stages]: the mode of each stage.
+        replicas: number of replicas, each on separate devices.
     """
 
     schedule: str
@@ -35,10 +35,10 @@ class StepOrder(NamedTuple):
 
 @lru_cache(_CACHED)
 def build_order(order: StepOrder) -> schedules.Schedule:
-    """Return the schedule of a step of all replicas.
+    """Return the schedule of a step for all replicas.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: the schedule does not exist for these numbers.
     """
     per_replica = -(-order.micro_batches // order.replicas)
     if order.schedule == SEARCH:
@@ -55,26 +55,25 @@ def build_order(order: StepOrder) -> schedules.Schedule:
 
 @lru_cache(_CACHED)
 def even_counts(order: StepOrder, summed_replicas: int) -> StashCounts:
-    """Return what stages hold in a step in which all of them take equal times.
+    """Return the stash counts of a step in which all stages take equal times.
 
     Args:
         order: of the step.
-        summed_replicas: that sum their gradients.
+        summed_replicas: number of replicas whose gradients are summed on the first replica.
     """
     return StashCounts(build_order(order), replicas=summed_replicas)
 
 
 def order_text(schedule: schedules.Schedule) -> tuple[tuple[str, ...], ...]:
-    """Return the actions of each device as text, as ``Plan.actions`` has them."""
+    """Return the actions of each device in the format of ``Plan.actions``."""
     return tuple(tuple(map(str, row)) for row in schedule.actions)
 
 
 def searched_order(actions: Sequence[Sequence[str]], micro_batches: int) -> schedules.Schedule:
-    """Return the schedule of these actions, for as many micro-batches as they have or fewer.
+    """Return the schedule of these actions, for at most as many micro-batches as they have.
 
     Raises:
-        ScheduleError: an action is none, the devices would wait for each other for ever, or there are too few
-            micro-batches.
+        ScheduleError: an action is invalid, the devices would deadlock, or the actions have fewer micro-batches.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(actions)

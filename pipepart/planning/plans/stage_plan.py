@@ -1,4 +1,4 @@
-"""StagePlan: one stage of a plan, its device and its predicted cost, computed from the profile."""
+"""StagePlan: one stage of a plan, with its layers, its device and its predicted seconds and bytes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from ..costs.stage_memory import (
     StashCounts,
 )
 
-_VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second that a thread copies in the CPU's memory
+_VIRTUAL_COPY_BANDWIDTH = 10e9  # bytes per second of a copy by one CPU thread
 
 
 class Skip(Value):
-    """Live values that a stage sends straight to a stage behind the next one, for one micro-batch.
+    """A skip connection: live values that a stage sends past the next stage, for one micro-batch.
 
     Attributes:
-        target: the stage that uses them.
-        bytes: of all of them.
+        target: the stage that uses the values.
+        bytes: total bytes of the values.
     """
 
     target: int = Field(ge=2)
@@ -52,33 +52,33 @@ class StagePlan(Value):
         layers: names of its layers, in execution order.
         device: name of its device in the plan's cluster.
         forward_seconds, backward_input_seconds, backward_weight_seconds: predicted compute.
-        split_seconds: extra seconds if the backward runs as its two parts; negative if that is faster, None if it was
-            not measured.
-        transfer_seconds: to move its inputs, its outputs and their gradients.
-        output_bytes: sent to the next stage, or returned.
+        split_seconds: extra seconds of I and W over a full backward; negative if I and W are faster, None if not
+            measured.
+        transfer_seconds: seconds to transfer its inputs, its outputs and their gradients.
+        output_bytes: bytes sent to the next stage, or returned by the last stage.
         skips: live values that it sends past the next stage.
-        static_bytes: parameters, gradients, optimizer state and buffers, whatever the number of micro-batches. The
-            parameters count once a version under an asynchronous schedule.
+        static_bytes: parameters, gradients, optimizer state and buffers, independent of the number of micro-batches.
+            Under an asynchronous schedule, the parameters count once per version.
         gradient_bytes, optimizer_bytes, buffer_bytes: parts of ``static_bytes``.
-        stash_bytes: kept for the backward of each micro-batch in flight, with what waits for the users of ``skips``.
-        recompute: the micro-batches for which only the input is kept and the forward is repeated: none, all but the
+        stash_bytes: bytes held for the backward of each micro-batch in flight, including values that wait for the users
+            of ``skips``.
+        recompute: for which micro-batches the stage holds only the input and recomputes the forward: none, all but the
             last of a step, or all.
-        recompute_seconds: of the repeated forward; 0 if it is never repeated.
-        offload: "stash" to keep the stash in the memory of the host from shortly after the forward to shortly before
-            the backward, for every micro-batch that gains by it.
-        boundary_bytes: the input, kept instead of the stash until the forward is repeated, or the stash is back.
-        deferred_bytes: kept between the two parts of a split backward for the weight gradients; an upper bound if
-            layers share memory.
-        workspace_bytes: the most that F, B, I, W, and a B that makes the gradients of the weights, need besides what is
-            kept while they run.
-        message_bytes: the input, and the gradient of the output, which wait on the device until they are used.
-        waiting_messages: the most inputs and gradients that wait at once. Senders do not wait, so before a slow stage
-            there may be as many as micro-batches.
-        transient_bytes: at the memory peak, the workspace of the action that runs and the messages that wait, less the
-            gradients of an asynchronous stage that has none then.
-        in_flight: the most micro-batches whose forward has run and whose backward has not.
-        full_stashes, input_only, deferred_weight_grads: at the memory peak, the micro-batches kept as full stash, as
-            input only, and awaiting their weight gradient. A stash that is being copied counts in full.
+        recompute_seconds: seconds of a recomputed forward; 0 for ``recompute="never"``.
+        offload: "stash" to hold the stash in host memory from shortly after the forward to shortly before the backward,
+            for every micro-batch that gains by it.
+        boundary_bytes: bytes of the input, held instead of the stash until the forward is recomputed or the stash is
+            copied back.
+        deferred_bytes: bytes held between I and W for the weight gradients; an upper bound if layers share memory.
+        workspace_bytes: [5]: largest extra bytes while F, B, I, W, or a B that allocates the weight gradients runs.
+        message_bytes: [2]: bytes of the input, and of the gradient of the output, while they wait on the device.
+        waiting_messages: largest number of inputs and gradients that wait at once. Senders do not block, so it may
+            reach the number of micro-batches before a slow stage.
+        transient_bytes: at the memory peak, the workspace of the running action and the waiting messages, less the
+            weight gradients if an asynchronous stage holds none at that moment.
+        in_flight: largest number of micro-batches between their forward and their backward.
+        full_stashes, input_only, deferred_weight_grads: at the memory peak, the number of micro-batches held as full
+            stash, as input only, and waiting for W. A stash that is being copied counts in full.
     """
 
     layers: tuple[str, ...] = Field(min_length=1)
@@ -111,11 +111,11 @@ class StagePlan(Value):
 
     @property
     def mode(self) -> Mode:
-        """What the stage does with its stash: the recompute mode, or "offload"."""
+        """How the stage stores its stash: the recompute mode, or "offload"."""
         return self.recompute if self.offload == "never" else "offload"
 
     def with_mode(self, mode: Mode) -> Self:
-        """Return the stage with another mode; its figures are those of the old one."""
+        """Return the stage with another mode; its predictions are not updated."""
         recompute: Recompute = "never" if mode == "offload" else mode
         return self.model_copy(
             update={"recompute": recompute, "offload": "stash" if mode == "offload" else "never"}
@@ -123,31 +123,31 @@ class StagePlan(Value):
 
     @property
     def load_seconds(self) -> float:
-        """Compute and communication for one micro-batch."""
+        """Seconds of compute and communication for one micro-batch."""
         return self.forward_seconds + self.backward_seconds + self.recompute_seconds + self.transfer_seconds
 
     @property
     def backward_seconds(self) -> float:
-        """The whole backward."""
+        """Seconds of the whole backward."""
         return self.backward_input_seconds + self.backward_weight_seconds
 
     @property
     def part_seconds(self) -> tuple[float, float]:
-        """The two parts of the backward, each run by itself: I and W."""
+        """Seconds of I and of W, if they run separately."""
         total = self.backward_seconds
         factor = max(0.0, 1 + (self.split_seconds or 0.0) / total) if total else 1.0
         return self.backward_input_seconds * factor, self.backward_weight_seconds * factor
 
     @property
     def parameter_bytes(self) -> int:
-        """The parameters, in all versions."""
+        """Bytes of the parameters, in all versions."""
         return max(self.static_bytes - self.gradient_bytes - self.optimizer_bytes - self.buffer_bytes, 0)
 
     @property
     def kept_bytes(self) -> int:
-        """Kept for backwards at the memory peak."""
-        kept = self.full_stashes * self.stash_bytes + self.input_only * self.boundary_bytes
-        return kept + self.deferred_weight_grads * self.deferred_bytes
+        """Bytes held for backwards at the memory peak."""
+        stashes = self.full_stashes * self.stash_bytes + self.input_only * self.boundary_bytes
+        return stashes + self.deferred_weight_grads * self.deferred_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -158,10 +158,10 @@ class StagePlan(Value):
 def predict_stages(
     stages: Sequence[StagePlan], profile: Profile, costs: ChainCosts, cluster: Cluster
 ) -> tuple[StagePlan, ...]:
-    """Return the stages with the figures of one micro-batch, which follow from layers, devices and recompute modes.
+    """Return the stages with predicted seconds and bytes of one micro-batch, without memory peaks.
 
     Args:
-        stages: of one replica, in pipeline order.
+        stages: of one replica, in pipeline order; only their layers, devices and modes are read.
         profile: has the layers.
         costs: of the layers at the plan's micro-batch size.
         cluster: the devices.
@@ -198,7 +198,7 @@ def _predicted(
     output_bytes: int,
     skips: tuple[Skip, ...],
 ) -> StagePlan:
-    """Return a stage with all figures of one micro-batch but the seconds of its transfers."""
+    """Return a stage with predicted seconds and bytes of one micro-batch, except ``transfer_seconds``."""
     infos, speed = profile.layers[layers], cluster.device(stage.device).speed
     forward = float(costs.forward[layers].sum()) / speed
     waiting = sum(skip.bytes for skip in skips) if costs.has_backward[layers.stop - 1] else 0
@@ -229,46 +229,47 @@ def _predicted(
 
 
 def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster) -> list[float]:
-    """Return the seconds to send and receive the messages of each stage, for one micro-batch.
+    """Return [stages]: seconds to send and receive all messages of one micro-batch.
 
-    A message costs its sender and its receiver. Stages of one device need none. A skip connection adds its bytes to the
-    sender's output border and the receiver's input border; its latency is hidden.
+    A message costs its sender and its receiver. Adjacent stages on one device exchange none. A skip connection adds its
+    bytes to the sender's output border and the receiver's input border; its latency is hidden.
 
     Args:
-        stages: of one replica, which know their outputs, skips and gradient bytes.
+        stages: of one replica, with output_bytes, skips and gradient_bytes.
         names: the device of each stage.
         cluster: has the links.
     """
     borders, links = [0.0], StageLinks(cluster, names)
-    trains, ways = False, []
+    trains, messages = False, []
     for stage, (source, target) in zip(stages, pairwise(names), strict=False):
         trains = trains or stage.gradient_bytes > 0
-        ways.append(2 if trains else 1)  # no gradient is sent to stages that train nothing
+        # Activation and gradient; stages that train nothing get no gradient.
+        messages.append(2 if trains else 1)
         same = source == target
         once = 0.0 if same else cluster.link_between(source, target).seconds(stage.output_bytes)
-        borders.append(ways[-1] * once)
+        borders.append(messages[-1] * once)
     seconds = [before + behind for before, behind in pairwise([*borders, 0.0])]
     for number, stage in enumerate(stages):
         for skip in stage.skips:
             once = skip.bytes * links.seconds_per_byte(number, skip.target)
-            seconds[number] += ways[number] * once
-            seconds[skip.target] += ways[skip.target - 1] * once
+            seconds[number] += messages[number] * once
+            seconds[skip.target] += messages[skip.target - 1] * once
     return seconds
 
 
 def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StagePlan, ...]:
-    """Return predicted stages with what each has at its memory peak, and with all versions of their weights."""
+    """Return predicted stages with the fields of their memory peaks, and with all versions of their weights."""
     with_figures = []
     for stage, moments, older in zip(stages, counts.by_stage, counts.older, strict=False):
         sizes = sizes_of([stage]).table[0, 0, -COLUMNS:].astype(np.int64)
-        kept = moments[:, KEPT].sum(axis=1)
-        # Of moments with equal bytes the one with the most micro-batches, so that neighbours do not change the choice.
-        peak = moments[np.lexsort((moments[:, STASH], kept, moments @ sizes))[-1]]
+        held = moments[:, KEPT].sum(axis=1)
+        # Of moments with equal bytes, choose the most micro-batches: the choice must not depend on neighbours.
+        peak = moments[np.lexsort((moments[:, STASH], held, moments @ sizes))[-1]]
         update = {
             "static_bytes": stage.static_bytes + older * stage.gradient_bytes,
             "waiting_messages": int(moments[:, MESSAGES].sum(axis=1).max()),
             "transient_bytes": int(peak[KEPT.stop :] @ sizes[KEPT.stop :]),
-            "in_flight": int(kept.max()),
+            "in_flight": int(held.max()),
             "full_stashes": int(peak[STASH]),
             "input_only": int(peak[INPUT]),
             "deferred_weight_grads": int(peak[DEFERRED]),
@@ -278,7 +279,7 @@ def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StageP
 
 
 def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
-    """Return the sizes of predicted stages of one device, as one cut."""
+    """Return the sizes of the predicted stages of one device, with leading dimension 1 for a single cut."""
     per_micro_batch = [(stage.stash_bytes, stage.boundary_bytes, stage.deferred_bytes) for stage in stages]
     return StageSizes(
         np.array([[stage.static_bytes for stage in stages]], dtype=np.float64),
@@ -290,10 +291,10 @@ def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
 
 
 def copy_seconds(stage: StagePlan, device: Device) -> tuple[float, float]:
-    """Return the seconds that a copy of the stage's stash to the host takes, beside the device's work and of it.
+    """Return seconds to copy the stash to the host: (overlapped with compute, device busy); zeros without offload.
 
-    Zeros if the stage does not offload. An accelerator copies beside its work. A virtual device copies by itself, and
-    an emulated link to its host takes its time besides.
+    An accelerator overlaps the copy with compute. A virtual device is busy during the copy, and an emulated link to its
+    host adds overlapped seconds.
     """
     if stage.offload == "never":
         return 0.0, 0.0

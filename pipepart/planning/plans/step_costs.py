@@ -1,4 +1,4 @@
-"""The costs of a step of a plan on its devices and links, as ``schedules.simulate`` takes them."""
+"""Converts a plan to ``schedules.StageCosts``: seconds of its devices and links for a simulated step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .stage_plan import StagePlan, copy_seconds
 
 
 def sending_pairs(stages: Sequence[StagePlan]) -> list[Pair]:
-    """Return the stages of one replica that send to each other, the earlier one first."""
+    """Return the pairs of stages of one replica that exchange messages, as (earlier, later)."""
     skips = [(at, skip.target) for at, stage in enumerate(stages) for skip in stage.skips]
     return [*pairwise(range(len(stages))), *skips]
 
@@ -28,16 +28,16 @@ def step_costs(
     shown: Sequence[int] | None = None,
     scale: Sequence[float] = (),
 ) -> schedules.StageCosts:
-    """Return the costs of a step. This is the only place that reads seconds of devices and links for a simulation.
+    """Return the costs of a step for a simulation. All simulations of plans get their costs here.
 
     Args:
         stages: of all copies of the model that the schedule runs.
         schedule: of the replicas ``shown``.
         cluster: the devices and links.
         devices: the device of each stage, for each replica of the plan.
-        shown: the replicas that the schedule runs, if it runs some only: each then has its part of the ports between
-            hosts. None for all replicas, which share the ports in the simulation.
-        scale: seconds of each micro-batch relative to their mean, if they have different sizes.
+        shown: the replicas that the schedule runs. Each of them then gets a fixed share of the ports between hosts.
+            None for all replicas, which share the ports in the simulation.
+        scale: [micro-batches]: seconds relative to the mean, if micro-batches have different sizes.
     """
     model = stages[: schedule.model_stages]
     homes = [cluster.device(stage.device) for stage in stages]
@@ -80,7 +80,7 @@ def _reductions(
     schedule: schedules.Schedule,
     cluster: Cluster,
 ) -> list[list[list[float]]]:
-    """Return the seconds of the REDUCE_GRAD of each stage, for each copy of the model in each replica."""
+    """Return [replicas][copies][stages]: seconds of each REDUCE_GRAD."""
     count, home = len(model), schedule.device_of
     stage_on = {row: stage for stage, row in enumerate(home[:count])}
     # A bidirectional schedule runs further copies of the model on the devices of the first.
@@ -101,7 +101,7 @@ def _links(
     devices: Sequence[Sequence[str]],
     shown: Sequence[int] | None,
 ) -> tuple[float | dict[Pair, float], float | dict[Pair, float], dict[Pair, Route]]:
-    """Return latency, bandwidth and ports between the rows of the schedule; numbers if all links are alike."""
+    """Return latency, bandwidth and ports for pairs of schedule rows; single numbers if all links are equal."""
     if not cluster.links_differ:
         return cluster.link.latency, cluster.link.message_bandwidth or math.inf, {}
     latency: dict[Pair, float] = {}
@@ -124,7 +124,7 @@ def _links(
 
 
 def _messages(stages: Sequence[StagePlan], schedule: schedules.Schedule) -> Iterator[Pair]:
-    """Yield the stages that send to each other, each pair in both directions, in every copy of the model."""
+    """Yield (sender, receiver) stages in every copy of the model, each pair in both directions."""
     count = schedule.model_stages
     pairs = sending_pairs(stages[:count])
     for first in range(0, schedule.stages, count):

@@ -1,4 +1,4 @@
-"""Lists the live values that cross the borders of a plan's stages, and the ways that they take."""
+"""Lists the live values that cross stage borders of a plan, with their users and the stages that hold them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .plan_record import PlanRecord
 
 
 class ValueWay(NamedTuple):
-    """A live value that at least two stages have.
+    """A live value that at least two stages hold.
 
     Attributes:
-        maker: the layer that makes it; empty for an argument of the model.
-        users: the layers behind it that use it, each with its stage.
+        maker: the layer that computes it; empty for an argument of the model.
+        users: (layer, stage) of each later layer that uses it.
         bytes: of one micro-batch.
-        stages: that have it, in order. Stages between two of them that are no neighbours do not see it.
+        stages: the stages that hold it, in order. A value skips the stages that are not listed.
     """
 
     maker: str
@@ -24,18 +24,19 @@ class ValueWay(NamedTuple):
     stages: tuple[int, ...]
 
     def crosses(self, border: int) -> bool:
-        """Return True if the value is made before the border behind stage ``border`` and used after it."""
+        """Return True if the value crosses the border between stages ``border`` and ``border + 1``."""
         return self.stages[0] <= border < self.stages[-1]
 
     def users_behind(self, border: int) -> list[str]:
-        """Return the layers behind the border that use it."""
+        """Return the layers that use the value in stages after ``border``."""
         return [name for name, stage in self.users if stage > border]
 
 
 def value_ways(plan: PlanRecord) -> list[ValueWay]:
-    """Return the live values that cross borders, as the profile lists them.
+    """Return the live values that cross stage borders, in the order of the profile.
 
-    None for a plan without a profile, and for a chain, in which each stage sends the output of its last layer.
+    The list is empty for a plan without a profile, and for a chain, in which each stage sends the output of its last
+    layer.
     """
     if plan.profile is None:
         return []
