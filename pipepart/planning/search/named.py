@@ -32,6 +32,7 @@ _FAR = 1.15
 _MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
 # Candidates up to this size (stages times micro-batches) and these layers take about 20 ms to plan. They are planned
 # even after the clock is over.
+_EFFORT_WITHOUT_PLAN = 2.0  # times the effort, which is added if no plan fits
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
 _AFFORDABLE_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
 _TRIES = 3  # candidates to plan after the clock is over, until a plan fits
@@ -129,12 +130,13 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
         part: of a request.
         clock: after its end, only cheap candidates with the most devices are planned, one for each schedule.
         limit: seconds of the step of a known plan.
-        effort: stop when the ``planning_seconds`` of the planned candidates add up to this. It does not depend on the
-            speed of the machine.
+        effort: stop when the ``planning_seconds`` of the planned candidates add up to this, or to three times as much
+            if no plan fits until then. It does not depend on the speed of the machine.
     """
     named = Named()
     pending = _series_of(part)
     is_first, left_out = True, False
+    least_effort = -_EFFORT_WITHOUT_PLAN * effort
     while pending:
         # All schedules on the most devices first: plans stay on them if fewer are as fast.
         for series in sorted(pending, key=_priority):
@@ -142,7 +144,7 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
             candidate = attempts[0]
             if is_first and series.is_default and _is_cheap(candidate):
                 outcome = named.plan(attempts, math.inf, Clock())  # to the end, for the list of alternatives
-            elif effort > 0 and clock.has(candidate.planning_seconds):
+            elif effort > (0.0 if named.plans else least_effort) and clock.has(candidate.planning_seconds):
                 outcome = named.plan(attempts, min(limit, named.fastest), clock)
             else:
                 named.slower.append((candidate, candidate.shortest_possible_step))
