@@ -75,8 +75,12 @@ class Candidate:
         """Estimated CPU seconds to plan the candidate, without the search for cuts: the clock ends that search."""
         per_action = _ACTION_SECONDS if self.chunks == 1 else _CHUNKED_ACTION_SECONDS
         per_action = _SEARCHED_ACTION_SECONDS if self.schedule in _SEARCHED else per_action
-        per_stage = _STAGE_SECONDS + _LAYER_RANGE_SECONDS * self.costs.layers
-        seconds = self.size * per_action + self.stages * per_stage
+        return self.size * per_action + self.stages * _STAGE_SECONDS
+
+    @property
+    def effort_seconds(self) -> float:
+        """Estimated CPU seconds to plan the candidate, with the search for cuts."""
+        seconds = self.planning_seconds + self.stages * self.costs.layers * _LAYER_RANGE_SECONDS
         return seconds * _LIMITED_FACTOR if self.is_limited else seconds
 
     @cached_property

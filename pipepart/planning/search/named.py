@@ -130,7 +130,7 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
         part: of a request.
         clock: after its end, only cheap candidates with the most devices are planned, one for each schedule.
         limit: seconds of the step of a known plan.
-        effort: stop when the ``planning_seconds`` of the planned candidates add up to this, or to three times as much
+        effort: stop when the ``effort_seconds`` of the planned candidates add up to this, or to three times as much
             if no plan fits until then. It does not depend on the speed of the machine.
     """
     named = Named()
@@ -151,7 +151,7 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
                 left_out = True
                 continue
             if outcome is None or outcome.is_searched:
-                effort -= candidate.planning_seconds
+                effort -= candidate.effort_seconds
             if outcome is not None:
                 series.tell(outcome)
         is_first = False
