@@ -73,7 +73,6 @@ class Trip:
     Args:
         forward, backward_input, backward_weight: [stages]: seconds of F, I and W.
         hops, hops_back: [stages]: transfer seconds of the input of each F and of each I; empty for zeros.
-        sources: for each stage, the earlier stages whose outputs it uses; None for a chain.
 
     Attributes:
         head: [stages]: seconds before the F can begin.
@@ -88,23 +87,21 @@ class Trip:
         backward_weight: Floats,
         hops: Floats = (),
         hops_back: Floats = (),
-        sources: Sequence[Sequence[int]] | None = None,
     ) -> None:
         stages = len(forward)
         zeros = [0.0] * stages
         hops, hops_back = hops or zeros, hops_back or zeros
-        sources = sources or [[stage - 1] if stage else [] for stage in range(stages)]
         self.head, self.tail = [0.0] * stages, [0.0] * stages
-        onward, back = [0.0] * stages, [0.0] * stages  # longest path from each stage to the last, and back
-        for stage, before in enumerate(sources):
-            for source in before:
-                self.head[stage] = max(self.head[stage], self.head[source] + forward[source] + hops[stage])
-                after = backward_input[source] + max(self.tail[source], backward_weight[source])
-                self.tail[stage] = max(self.tail[stage], hops_back[source] + after)
-        for stage in reversed(range(stages)):
-            for source in sources[stage]:
-                onward[source] = max(onward[source], hops[stage] + forward[stage] + onward[stage])
-                back[source] = max(back[source], back[stage] + backward_input[stage] + hops_back[source])
+        onward, back = [0.0] * stages, [0.0] * stages  # from each stage to the last, and back
+        for stage in range(1, stages):
+            before = stage - 1
+            self.head[stage] = self.head[before] + forward[before] + hops[stage]
+            after = backward_input[before] + max(self.tail[before], backward_weight[before])
+            self.tail[stage] = hops_back[before] + after
+        for stage in reversed(range(1, stages)):
+            before = stage - 1
+            onward[before] = hops[stage] + forward[stage] + onward[stage]
+            back[before] = back[stage] + backward_input[stage] + hops_back[before]
         self.turn = list(map(sum, zip(forward, onward, back, strict=True)))
 
 

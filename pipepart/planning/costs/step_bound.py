@@ -38,16 +38,15 @@ def step_bound(
     forward = [layer.forward.seconds for layer in layers]
     inputs = [layer.backward_input.seconds for layer in layers]
     weights = [layer.backward_weight.seconds * share for layer in layers]
-    sources: list[list[int]] = [[layer - 1] if layer else [] for layer in range(len(layers))]
     forward[-1] += loss.forward.seconds
     inputs[-1] += loss.backward_seconds
     inputs = [seconds * share for seconds in inputs]
-    trip = Trip(forward, inputs, weights, sources=sources)
+    trip = Trip(forward, inputs, weights)
     backward = sum(layer.backward_seconds + min(layer.split_seconds or 0.0, 0.0) for layer in layers)
     together = shared_work_bound(
         costs.micro_batches
         * (sum(layer.forward.seconds for layer in layers) + max(backward, 0.0) + loss.seconds),
-        [head for head in sorted(trip.head[: len(layers)]) for _ in range(replicas)],
+        [head for head in sorted(trip.head) for _ in range(replicas)],
         sorted(speeds, reverse=True),
         costs.micro_batches // replicas,
         action_seconds,

@@ -30,9 +30,9 @@ _FEW_DEVICES = 4
 # With more devices, a schedule is not tried on fewer if it is slower than this factor times the fastest step.
 _FAR = 1.15
 _MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
+_EFFORT_WITHOUT_PLAN = 2.0  # times the effort, which is added if no plan fits
 # Candidates up to this size (stages times micro-batches) and these layers take about 20 ms to plan. They are planned
 # even after the clock is over.
-_EFFORT_WITHOUT_PLAN = 2.0  # times the effort, which is added if no plan fits
 _CHEAP_SIZE, _CHEAP_LAYERS = 128, 64
 _AFFORDABLE_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
 _TRIES = 3  # candidates to plan after the clock is over, until a plan fits
