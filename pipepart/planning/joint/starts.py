@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from ..costs.stage_memory import Mode
+from ..partition.local_search import proportional_borders
 from ..plans.plan import Plan
 from .layout import Layout
 from .pricing import Pricing
@@ -47,8 +48,10 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
             if wave and stages <= pricing.devices:
                 continue
             homes = [devices[_position(stage, pricing.devices, wave)] for stage in range(stages)]
+            speeds = [pricing.speeds[device] for device in homes]
+            cut = proportional_borders(request.costs.compute_sums, borders, speeds, nearest=True).tolist()
             for mode in _modes(request, pricing):
-                yield _layout(pricing, _balanced_borders(request, pricing, borders, homes), homes, mode)
+                yield _layout(pricing, cut, homes, mode)
 
 
 def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[Layout] | None:
@@ -118,29 +121,3 @@ def _placements(stages: int, kinds: Sequence[int], most: int) -> list[tuple[int,
 def _position(stage: int, devices: int, wave: bool) -> int:
     turn, at = divmod(stage, devices)
     return devices - 1 - at if wave and turn % 2 else at
-
-
-def _balanced_borders(
-    request: JointRequest, pricing: Pricing, allowed: np.ndarray, devices: Sequence[int]
-) -> list[int]:
-    """Return the allowed borders for which stage seconds are nearest to proportional to the device speeds.
-
-    Args:
-        request: has the costs of the layers.
-        pricing: has the speeds.
-        allowed: [allowed borders]: layers that a stage may begin with, ascending.
-        devices: [stages]: the device of each stage.
-    """
-    sums = request.costs.compute_sums
-    shares = np.cumsum([pricing.speeds[device] for device in devices])
-    targets = sums[-1] * shares[:-1] / shares[-1]
-    at = np.searchsorted(sums[allowed], targets)
-    before = np.clip(at - 1, 0, len(allowed) - 1)
-    at = np.clip(at, 0, len(allowed) - 1)
-    nearer = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[at]] - targets)
-    chosen = np.where(nearer, before, at)
-    # Move equal borders apart, from both ends.
-    index = np.arange(len(devices) - 1)
-    chosen = np.maximum.accumulate(chosen - index) + index
-    chosen = np.minimum(chosen, len(allowed) - 1 - index[::-1])
-    return allowed[np.maximum(chosen, index)].tolist()

@@ -170,17 +170,25 @@ def _moves(count: int) -> Ints:
     return np.array(moves, dtype=np.int64).reshape(len(moves), 4)
 
 
-def proportional_borders(sums: Floats, allowed: Ints, speeds: Sequence[float]) -> Ints:
+def proportional_borders(
+    sums: Floats, allowed: Ints, speeds: Sequence[float], *, nearest: bool = False
+) -> Ints:
     """Return the borders of stages whose seconds are in proportion to the speeds of their devices.
 
     Args:
         sums: running sums of the seconds of layers, from 0.0 on: [layers + 1].
         allowed: the borders that a cut may have, at least as many as it has.
         speeds: the speed of the device of each stage.
+        nearest: True to round each border to the nearest allowed border, False to the next one.
     """
     inner = len(speeds) - 1
     shares = np.cumsum(speeds)
-    places = np.searchsorted(sums[allowed], shares[:-1] / shares[-1] * sums[-1])
+    targets = shares[:-1] / shares[-1] * sums[-1]
+    places = np.searchsorted(sums[allowed], targets)
+    if nearest and inner:
+        before, behind = (np.clip(at, 0, len(allowed) - 1) for at in (places - 1, places))
+        is_before = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[behind]] - targets)
+        places = np.where(is_before, before, behind)
     index = np.arange(inner)
     places = np.maximum.accumulate(places - index) + index  # strictly increasing
     return allowed[np.minimum(places, len(allowed) - inner + index)]
