@@ -40,18 +40,6 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_distributed_pipelining(ranks: Ranks, schedule: str):
-    contender = OnRanks.of_torch(COURSE, ranks, schedule)
-    assert_steps_like_plain(contender)
-    before = contender.cpu_seconds()
-    contender.step()
-    assert contender.cpu_seconds() > before
-    contender.close()
-
-
-@pytest.mark.slow
-@pytest.mark.alone
 def test_a_failing_rank_says_why_and_goes_on_serving(ranks: Ranks):
     wrong = Course(models.build("tiny"), (("0", "1"), ("no such layer",)), micro_batches=4)
     with pytest.raises(RuntimeError, match="no such layer"):

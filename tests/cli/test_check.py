@@ -37,16 +37,6 @@ def test_a_model_that_is_right_ends_with_status_0_and_says_so(run: Run) -> None:
     assert "All 6 are bit for bit those of the plain model in the same micro-batches." in result.stdout
 
 
-def test_no_cell_is_cut_off_on_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = run("check models.py:whole --steps 1 --schedule interleaved-1f1b --recompute always").stdout
-    rows = [line.split() for line in lines.splitlines() if line.startswith("interleaved-1f1b")]
-    assert [(*row[1:3], row[-1]) for row in rows] == [
-        ("float64", "always", "same"),
-        ("float32", "always", "same"),
-    ]
-
-
 def test_a_difference_ends_with_status_1_and_names_the_layer(run: Run, faulty: None) -> None:
     result = run("check faulty.py:threads --schedule gpipe --steps 1 --dtype own")
     assert result.exit_code == 1
@@ -80,13 +70,6 @@ def model():
     result = run("check masked.py:model --schedule gpipe --steps 1 --dtype own --strict")
     assert result.exit_code != 0
     assert "attribute 'mask' of layer '1' (Masked)" in f"{result.stderr} {result.exception}"
-
-
-def test_json_is_the_report_and_nothing_else(run: Run, directory: Path) -> None:
-    result = run("check models.py:whole --steps 1 --schedule 1f1b --dtype float64 --json -o check.json")
-    report = CheckReport.model_validate_json(result.stdout)
-    assert [(row.schedule, row.dtype, row.same) for row in report.rows] == [("1f1b", "float64", True)]
-    assert CheckReport.load(directory / "check.json") == report
 
 
 def test_options_reach_the_check(run: Run) -> None:

@@ -29,11 +29,6 @@ def test_the_plan_is_that_of_the_library(run: Run, saved: str, directory: Path) 
     assert Plan.model_validate_json(result.stdout) == expected == Plan.load(directory / "plan.json")
 
 
-def test_a_model_is_measured_first(run: Run) -> None:
-    result = run("plan models.py:whole --devices 2 --micro-batches 3 --schedule 1f1b --time-budget 0 --json")
-    assert Plan.model_validate_json(result.stdout).micro_batches == 3
-
-
 def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
     """Of twelve samples: parts have two each at least."""
     result = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json")
@@ -44,6 +39,9 @@ def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule 1f1b --json")
     cluster = Plan.model_validate_json(result.stdout).cluster
     assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
+    cluster.save("cluster.json")
+    result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --schedule 1f1b --json")
+    assert [d.memory_bytes for d in Plan.model_validate_json(result.stdout).cluster.devices] == [2**30] * 2
 
 
 def test_devices_micro_batches_and_stages_are_those_asked_for(run: Run, saved: str) -> None:
@@ -58,23 +56,10 @@ def test_devices_micro_batches_and_stages_are_those_asked_for(run: Run, saved: s
     assert (len(made.stages), made.micro_batches) == (2, 2)
 
 
-def test_a_cluster_is_read_from_its_file(run: Run, saved: str, directory: Path) -> None:
-    Cluster.virtual(3).save(directory / "cluster.json")
-    result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --schedule 1f1b --json")
-    assert [d.memory_bytes for d in Plan.model_validate_json(result.stdout).cluster.devices] == [2**30] * 3
-
-
 def test_schedules_with_several_stages_a_device_are_planned(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --devices 2 --schedule looped-bfs --chunks 2 --micro-batches 4 --json")
     made = Plan.model_validate_json(result.stdout)
     assert (made.chunks, len(made.stages)) == (2, 4)
-
-
-def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
-    result = run(
-        "plan models.py:whole --devices 2 --time-budget 0 --max-micro-batches 3 --schedule 1f1b --json"
-    )
-    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 3}
 
 
 def test_a_loss_of_the_whole_batch_is_planned_for(run: Run, saved: str) -> None:
@@ -105,27 +90,14 @@ def test_layers_are_pinned_and_kept_together(run: Run, saved: str) -> None:
 
 
 def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> None:
-    result = run(
-        f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never"
-    )
+    line = f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never"
+    result = run(line)
     assert result.exit_code == 1
     assert result.stderr.startswith("The model does not fit: with 2 stages")
     assert "Options to add that fit, the shortest step first" in result.stderr
     assert result.stderr.count(". --more-devices 1: ") == 1
-
-
-def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None:
-    """All changes that fit; the text shows the fastest ones, and which these are depends on measured times."""
-    result = run(
-        f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never --json"
-    )
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert found["error"] == "infeasible"
-    assert "is short by" in found["reason"]
-    assert found["deficit_bytes"] > 0
-    options = [change["options"] for change in found["suggestions"]]
-    assert {"schedule": "1f1b"} in options
+    options = [change["options"] for change in json.loads(run(f"{line} --json").stdout)["suggestions"]]
+    assert {"schedule": "1f1b"} in options  # all that fit; the text shows the fastest ones
     assert {"recompute": "auto"} in options
 
 

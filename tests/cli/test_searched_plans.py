@@ -64,12 +64,6 @@ def test_its_stages_under_other_orders(run: Run, uneven: Plan) -> None:
     assert (more["schedule"], more["micro_batches"]) == ("search", 8)
 
 
-def test_a_named_schedule_needs_as_many_stages_on_each_device(run: Run, uneven: Plan) -> None:
-    told = run("simulate uneven.json --schedule interleaved-1f1b")
-    assert told.exit_code == 2
-    assert "--chunks 3 does not divide the 5 stages of the plan" in " ".join(told.stderr.split())
-
-
 def test_a_run_of_it_is_held_against_it(run: Run, uneven: Plan, directory: Path) -> None:
     Trace(uneven, [uneven.simulate()]).save(directory / "trace.json")
     told = run("explain uneven.json --trace trace.json")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,7 @@ def test_the_plans_own_schedule_takes_what_was_predicted(run: Run, planned: Plan
 
 
 def test_the_stages_of_a_plan_under_another_schedule(run: Run, planned: Plan) -> None:
+    assert "longer than the plan's own 1f1b with 4" in run("simulate plan.json --schedule sequential").stdout
     found = figures(run("simulate plan.json --schedule gpipe --micro-batches 6 --json"))
     other = planned.model_copy(update={"schedule": "gpipe", "micro_batches": 6})
     assert found["makespan_seconds"] == pytest.approx(other.simulate().makespan, rel=1e-12)
@@ -77,19 +77,6 @@ def test_a_plan_under_another_schedule_has_the_figures_of_a_plan_for_it(
     assert found.predicted.step_seconds == expected.predicted.step_seconds
     assert found.predicted.memory_bytes == expected.predicted.memory_bytes
     assert found.split_critical == expected.split_critical
-
-
-def test_another_schedule_is_compared_with_the_plans_own(run: Run, planned: Plan) -> None:
-    result = run("simulate plan.json --schedule sequential")
-    assert "longer than the plan's own 1f1b with 4 micro-batches" in result.stdout
-
-
-def test_stages_can_share_devices(run: Run, measured: Profile, directory: Path) -> None:
-    plan(measured, Cluster.virtual(4), schedule="1f1b", micro_batches=4, stages=4).save(
-        directory / "plan.json"
-    )
-    found = figures(run("simulate plan.json --schedule interleaved-1f1b --chunks 2 --json"))
-    assert [device["stages"] for device in found["devices"]] == [[0, 2], [1, 3]]
 
 
 def test_a_stage_takes_longer_on_a_slower_device(run: Run, measured: Profile, directory: Path) -> None:
@@ -123,26 +110,6 @@ def test_search_is_never_longer_than_the_plans_own(run: Run, planned: Plan) -> N
     assert found["makespan_seconds"] <= planned.predicted.step_seconds * (1 + 1e-9)
 
 
-def test_search_keeps_to_the_memory_of_one_device_where_another_has_no_limit(
-    run: Run, planned: Plan, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = planned.cluster.devices
-    free = second.model_copy(update={"memory_bytes": None})
-    cluster = planned.cluster.model_copy(update={"devices": (first, free)})
-    planned.model_copy(update={"cluster": cluster}).save(directory / "plan.json")
-    limits: list[float] = []
-    search = schedules.search
-
-    def note(*arguments: Any, memory: Sequence[float], **options: Any) -> schedules.Schedule:
-        limits.extend(memory)
-        return search(*arguments, memory=memory, **options)
-
-    monkeypatch.setattr(schedules, "search", note)
-    figures(run("simulate plan.json --schedule search --json"))
-    assert 0 < limits[0] < 2**30
-    assert limits[1] == math.inf
-
-
 def test_search_says_where_nothing_fits(run: Run, planned: Plan, directory: Path) -> None:
     devices = [device.model_copy(update={"memory_bytes": 1}) for device in planned.cluster.devices]
     cluster = planned.cluster.model_copy(update={"devices": tuple(devices)})
@@ -160,13 +127,6 @@ def test_a_schedule_is_written_as_csv_and_read_again(run: Run, planned: Plan, di
     again = figures(run("simulate plan.json --schedule-file order.csv --json"))
     assert again["actions"] == first["actions"]
     assert again["makespan_seconds"] == first["makespan_seconds"]
-
-
-def test_the_trace_is_the_timeline(run: Run, directory: Path) -> None:
-    result = run(f"simulate {NUMBERS} --trace trace.json")
-    assert "Saved in trace.json." in result.stderr
-    timeline = schedules.Timeline.from_trace(json.loads((directory / "trace.json").read_text()))
-    assert timeline.makespan == pytest.approx(33.0)
 
 
 def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile, directory: Path) -> None:

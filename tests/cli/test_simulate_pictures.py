@@ -41,12 +41,6 @@ def test_schedules_of_one_model_stand_in_a_table(run: Run) -> None:
     assert rows[6].split()[-5:] == ["2"] * 5  # in flight, at most and on each device
 
 
-def test_the_figures_of_several_schedules_are_those_of_each(run: Run) -> None:
-    both = json.loads(run(f"simulate --schedule 1f1b --schedule zb-v {SIZES} --json").stdout)
-    for name, figures in zip(("1f1b", "zb-v"), both["schedules"], strict=True):
-        assert figures == json.loads(run(f"simulate --schedule {name} {SIZES} --json").stdout)
-
-
 def test_several_schedules_share_a_picture_and_a_trace(run: Run, directory: Path) -> None:
     result = run(f"simulate --schedule 1f1b --schedule zb-v {SIZES} -o a.svg --width 1200 --trace a.json")
     assert result.exit_code == 0, result.stderr

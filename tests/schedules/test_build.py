@@ -21,12 +21,6 @@ def test_options_that_a_schedule_does_not_have_are_refused():
         build("gpipe", 4, 8, chunks=2)
 
 
-def test_rows_of_small_schedules():
-    assert build("1f1b", 2, 3).to_csv() == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
-    assert build("gpipe", 2, 2).to_csv() == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
-    assert build("sequential", 2, 2).to_csv() == "0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"
-
-
 def test_a_search_takes_its_chunks_from_the_costs_and_refuses_others():
     costs = StageCosts([1] * 4, [1] * 4, [1] * 4)
     assert build("search", 2, 2, chunks=2, costs=costs, effort=0.01).stages == 4

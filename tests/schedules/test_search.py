@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from schedules import (
-    Action,
     ScheduleError,
     StageCosts,
     bound,
@@ -21,9 +20,6 @@ from schedules import (
     split_critical,
 )
 from schedules.core.placement import linear, looped, vee
-from schedules.searching.allowance import Allowance
-from schedules.searching.clock import Clock
-from schedules.searching.dispatching import Rule, dispatch
 from schedules.searching.problem import make_problem
 from schedules.simulation.event_loop import play, replay
 
@@ -77,7 +73,7 @@ def gap(record, effort):
     [
         pytest.param(LINEAR[::4], 0.1, 0.005, id="some on a line"),
         pytest.param(LINEAR, 0.1, 0.005, id="line", marks=pytest.mark.slow),
-        pytest.param([r for r in PROVEN if r["place"] == "v"], 0.3, 0.01, id="vee", marks=pytest.mark.slow),
+        pytest.param([r for r in PROVEN if r["place"] == "v"], 1.0, 0.01, id="vee", marks=pytest.mark.slow),
     ],
 )
 def test_search_is_near_the_proven_optima_and_never_below(records, effort, mean):
@@ -181,40 +177,6 @@ def test_search_does_not_depend_on_the_unit_of_seconds():
     )
     found = search(costs, 4, 8, memory, effort=0.05)
     assert search(small, 4, 8, memory, effort=0.05) == found == search(costs, 4, 8, memory, effort=0.05)
-
-
-def test_the_clock_of_an_allowance_says_whether_it_cut_a_search_short():
-    clock = Clock(0.0)
-    allowance = Allowance(1e9, clock)
-    assert not allowance.is_over  # the first look comes after some work
-    allowance.spend(1e6)
-    assert allowance.is_over
-    assert clock.cut_short
-    unlimited = Allowance(100)
-    unlimited.spend(100)
-    assert unlimited.is_over
-    assert not unlimited.clock.cut_short
-
-
-def test_an_f_waits_for_the_gradient_that_all_earlier_devices_wait_for():
-    """Two F fit until the first gradient is back; a third one would delay it."""
-    costs = StageCosts([4, 3], [3, 3], [1, 1], latency=0.25)
-    problem = make_problem(costs, 2, 6, (), (0, 1))
-    eager, waiting = (dispatch(problem, Rule(-0.5, -0.5, forward_gap=gap)) for gap in (0.0, 0.2))
-    assert eager is not None
-    assert waiting is not None
-    first = problem.operation(1, 0, 0)
-    assert eager.rows[0].index(first) == 3
-    assert waiting.rows[0].index(first) == 2
-    assert waiting.ends[first] == 4 + 0.25 + 3 + 3 + 0.25 + 3
-
-
-def test_a_rule_can_limit_the_micro_batches_in_flight():
-    problem = make_problem(StageCosts([1, 2, 2], [1, 2, 2], [1, 1, 1]), 3, 8, (), (0, 1, 2))
-    dispatched = dispatch(problem, Rule(in_flight=1.0))
-    assert dispatched is not None
-    schedule = problem.schedule_of("search", dispatched.rows)
-    assert [row.index(Action.parse(f"{stage}I0")) for stage, row in enumerate(schedule.actions)] == [3, 2, 1]
 
 
 def test_search_stops_at_its_time_limit_with_a_schedule_that_fits():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import pairwise
 
@@ -15,8 +14,6 @@ from schedules import (
     build,
     insert_offload,
     insert_recompute,
-    replicate,
-    side_by_side,
     simulate,
 )
 from tests.support.trace_format import check_trace_format
@@ -41,17 +38,6 @@ def test_the_stash_of_each_device_begins_and_ends_with_nothing_and_has_its_peak(
         ]
         assert levels[-1] == 0
         assert max(levels) == pytest.approx(timeline.peak_bytes[device] / 2**20)
-
-
-def test_replicas_and_several_timelines_share_a_trace() -> None:
-    two = replicate(build("1f1b", 2, 2), 2)
-    costs = costs_of(2)
-    timelines = {"measured": simulate(two, costs), "predicted": simulate(two, costs)}
-    trace = json.loads(json.dumps(side_by_side(timelines, costs=costs)))
-    check_trace_format(trace)
-    assert Timeline.from_trace(trace) == timelines["measured"]
-    order = {e["pid"]: e["args"] for e in trace["traceEvents"] if e["name"] == "process_sort_index"}
-    assert order == {0: {"sort_index": 0}, 1: {"sort_index": 1}}
 
 
 def test_a_micro_batch_has_one_colour_on_all_devices() -> None:
