@@ -8,56 +8,20 @@ import pytest
 
 import schedules
 from pipepart import Cluster, Plan, Profile, plan
-from pipepart.capture import LayerInfo, SharedTensor, TensorSpec
+from pipepart.capture import SharedTensor
 from pipepart.planning.plans.stage_plan import StagePlan
-from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
 from pipepart.reporting import findings
 from pipepart.runtime.observe.trace import Trace
+from tests.support.made_profiles import made_profile
 
 MIB = 2**20
 
 
 def _profile(seconds: Sequence[float], counts: Sequence[int] = (8,), batch: int = 8) -> Profile:
-    """Layers named a, b, c ...: a third of the seconds for the forward and for each part of the backward."""
-    spec = TensorSpec(shape=(batch, 8), dtype="float32")
+    """Layers named a, b, c ... of 1 MiB."""
     names = "abcdefgh"[: len(seconds)]
-    return Profile(
-        model="Sequential",
-        batch=batch,
-        inputs=(spec,),
-        outputs=(spec,),
-        layers=tuple(
-            LayerInfo(
-                name=name,
-                kind="Linear",
-                description="",
-                parameter_bytes=MIB,
-                gradient_bytes=MIB,
-                outputs=(spec,),
-            )
-            for name in names
-        ),
-        costs=tuple(
-            Costs(
-                micro_batches=count,
-                samples=batch // count,
-                layers=tuple(
-                    LayerCost(
-                        forward=Timing(seconds=each / 3),
-                        backward_input=Timing(seconds=each / 3),
-                        backward_weight=Timing(seconds=each / 3),
-                        saved_bytes=MIB,
-                    )
-                    for each in seconds
-                ),
-                saved=tuple(SavedTensor(bytes=MIB, layers=(at,)) for at in range(len(seconds))),
-            )
-            for count in counts
-        ),
-        optimizer="sgd",
-        device="cpu",
-        threads=1,
-        torch_version="2.13",
+    return made_profile(
+        names, seconds, batch=batch, micro_batches=counts, parameter_bytes=MIB, saved_bytes=MIB
     )
 
 

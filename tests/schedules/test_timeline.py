@@ -19,7 +19,6 @@ def measured():
 
 def test_a_measured_timeline_needs_no_costs():
     timeline = measured()
-    assert timeline.zero_bubble_seconds == 9.0
     assert timeline.makespan == 9.0
     assert timeline.busy == (4.0, 3.0)
     assert timeline.bubble == pytest.approx(1 - 7 / 18)

@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 import schedules
 from pipepart import Cluster, Plan, Trace, plan
-from pipepart.capture import LayerInfo, TensorSpec
 from pipepart.cli.main import app
-from pipepart.profiling import Costs, LayerCost, Profile, SavedTensor, Timing
 from tests.support.browser import OpenedPage
+from tests.support.made_profiles import made_profile
 
 _STAGES, _MICRO_BATCHES = 64, 512
 
@@ -21,43 +20,14 @@ _STAGES, _MICRO_BATCHES = 64, 512
 def _large_plan() -> Plan:
     """A plan of 1,024 layers in 64 stages."""
     count = 16 * _STAGES
-    cost = LayerCost(
-        forward=Timing(seconds=1e-3),
-        backward_input=Timing(seconds=1e-3),
-        backward_weight=Timing(seconds=1e-3),
+    names = [f"layers.{block}.{part}" for block in range(count // 2) for part in ("attention", "mlp")]
+    profile = made_profile(
+        names,
+        batch=_MICRO_BATCHES,
+        micro_batches=(_MICRO_BATCHES,),
+        parameter_bytes=2**22,
         saved_bytes=2**20,
         output_bytes=2**18,
-    )
-    spec = TensorSpec(shape=(1, 256, 256), dtype="float32")
-    names = [f"layers.{block}.{part}" for block in range(count // 2) for part in ("attention", "mlp")]
-    profile = Profile(
-        model="Transformer",
-        batch=_MICRO_BATCHES,
-        inputs=(spec,),
-        outputs=(spec,),
-        layers=tuple(
-            LayerInfo(
-                name=name,
-                kind=name.rpartition(".")[2],
-                description=name,
-                parameter_bytes=2**22,
-                gradient_bytes=2**22,
-                outputs=(spec,),
-            )
-            for name in names
-        ),
-        costs=(
-            Costs(
-                micro_batches=_MICRO_BATCHES,
-                samples=1,
-                layers=(cost,) * count,
-                saved=tuple(SavedTensor(bytes=2**20, layers=(at,)) for at in range(count)),
-            ),
-        ),
-        optimizer="adamw",
-        device="cuda:0",
-        threads=None,
-        torch_version="2.9",
     )
     cluster = Cluster.parse(["80GiB"] * _STAGES, link="25GB/s")
     return plan(profile, cluster, schedule="1f1b", stages=_STAGES, micro_batches=_MICRO_BATCHES)

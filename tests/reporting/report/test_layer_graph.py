@@ -5,14 +5,11 @@ from itertools import combinations, pairwise
 import pytest
 
 from pipepart import Cluster, Plan, plan
-from pipepart.capture import LayerInfo, TensorSpec
-from pipepart.profiling import Costs, LayerCost, LiveValue, Profile, Timing
+from pipepart.profiling import LiveValue
 from pipepart.reporting.report.graph.layers import BOX_HEIGHT, BOX_WIDTH, Layout, lay_out
 from pipepart.reporting.report.graph.nodes import Edge, edges_of, nodes_of
 from pipepart.reporting.report.graph.stages import lay_out_stages
-
-_SPEC = TensorSpec(shape=(4, 8), dtype="float32")
-_COST = LayerCost(forward=Timing(seconds=1e-3), backward_input=Timing(seconds=2e-3))
+from tests.support.made_profiles import made_profile
 
 
 def planned(names: list[str], values: tuple[LiveValue, ...] = (), stages: int = 2) -> Plan:
@@ -22,29 +19,7 @@ def planned(names: list[str], values: tuple[LiveValue, ...] = (), stages: int = 
         sum(value.bytes for value in values if value.layers[0] <= at < value.layers[-1]) or 128
         for at in range(len(names))
     ]
-    costs = tuple(_COST.model_copy(update={"output_bytes": size}) for size in outputs)
-    profile = Profile(
-        model="Model",
-        batch=8,
-        inputs=(_SPEC,),
-        outputs=(_SPEC,),
-        layers=tuple(
-            LayerInfo(
-                name=name,
-                kind="Linear",
-                description=name,
-                parameter_bytes=0,
-                gradient_bytes=0,
-                outputs=(_SPEC,),
-            )
-            for name in names
-        ),
-        costs=(Costs(micro_batches=2, samples=4, layers=costs, values=values),),
-        optimizer="sgd",
-        device="cpu",
-        threads=1,
-        torch_version="2.9",
-    )
+    profile = made_profile(names, micro_batches=(2,), output_bytes=outputs, values=values)
     cluster = Cluster.virtual(stages)
     firsts = [names[len(names) * stage // stages] for stage in range(1, stages)]
     return plan(profile, cluster, schedule="1f1b", cut_before=firsts, micro_batches=2, seconds=0.5)
