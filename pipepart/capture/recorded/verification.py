@@ -120,7 +120,7 @@ class Runs:
         """Run the model with gradients enabled between its whole modules, as it was recorded; nothing is kept."""
         with (
             self._untouched(),
-            called_whole(_CallNotes(self._opening.whole, seen), self.on, self._opening.whole),
+            called_whole(_CallNotes(self._opening.whole, seen), self._opening.whole),
         ):
             args, kwargs = own_copy(self._given)
             return self.on(*args, **kwargs)

@@ -66,7 +66,7 @@ class Surroundings:
         is_open = dict.fromkeys(opened)
         for module in is_open:
             yield from self.code_of(module).places(recorded=True)
-        for module in (within or self._model).modules():
+        for module in (self._model if within is None else within).modules():
             if module not in is_open and not is_of_torch(type(module)):
                 yield from self.code_of(module).places(recorded=False)
 

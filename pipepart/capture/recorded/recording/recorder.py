@@ -32,6 +32,7 @@ from ....autograd.in_place import version
 from ....autograd.nests import check_nest
 from ....autograd.own_copy import tensors
 from ..placing import at, home, together
+from ..python_state.value_key import value_key
 from ..refusal import (
     CaptureError,
     LeftAsideError,
@@ -204,6 +205,7 @@ class Recorder(TorchFunctionMode):
         for leaf in leaves:
             self._check_passed(leaf, path)
         passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [value_key(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
         given = Given(args, kwargs, self.number)
         before = [version(tensor) for tensor in passed]
         args, kwargs = at(home(module), args, kwargs)
@@ -212,9 +214,12 @@ class Recorder(TorchFunctionMode):
         try:
             with self._stepped_aside(), torch.no_grad(), values_refused(path):
                 result = call(module, *args, **kwargs)
-            if pytree.tree_structure((args, kwargs)) != spec:
+            left, spec_after = pytree.tree_flatten((args, kwargs))
+            if spec_after != spec or others != [
+                value_key(one) for one in left if not isinstance(one, Tensor)
+            ]:
                 raise SkeletonError(
-                    f"module {path!r} changes a list or dict that it is given at {line_of_user()}"
+                    f"module {path!r} changes a list, a dict or an object that it is given at {line_of_user()}"
                 )
             what = f"the output of module {path!r}"
             check_nest(result, what, "return its tensors themselves, or pass use_cache=False")
@@ -242,7 +247,7 @@ class Recorder(TorchFunctionMode):
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""
-        if is_fixed(leaf) or id(leaf) in self._held:
+        if is_fixed(leaf, objects=True) or id(leaf) in self._held:
             return
         what = (
             f"module {path!r} is given a {type(leaf).__name__} at {line_of_user()}, which stages cannot share"
@@ -257,6 +262,7 @@ class Recorder(TorchFunctionMode):
 
     def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """Call a custom autograd function and record that."""
+        self._conditions.check_custom(name, pytree.tree_leaves((args, kwargs)), self._whole)
         given = Given(args, kwargs, self.number)
         self.inside = name
         try:

@@ -179,7 +179,7 @@ class _Session:
             if tensor.is_meta and not value.is_meta:
                 recorder.values[number] = value
         mode = nullcontext() if fakes is None else fakes.in_use()
-        with called_whole(recorder, model, opening.whole), patched_functions(recorder), mode, recorder:
+        with called_whole(recorder, opening.whole), patched_functions(recorder), mode, recorder:
             try:
                 result = model(*args, **kwargs)
             except CaptureError:
