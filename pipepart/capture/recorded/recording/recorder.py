@@ -16,7 +16,7 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ from ..valueless import asks_for_values
 from .changes import ChangeWatch
 from .conditions import Conditions
 from .constants import computed_on_cpu
+from .sizes import SizeOrigin, asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
@@ -92,6 +93,8 @@ class Recorder(TorchFunctionMode):
         self._numbers: Any = WeakIdKeyDictionary()
         self._made_in: Any = WeakIdKeyDictionary()
         self._varying: set[int] = set()  # depends on an input, a module, the model's state or a draw
+        self._of_arguments: set[int] = set()  # can be computed from the arguments before the first layer
+        self._origins: dict[int, frozenset[SizeOrigin]] = {}
         self._count = 0
 
     @property
@@ -105,6 +108,7 @@ class Recorder(TorchFunctionMode):
         if number is None:
             number = self._new(tensor)
             self._varying.add(number)
+            self._of_arguments.add(number)
         return number
 
     def varies(self, tensor: Tensor) -> bool:
@@ -137,6 +141,7 @@ class Recorder(TorchFunctionMode):
         if id(tensor) in self._held:
             number = self._new(tensor)
             self.constants[number] = tensor
+            self._of_arguments.add(number)
             return number
         shape = list(tensor.shape)
         if self._tracking and tensor in self._made_in:
@@ -186,9 +191,12 @@ class Recorder(TorchFunctionMode):
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
+        asked = asking(name, func, args, kwargs) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
+        if asked is not None and not any(tensor.is_meta for tensor in passed):
+            self._add_origin(call, asked)
         if call.reads and len(passed) == 1:
             return with_source(result, Source(func, (call.given.only,)))
         return result
@@ -267,7 +275,7 @@ class Recorder(TorchFunctionMode):
         self.inside = name
         try:
             result = func(*args, **kwargs)
-            self._emit(func, given, result, varies=True, written=[])
+            self._emit(func, given, result, varies=True, written=[], custom=True)
         finally:
             self.inside = ""
         return result
@@ -282,6 +290,7 @@ class Recorder(TorchFunctionMode):
         written: list[Tensor],
         draws: bool = False,
         path: str = "",
+        custom: bool = False,
     ) -> Call:
         wrote = frozenset(self.number(tensor) for tensor in written)
         if wrote:
@@ -311,7 +320,52 @@ class Recorder(TorchFunctionMode):
             draws,
         )
         self.calls.append(call)
+        self._note_origins(call, leaves, own=bool(path) or custom)
         return call
+
+    def _note_origins(self, call: Call, leaves: list[Any], own: bool) -> None:
+        """Note what decides about the sizes of what a call returned.
+
+        Args:
+            call: the call.
+            leaves: what it returned.
+            own: whether it may return tensors of any size.
+        """
+        numbers = list(call.given.numbers())
+        known = not (call.module or call.draws or call.writes or own) and self._of_arguments.issuperset(
+            numbers
+        )
+        self._of_arguments -= call.writes
+        before = frozenset().union(*(self._origins.get(number, frozenset()) for number in numbers))
+        if len(call.new) > 1 and not own:  # so many parts as there are
+            self._read(before)
+        for out, leaf in zip(call.outs, leaves, strict=True):
+            if type(out) is Ref and out.number in call.new:
+                found = frozenset((SizeOrigin(call, out.number, leaf.shape),)) if own else before
+                if found:
+                    self._origins[out.number] = found
+                if known:
+                    self._of_arguments.add(out.number)
+
+    def _add_origin(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
+        """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
+        func, args, kwargs = asked
+        guard = self._emit(
+            func, Given(args, kwargs, self.number), func(*args, **kwargs), varies=True, written=[]
+        )
+        guard.asked = False
+        for number in call.new:
+            self._origins[number] = self._origins.get(number, frozenset()) | {SizeOrigin(guard)}
+
+    def _read(self, origins: Iterable[SizeOrigin]) -> None:
+        for origin in origins:
+            if origin.number is None and not self._of_arguments.issuperset(origin.call.given.numbers()):
+                raise SkeletonError(
+                    f"the size of a tensor made at {origin.call.line} depends on values that modules compute, and is "
+                    f"read at {line_of_user()}: the code that follows may do other things for other values. Move that "
+                    "code into a module of its own, or compute with masks (torch.where)"
+                )
+            origin.read()
 
     def _new(self, tensor: Tensor) -> int:
         number, self._count = self._count, self._count + 1
@@ -331,6 +385,8 @@ class Recorder(TorchFunctionMode):
     def _sized(self, name: str, result: Any, args: tuple[Any, ...]) -> Any:
         """Return sizes that remember which tensor they are sizes of."""
         number = self._numbers.get(args[0])
+        if number is not None:
+            self._read(self._origins.get(number, ()))
         if number is None or name == "__len__":
             return result
         ref = Ref(number)

@@ -243,7 +243,11 @@ class Recording:
         written = {number for call in self.calls for number in call.writes}
         found: dict[Call, None] = {}
         for call in self.calls:
-            if call.reads and (needed := self._computed_from_arguments(call, made, written)) is not None:
+            if (
+                call.reads
+                and call.asked
+                and (needed := self._computed_from_arguments(call, made, written)) is not None
+            ):
                 found |= dict.fromkeys(needed)
         return list(found)
 
@@ -254,7 +258,8 @@ class Recording:
         for index in reversed(range(len(self.calls))):
             call = self.calls[index]
             made = {out.number for out in call.outs if type(out) is Ref}
-            if call.module or call.writes or call.reads or call.name in HOOKS or not needed.isdisjoint(made):
+            keeps = call.module or call.writes or (call.reads and call.asked) or call.name in HOOKS
+            if keeps or not needed.isdisjoint(made):
                 kept.append(index)
                 needed.update(call.given.numbers())
         kept.reverse()
