@@ -234,3 +234,69 @@ class ListOfParameters(Base):
         for block, scale in zip(self.blocks, self.scales, strict=True):
             x = block(x) * scale
         return x
+
+
+class _Twice(nn.Sequential):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs) * 2
+
+
+class _Backwards(nn.Sequential):
+    def __iter__(self):
+        return iter([*self._modules.values()][::-1])
+
+
+@right
+def SequentialWithItsOwnCall():
+    return _Twice(nn.Linear(D, D), _Twice(nn.Linear(D, D), nn.Linear(D, D)), nn.Linear(D, D))
+
+
+@right
+def SequentialInItsOwnOrder():
+    return _Backwards(nn.Linear(D, D), nn.Sequential(_Backwards(nn.Tanh(), nn.Linear(D, D))), nn.Linear(D, D))
+
+
+class _Fills(nn.Linear):
+    def __init__(self, memo: Any) -> None:
+        super().__init__(D, D)
+        self.memo = memo
+
+    def forward(self, x):
+        if isinstance(self.memo, Tensor):
+            self.memo.copy_(x.detach().mean())
+        else:
+            self.memo["mean"] = x.detach().mean()
+        return super().forward(x)
+
+
+class _Takes(_Fills):
+    def forward(self, x):
+        return nn.Linear.forward(self, x) * (
+            self.memo if isinstance(self.memo, Tensor) else self.memo["mean"]
+        )
+
+
+@refused("changes memo of module '0', which module '2' holds as well")
+def SequentialOverADict():
+    memo: dict[str, Tensor] = {}
+    return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))
+
+
+@refused("changes memo of module '0', which module '2' holds as well")
+def SequentialOverATensor():
+    memo = torch.zeros(())
+    return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))
+
+
+@right
+def SequentialOverATable():
+    class Block(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(D, D)
+            self.table = table
+
+        def forward(self, x):
+            return super().forward(x) * self.table
+
+    table = torch.rand(D)
+    return nn.Sequential(Block(), nn.Tanh(), Block())
