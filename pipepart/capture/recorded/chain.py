@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
+from .caches import no_cache_in_training
 from .placing import together
 from .python_state.surroundings import Surroundings
 from .python_state.value_key import value_key
@@ -126,6 +127,10 @@ class RecordedChain(Chain):
 
     def enter_all(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Entered]:
         """Find or make the recordings for the arguments of several calls, as :meth:`enter` does."""
+        with no_cache_in_training(self.model):
+            return self._enter_all(calls)
+
+    def _enter_all(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Entered]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
         if state not in self._states:
             while len(self._states) >= _STATES:

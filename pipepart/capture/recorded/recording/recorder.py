@@ -255,12 +255,13 @@ class Recorder(TorchFunctionMode):
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""
-        if is_fixed(leaf, objects=True) or id(leaf) in self._held:
+        is_cache = "cache" in type(leaf).__name__.lower()
+        if (is_fixed(leaf, objects=True) and not is_cache) or id(leaf) in self._held:
             return
         what = (
             f"module {path!r} is given a {type(leaf).__name__} at {line_of_user()}, which stages cannot share"
         )
-        if "cache" in type(leaf).__name__.lower():
+        if is_cache:
             # Not a SkeletonError: that would leave the whole model as one layer, where a word is enough.
             raise CaptureError(
                 f"{what}: pass use_cache=False, or set model.config.use_cache = False. Where the model makes a cache "
