@@ -11,6 +11,7 @@ from torch import nn
 
 _said: WeakSet[nn.Module] = WeakSet()
 
+
 @contextmanager
 def no_cache_in_training(model: nn.Module) -> Iterator[None]:
     """Take ``config.use_cache`` as False within the block if the model is in training; say so once for each model.
@@ -36,5 +37,7 @@ def no_cache_in_training(model: nn.Module) -> Iterator[None]:
 
 def _with_cache(model: nn.Module) -> list[object]:
     """Return the settings of the modules that say to make a cache."""
-    found = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
+    found = {
+        id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None
+    }
     return [config for config in found.values() if getattr(config, "use_cache", None) is True]

@@ -80,7 +80,7 @@ class Recording:
         end_inputs: which arguments the end needs, as numbers.
         devices: of the model and its arguments while it was recorded; a replay uses that of the stage instead.
         result: what the model returned, until a replay has been compared with it.
-        fresh: whether a replay is still to be compared with the model.
+        uses: how often micro-batches of a call or step went its way.
     """
 
     calls: list[Call]
@@ -98,7 +98,7 @@ class Recording:
     end: Part = field(default_factory=lambda: Part((), (), ()))
     end_inputs: tuple[int, ...] = ()
     result: Any = None
-    fresh: bool = True
+    uses: int = 0
 
     def groups(self) -> list[Group]:
         """Return the pieces that a chain may be cut into: the calls up to each whole module."""
