@@ -307,3 +307,24 @@ class BlocksShareAStoreOfAnotherFile(Base):
                 return super().forward(input) * other_file.get("y")
 
         self.blocks = nn.ModuleList([First(D, D), nn.Linear(D, D), Last(D, D)])
+
+
+@refused(r"leaves a value for others in self\.aux at .*Return it with the output")
+class LeavesALossForOthers(Base):
+    def make(self):
+        self.aux = torch.zeros(())
+
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        self.aux = x.pow(2).mean()
+        return self.blocks[2](x)
+
+
+@refused(r"leaves a value for others in self\.last at .*Return it with the output")
+class LeavesANumberForOthers(Base):
+    last = None
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.last = x.detach().mean().item()
+        return x

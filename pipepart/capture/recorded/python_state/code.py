@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -73,6 +74,17 @@ class Code:
             for one in named.values()
             if not is_of_torch(one) and (names := [*_values(vars(one), self.names)])
         ]
+
+    @cached_property
+    def reads(self) -> set[str]:
+        """The names that it does not only set."""
+        codes = [code for function in self.functions for code in _codes(function.__code__)]
+        return {
+            one.argval
+            for code in codes
+            for one in dis.get_instructions(code)
+            if one.opname.startswith("LOAD") and isinstance(one.argval, str)
+        }
 
     def places(self, recorded: bool) -> list[Place]:
         """Return the globals, attributes of classes, and variables of closures that it uses.

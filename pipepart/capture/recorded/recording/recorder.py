@@ -116,6 +116,12 @@ class Recorder(TorchFunctionMode):
         number = self._numbers.get(tensor)
         return number is None or number in self._varying
 
+    def is_of_this_forward(self, value: Any) -> bool:
+        """Return True for a tensor that depends on a forward's arguments or state, and for a number read from one."""
+        if isinstance(value, Integer | Real):
+            return bool(value.source.numbers(sizes=False))
+        return isinstance(value, Tensor) and self._numbers.get(value) is not None and self.varies(value)
+
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")

@@ -154,6 +154,11 @@ class _Session:
                 return list(dict.fromkeys(one.place for one in of_whole))
             own.update(map(_key_of, of_whole))
             changes = self._changes(first)
+            for change in changes:
+                if first.recorder.is_of_this_forward(change.found.now) and self._holders.is_for_others(
+                    change
+                ):
+                    raise change.refused("leaves a value for others in")
             shared = [place for place in watched if len(self._holders.of(place)) > 1]
             if not changes and not shared:
                 return first
