@@ -8,6 +8,7 @@ from tests.capture import (  # they fill the tables
     awkward_calls,  # noqa: F401
     awkward_code,  # noqa: F401
     awkward_hidden,
+    awkward_reads,  # noqa: F401
     awkward_sizes,  # noqa: F401
     awkward_state,  # noqa: F401
 )

@@ -16,7 +16,7 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -48,7 +48,9 @@ from ..valueless import asks_for_values
 from .changes import ChangeWatch
 from .conditions import Conditions
 from .constants import computed_on_cpu
-from .sizes import SizeOrigin, asking
+from .provenance import Provenance
+from .reads import Reads
+from .sizes import asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
@@ -59,6 +61,7 @@ class Recorder(TorchFunctionMode):
         state: path of each parameter and buffer.
         held: where the other attributes of the model's modules are kept, by the ids of these and of tensors in them.
         whole: paths of the modules that stay whole.
+        opened: the other modules by their paths.
         tracking: whether to note which whole module makes which tensors, for the message of an error.
         conditions: checked at each call.
         watch: finds out who changes what whole modules hold; None if nobody does.
@@ -76,6 +79,7 @@ class Recorder(TorchFunctionMode):
         state: Mapping[int, str],
         held: Mapping[int, str],
         whole: Mapping[nn.Module, str],
+        opened: Mapping[str, nn.Module],
         tracking: bool,
         conditions: Conditions,
         watch: ChangeWatch | None = None,
@@ -93,8 +97,10 @@ class Recorder(TorchFunctionMode):
         self._numbers: Any = WeakIdKeyDictionary()
         self._made_in: Any = WeakIdKeyDictionary()
         self._varying: set[int] = set()  # depends on an input, a module, the model's state or a draw
-        self._of_arguments: set[int] = set()  # can be computed from the arguments before the first layer
-        self._origins: dict[int, frozenset[SizeOrigin]] = {}
+        self._made_of = Provenance()
+        self._reads = Reads(opened, self.calls)
+        self._inputs: dict[int, Tensor] = {}
+        self._state_versions: dict[int, tuple[Tensor, int]] = {}
         self._count = 0
 
     @property
@@ -107,8 +113,9 @@ class Recorder(TorchFunctionMode):
         number = self._numbers.get(tensor)
         if number is None:
             number = self._new(tensor)
+            self._inputs[number] = tensor
             self._varying.add(number)
-            self._of_arguments.add(number)
+            self._made_of.arguments.add(number)
         return number
 
     def varies(self, tensor: Tensor) -> bool:
@@ -118,16 +125,31 @@ class Recorder(TorchFunctionMode):
 
     def is_of_this_forward(self, value: Any) -> bool:
         """Return True for a tensor that depends on a forward's arguments or state, and for a number read from one."""
-        if isinstance(value, Integer | Real):
-            return bool(value.source.numbers(sizes=False))
+        if self._is_read(value):
+            return True
         return isinstance(value, Tensor) and self._numbers.get(value) is not None and self.varies(value)
+
+    def _is_read(self, value: Any) -> bool:
+        """Return True for a number that was read from a tensor, unlike its size."""
+        return isinstance(value, Integer | Real) and bool(value.source.numbers(sizes=False))
+
+    def _known_tensors(self) -> dict[int, Tensor]:
+        return self._inputs | self.constants
+
+    def _written_state(self) -> set[int]:
+        """Return the numbers of the parameters and buffers that the forward has written."""
+        return {number for number, (tensor, was) in self._state_versions.items() if version(tensor) != was}
 
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
-        return [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else plain(leaf) for leaf in leaves], spec
+        found = [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._reads.check(
+            {out.number for out in found if type(out) is Ref}, self._written_state(), self._made_of
+        )
+        return [out if self._is_read(out) else plain(out) for out in found], spec
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of a tensor.
@@ -142,12 +164,13 @@ class Recorder(TorchFunctionMode):
         if id(tensor) in self._paths:
             number = self._new(tensor)
             self.state[number] = self._paths[id(tensor)]
+            self._state_versions[number] = tensor, version(tensor)
             self._varying.add(number)
             return number
         if id(tensor) in self._held:
             number = self._new(tensor)
             self.constants[number] = tensor
-            self._of_arguments.add(number)
+            self._made_of.arguments.add(number)
             return number
         shape = list(tensor.shape)
         if self._tracking and tensor in self._made_in:
@@ -185,14 +208,7 @@ class Recorder(TorchFunctionMode):
         self._conditions.check_function(func, name, args, kwargs)
         self._conditions.check_modes(name)
         args, kwargs = together(args, kwargs)
-        try:
-            result = func(*args, **kwargs)
-        except RuntimeError as error:
-            if asks_for_values(error):
-                raise unknown_value(name, line_of_user()) from error
-            if not any(tensor.is_meta for tensor in passed):
-                raise
-            result = computed_on_cpu(func, given, self.calls, self.values)
+        result = self._called(func, args, kwargs, given)
         written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])
@@ -202,10 +218,24 @@ class Recorder(TorchFunctionMode):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
         if asked is not None and not any(tensor.is_meta for tensor in passed):
-            self._add_origin(call, asked)
-        if call.reads and len(passed) == 1:
-            return with_source(result, Source(func, (call.given.only,)))
-        return result
+            self._ask_size(call, asked)
+        if not call.reads:
+            return result
+        self._reads.note(call, self._made_of, self._known_tensors())
+        if len(passed) > 1:
+            return result
+        return with_source(result, Source(func, (call.given.only,), partial(self._reads.note_decision, call)))
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, given: Given) -> Any:
+        """Call a function of torch; if it reads values that tensors on the meta device do not have, compute these."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if asks_for_values(error):
+                raise unknown_value(getattr(func, "__name__", ""), line_of_user()) from error
+            if not any(tensor.is_meta for tensor in tensors((args, kwargs))):
+                raise
+            return computed_on_cpu(func, given, self.calls, self.values)
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a whole module and record that."""
@@ -327,52 +357,14 @@ class Recorder(TorchFunctionMode):
             draws,
         )
         self.calls.append(call)
-        self._note_origins(call, leaves, own=bool(path) or custom)
+        self._made_of.note(call, leaves, own=bool(path) or custom)
         return call
 
-    def _note_origins(self, call: Call, leaves: list[Any], own: bool) -> None:
-        """Note what decides about the sizes of what a call returned.
-
-        Args:
-            call: the call.
-            leaves: what it returned.
-            own: whether it may return tensors of any size.
-        """
-        numbers = list(call.given.numbers())
-        known = not (call.module or call.draws or call.writes or own) and self._of_arguments.issuperset(
-            numbers
-        )
-        self._of_arguments -= call.writes
-        before = frozenset().union(*(self._origins.get(number, frozenset()) for number in numbers))
-        if len(call.new) > 1 and not own:  # so many parts as there are
-            self._read(before)
-        for out, leaf in zip(call.outs, leaves, strict=True):
-            if type(out) is Ref and out.number in call.new:
-                found = frozenset((SizeOrigin(call, out.number, leaf.shape),)) if own else before
-                if found:
-                    self._origins[out.number] = found
-                if known:
-                    self._of_arguments.add(out.number)
-
-    def _add_origin(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
+    def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
         """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
         func, args, kwargs = asked
-        guard = self._emit(
-            func, Given(args, kwargs, self.number), func(*args, **kwargs), varies=True, written=[]
-        )
-        guard.asked = False
-        for number in call.new:
-            self._origins[number] = self._origins.get(number, frozenset()) | {SizeOrigin(guard)}
-
-    def _read(self, origins: Iterable[SizeOrigin]) -> None:
-        for origin in origins:
-            if origin.number is None and not self._of_arguments.issuperset(origin.call.given.numbers()):
-                raise SkeletonError(
-                    f"the size of a tensor made at {origin.call.line} depends on values that modules compute, and is "
-                    f"read at {line_of_user()}: the code that follows may do other things for other values. Move that "
-                    "code into a module of its own, or compute with masks (torch.where)"
-                )
-            origin.read()
+        given = Given(args, kwargs, self.number)
+        self._made_of.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
 
     def _new(self, tensor: Tensor) -> int:
         number, self._count = self._count, self._count + 1
@@ -393,7 +385,7 @@ class Recorder(TorchFunctionMode):
         """Return sizes that remember which tensor they are sizes of."""
         number = self._numbers.get(args[0])
         if number is not None:
-            self._read(self._origins.get(number, ()))
+            self._made_of.read_size(number)
         if number is None or name == "__len__":
             return result
         ref = Ref(number)

@@ -176,7 +176,13 @@ class _Session:
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
         watch = ChangeWatch(watched, self._holders, again) if watched else None
         recorder = Recorder(
-            paths, before.held, opening.whole, self._tracking, Conditions(paths, model), watch
+            paths,
+            before.held,
+            opening.whole,
+            dict(opening.opened()),
+            self._tracking,
+            Conditions(paths, model),
+            watch,
         )
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
