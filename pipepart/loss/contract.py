@@ -167,6 +167,24 @@ class MiniBatchLoss:
         graph = torch.stack(parts).sum()
         return total + (graph - graph.detach())
 
+    def shares(self, of_weights: bool = False) -> list[float] | None:
+        """Return the part of each micro-batch's loss in that of the mini-batch, when all have been taken.
+
+        Args:
+            of_weights: return the parts that :meth:`weights` has taken, which :meth:`correction` corrects.
+
+        Returns:
+            None if the terms of the loss have different ones.
+        """
+        taken = [one for one in self._taken if one is not None]
+        if any(isinstance(one.sum.shift, Tensor) or one.sum.shift for one in taken):
+            return None
+        totals = self._totals if of_weights else None
+        totals = totals or [self._real_total(index) for index in range(len(taken[0].sum.terms))]
+        pairs = [zip(one.sum.terms, totals, strict=True) for one in taken]
+        shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
+        return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
+
     def value(self, micro_batch: int) -> Tensor | None:
         """Return the loss of a micro-batch, 0 where nothing counts; None if it has not been taken."""
         taken = self._taken[micro_batch]

@@ -43,6 +43,10 @@ class Term(NamedTuple):
         """Whether it is a mean over nothing, which is not a number."""
         return self.divided and self.divisor is not None and self.divisor.value == 0
 
+    def share_of(self, total: float | Tensor) -> float | Tensor:
+        """Return the part of this micro-batch in the total count of the mini-batch; 1 for a sum."""
+        return 1.0 if self.divisor is None else self.divisor.value / total if total else 0.0
+
     def weight(self, total: float | Tensor) -> float | Tensor:
         """Return the gradient at ``tensor``, for the total count of the mini-batch."""
         if self.divisor is None:
