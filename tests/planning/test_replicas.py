@@ -45,7 +45,7 @@ def profile_seconds() -> float:
 def test_gradients_that_cost_much_to_sum_leave_one_copy():
     layers = [Layer(1 + i % 3, 1, 1, parameters=100_000, output=5) for i in range(8)]
     profile = profile_of(layers, [8])
-    for link, replicas in ((1e9, 2), (1e4, 1)):
+    for link, replicas in ((1e9, 2), (3e5, 1)):
         cluster = Cluster.parse(["1GiB"] * 2, link=link)
         assert pipepart.plan(profile, cluster, schedule="1f1b", replicas="auto").replicas == replicas
 
