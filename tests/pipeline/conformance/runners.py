@@ -80,7 +80,9 @@ class Mode:
         """Whether it is no training that is refused, and one that has an oracle."""
         what, (name, _) = self.what, self.schedule
         samples, micro_batches = self.sizes
-        if what.alone and (self.replicas > 1 or self.runner in ("strict", "apart") or name == "chimera"):
+        if (what.alone and (self.replicas > 1 or name == "chimera")) or (
+            what.on_host and self.runner == "strict"
+        ):
             return False
         if name == "chimera" and (self.devices != 2 or self.replicas == 3 or what.writes):
             return False

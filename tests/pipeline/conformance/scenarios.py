@@ -43,7 +43,8 @@ class Scenario:
         writes: layers write buffers, some of which are statistics of two samples or more.
         by_batch: a layer sees more than one sample.
         sparse: gradients are sparse.
-        alone: a layer cannot be copied, or makes tensors on the host: no replicas, and no strict device.
+        alone: a layer cannot be copied, so that there are no replicas.
+        on_host: a layer makes tensors on the host, which a strict device refuses.
         shared: stages share parameters or buffers.
     """
 
@@ -55,6 +56,7 @@ class Scenario:
     by_batch: bool = False
     sparse: bool = False
     alone: bool = False
+    on_host: bool = False
     shared: bool = False
 
     @functools.cached_property
@@ -243,7 +245,7 @@ CHAINS: dict[str, Scenario] = {
     **{name: Scenario(among_others(make), draws=True) for name, make in DRAWING.items()},
     **{
         f"buffer {how}": Scenario(
-            among_others(lambda how=how: [Moving(how)]), writes=True, alone="late" in how
+            among_others(lambda how=how: [Moving(how)]), writes=True, on_host="late" in how
         )
         for how in WAYS_TO_MOVE
     },
@@ -254,7 +256,7 @@ CHAINS: dict[str, Scenario] = {
         among_others(lambda: [nn.utils.spectral_norm(linear())]), writes=True, alone=True
     ),
     "generator of its own": Scenario(
-        among_others(lambda: [layers.OwnGenerator()]), by_batch=True, alone=True
+        among_others(lambda: [layers.OwnGenerator()]), by_batch=True, alone=True, on_host=True
     ),
     "scripted batch norm": Scenario(
         among_others(lambda: [torch.jit.script(nn.BatchNorm1d(WIDTH))]),  # type: ignore[list-item]
