@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.fuses import Fuse, Trouble
+from tests.support.pairwise import pairwise
 from tests.support.two_parts import splits
 
 
@@ -14,9 +15,10 @@ def linear_layers() -> list[nn.Module]:
     return [nn.Linear(4, 4) for _ in range(5)]
 
 
-@pytest.mark.parametrize("micro_batch", [0, 2, 3])
-@pytest.mark.parametrize("position", [1, 3, 4, 5])
-@pytest.mark.parametrize("where", ["function", "tensor hook"])
+@pytest.mark.parametrize(
+    ("where", "position", "micro_batch"),
+    pairwise(["function", "tensor hook"], [1, 3, 5], [0, 3]),
+)
 def test_in_the_first_part(where, position, micro_batch):
     fuse = Fuse(where)
     modules = linear_layers()

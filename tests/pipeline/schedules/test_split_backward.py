@@ -97,48 +97,6 @@ def test_a_trace_has_both_parts_with_times_of_their_own():
             assert spans[f"{stage}I{k}"][1] <= spans[f"{stage}W{k}"][0] < spans[f"{stage}W{k}"][1]
 
 
-def test_hooks_fire_once_a_micro_batch_with_the_values_of_one_backward():
-    """On parameters, on tensors and on modules, of layers of both stages."""
-    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6)))
-    x, y = torch.randn(8, 6), torch.randn(8, 6)
-    seen: dict[str, list[tuple[str, Tensor]]] = {}
-    for schedule in ("1f1b", "zb-h1"):
-        ours = plain.twin(model)
-        calls = seen[schedule] = []
-        hook_all_sorts(ours, calls)
-        with cut_by_hand(ours, [3], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
-            pipe.step(x, target=y)
-    for name in {name for name, _ in seen["1f1b"]}:
-        expected, found = ([g for n, g in seen[schedule] if n == name] for schedule in seen)
-        assert len(found) == 4
-        assert all(one.equal(other) for one, other in zip(expected, found, strict=True))
-    assert {name for name, _ in seen["zb-h1"]} == {
-        "parameter",
-        "accumulated",
-        "module",
-        "tensor",
-        "last tensor",
-    }
-
-
-def hook_all_sorts(model: nn.Module, calls: list[tuple[str, Tensor]]) -> None:
-    def note(name: str) -> Callable[[Tensor], None]:
-        return lambda tensor: calls.append((name, tensor.clone()))
-
-    def note_output(name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: nn.Module, given: Any, output: Tensor) -> None:
-            output.register_hook(note(name))
-
-        return hook
-
-    model.get_parameter("1.weight").register_hook(note("parameter"))
-    accumulated = model.get_parameter("2.bias")
-    accumulated.register_post_accumulate_grad_hook(lambda p: note("accumulated")(p.grad))  # type: ignore[arg-type]
-    model.get_submodule("4").register_full_backward_hook(lambda module, given, got: note("module")(got[0]))
-    model.get_submodule("1").register_forward_hook(note_output("tensor"))
-    model.get_submodule("5").register_forward_hook(note_output("last tensor"))
-
-
 def split_plan() -> Plan:
     plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
     return split_on_the_critical_path(plan)
