@@ -119,6 +119,16 @@ def test_a_tensor_in_a_closure_is_named_as_the_reason():
             pipe.step(x, target=y)
 
 
+@pytest.mark.filterwarnings("error:.*another tensor", "ignore:.*weight_norm:FutureWarning")
+def test_parameters_that_a_weight_norm_holds_stay_the_same_objects():
+    with deferred_init():
+        model = nn.Sequential(*(nn.utils.weight_norm(nn.Linear(3, 3)) for _ in range(3)))
+    parameters = list(model.parameters())
+    with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
+        pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+
+
 def test_a_parameter_that_a_graph_holds_is_replaced():
     torch.manual_seed(0)
     with deferred_init():
