@@ -1,9 +1,8 @@
-"""Kinds of layers, each as a chain to be cut anywhere: input and output have ``WIDTH`` features."""
+"""Layers of every sort: what they do to their input, their parameters and their buffers is what may go wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.support import pieces
 from tests.support.pieces import WIDTH, linear
+
+
+class Calls(nn.Module):
+    """A layer without parameters: one function of its input."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
 
 
 class Double(nn.Module):
@@ -148,76 +157,121 @@ class Images(nn.Module):
         return self.inner(image).flatten(1)
 
 
-def frozen(layer: nn.Module, *names: str) -> nn.Module:
-    """The layer with these parameters frozen, or all."""
-    for name, parameter in layer.named_parameters():
-        if not names or name in names:
-            parameter.requires_grad_(False)
-    return layer
+class Enter(nn.Module):
+    """Begins a skip connection: its input travels along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x).relu(), x
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Layers that belong together; whether they draw, write statistics, or see more than their own sample."""
+class Carry(Enter):
+    """Computes with the first of two tensors and passes the other on."""
 
-    make: Callable[[], list[nn.Module]]
-    draws: bool = False
-    writes: bool = False
-    by_batch: bool = False
-    sparse: bool = False
-    tied: bool = False
-
-    def chain(self) -> nn.Sequential:
-        """Two of its kind among other layers: at least seven."""
-        first, second = self.make(), self.make()
-        model = nn.Sequential(
-            linear(), *first, nn.Tanh(), linear(), *second, linear(), nn.Sigmoid(), linear()
-        )
-        if self.tied:
-            model[-1].weight = model[0].weight
-        return model
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, skipped = pair
+        return self.inner(x).tanh(), skipped
 
 
-KINDS: dict[str, Kind] = {
-    "linear": Kind(lambda: [linear()]),
-    "no bias": Kind(lambda: [nn.Linear(WIDTH, WIDTH, bias=False)]),
-    "no parameters": Kind(lambda: [nn.Softplus()]),
-    "identity": Kind(lambda: [nn.Identity()]),
-    "frozen": Kind(lambda: [frozen(linear())]),
-    "bias frozen": Kind(lambda: [frozen(linear(), "bias")]),
-    "tied to the last layer": Kind(lambda: [linear()], tied=True),
-    "norm": Kind(lambda: [nn.LayerNorm(WIDTH), nn.GELU()]),
-    "group norm": Kind(lambda: [nn.GroupNorm(2, WIDTH)]),
-    "batch norm": Kind(lambda: [nn.BatchNorm1d(WIDTH)], writes=True),
-    "cumulative batch norm": Kind(lambda: [nn.BatchNorm1d(WIDTH, momentum=None), linear()], writes=True),
-    "relu in place": Kind(lambda: [linear(), nn.ReLU(inplace=True)]),
-    "in place": Kind(lambda: [linear(), Double()]),
-    "in place twice": Kind(lambda: [linear(), Double(), Double(), nn.Hardtanh(inplace=True)]),
-    "nests": Kind(lambda: [pieces.Fork(), pieces.Middle(), pieces.Join()]),
-    "branches": Kind(lambda: [pieces.Parallel()]),
-    "ways by its input": Kind(lambda: [pieces.Branches()], by_batch=True),
-    "other layout": Kind(lambda: [pieces.OtherLayout()]),
-    "half detached": Kind(lambda: [pieces.HalfDetached()]),
-    "nested": Kind(lambda: [nn.Sequential(linear(), nn.Sequential(nn.Tanh()), linear())]),
-    "weight norm": Kind(lambda: [nn.utils.parametrizations.weight_norm(linear())]),
-    "spectral norm": Kind(lambda: [nn.utils.parametrizations.spectral_norm(linear())], writes=True),
-    "sequences": Kind(lambda: [Sequences()]),
-    "used several times": Kind(lambda: [Shared()]),
-    "chunks of a weight": Kind(lambda: [Chunked()]),
-    "custom function": Kind(lambda: [Custom()]),
-    "differentiates": Kind(lambda: [Slope()]),
-    "checkpoint": Kind(lambda: [Checkpointed(reentrant=False)]),
-    "reentrant checkpoint": Kind(lambda: [Checkpointed(reentrant=True)]),
-    "embedding": Kind(lambda: [Tokens(sparse=False)]),
-    "sparse embedding": Kind(lambda: [Tokens(sparse=True)], sparse=True),
-    "attention": Kind(lambda: [pieces.Attention()]),
-    "transformer": Kind(lambda: [Transformer()]),
-    "gru": Kind(lambda: [pieces.Recurrent()]),
-    "lstm": Kind(lambda: [Lstm()]),
-    "convolution": Kind(lambda: [pieces.Convolution()]),
-    "images": Kind(lambda: [Images()]),
-    "dropout": Kind(lambda: [linear(), nn.Dropout(0.4)], draws=True),
-    "dropout in place": Kind(lambda: [linear(), nn.Dropout(0.3, inplace=True)], draws=True),
-    "noise": Kind(lambda: [pieces.Noise()], draws=True),
-    "attention with dropout": Kind(lambda: [pieces.Attention(dropout=0.3)], draws=True),
-}
+class Leave(nn.Module):
+    """Ends a skip connection."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1] * pair[1]
+
+
+class Adapter(nn.Module):
+    """A frozen linear layer with a trained correction of rank two (Hu et al. 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear().requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.up(self.down(x))
+
+
+class HooksItsInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 1.5)
+        return x * 2
+
+
+class OwnGenerator(nn.Module):
+    """Draws twice from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rand(x.shape, generator=self.generator).to(x.dtype)
+        return x * scale * torch.empty_like(x).bernoulli_(0.5, generator=self.generator)
+
+
+class Moving(nn.Module):
+    """Its output depends on a mean that it moves in every forward, in one of several ways."""
+
+    constant: Tensor
+    mean: Tensor | None
+    twin: Tensor | None
+    late: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("constant", torch.arange(float(WIDTH)))
+        self.register_buffer("mean", None if how == "made late" else torch.ones(WIDTH))
+        self.register_buffer("twin", self.mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = torch.ones(WIDTH, dtype=x.dtype) if self.mean is None else self.mean
+        moved = (0.9 * mean + 0.1 * x.detach().mean(dim=0) * self.constant).tanh()
+        y = x * mean if self.how == "replaced" else x * mean.clone()
+        if self.how in ("replaced", "made late"):
+            self.mean = moved
+        elif self.how == "copied":
+            with torch.no_grad():
+                mean.copy_(moved)
+        elif self.how == "behind torch's back":
+            mean.data.copy_(moved)
+        elif self.how == "by its other name":
+            assert isinstance(self.twin, Tensor)
+            self.twin.copy_(moved)
+        elif self.how == "registered late":
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.zeros(WIDTH, dtype=x.dtype))
+            self.late = self.late + moved
+            y = y + self.late
+        return y
+
+
+WAYS_TO_MOVE = (
+    "replaced",
+    "made late",
+    "copied",
+    "behind torch's back",
+    "by its other name",
+    "registered late",
+)
+
+
+class WritesSometimes(nn.Module):
+    """Writes a buffer in the forwards of some micro-batches only, and reads it in all."""
+
+    seen: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * (1 + self.seen[:WIDTH].clone())
+        if x[0, 0] > 0.2:
+            self.seen[:WIDTH] += x.detach().mean(dim=0)
+        return y
