@@ -10,12 +10,10 @@ from torch import nn
 import pipepart
 import schedules
 from pipepart import Cluster, Link, Pipeline, Plan
-from pipepart.cluster import VIRTUAL_LATENCY_SECONDS, PairLink
 from pipepart.runtime.emulation import DeviceEmulation, emulation
 from pipepart.runtime.emulation.transport import Clock
 from pipepart.runtime.transport.threads import ThreadTransport, Transport
 from schedules import Kind
-from tests.support import plain
 from tests.support.chains import plan_by_hand
 
 
@@ -42,16 +40,6 @@ def emulated(plan: Plan, time: Time) -> DeviceEmulation:
     return DeviceEmulation(plan, (), None, strict=False, clock=time.clock)
 
 
-@pytest.mark.parametrize(("stage", "speed"), [(0, 1.0), (1, 0.5), (2, 0.25)])
-def test_an_action_takes_as_long_as_on_a_device_of_that_speed(stage, speed):
-    time = Time()
-    cluster = Cluster.virtual(3, speed=[1, 0.5, 0.25])
-    with emulated(plan_on(cluster), time).computing(Kind.F, stage):
-        time.now += 3.0
-    assert time.now == pytest.approx(3.0 / speed)
-    assert time.slept == ([] if speed == 1 else [pytest.approx(3.0 / speed - 3.0)])
-
-
 def transport_on(cluster: Cluster, time: Time) -> Transport:
     schedule = schedules.build("gpipe", devices=len(cluster), micro_batches=4)
     return emulated(plan_on(cluster), time).transport(ThreadTransport(schedule), schedule)
@@ -66,55 +54,6 @@ def send(
 
 def take(transport: Transport, receiver: int, micro_batch: int) -> Any:
     return transport.recv(receiver, (Kind.F, receiver, micro_batch))
-
-
-def test_a_message_arrives_after_latency_and_bytes_and_its_sender_goes_on():
-    time = Time()
-    transport = transport_on(Cluster.virtual(2, link=500.0, latency=0.25), time)
-    send(transport, 0, 1, [0])
-    assert time.slept == []
-    assert take(transport, 1, 0).shape == (250,)
-    assert time.slept == [pytest.approx(2.0 + 0.25 - VIRTUAL_LATENCY_SECONDS)]
-
-
-def test_a_message_that_has_lain_long_enough_is_not_waited_for():
-    time = Time()
-    transport = transport_on(Cluster.virtual(2, link=500.0), time)
-    send(transport, 0, 1, [0])
-    time.now = 1.5
-    take(transport, 1, 0)
-    assert time.slept == [pytest.approx(0.5)]
-    send(transport, 0, 1, [1])
-    time.now += 5
-    take(transport, 1, 1)
-    assert len(time.slept) == 1
-
-
-def test_messages_of_one_direction_go_one_after_the_other():
-    time = Time()
-    transport = transport_on(Cluster.virtual(2, link=1000.0, latency=0.25), time)
-    send(transport, 0, 1, [0, 1])
-    send(transport, 1, 0, [2])
-    take(transport, 0, 2)
-    first = 1.0 + 0.25 - VIRTUAL_LATENCY_SECONDS
-    assert time.now == pytest.approx(first)  # the other way is free
-    take(transport, 1, 0)
-    assert time.now == pytest.approx(first)
-    take(transport, 1, 1)
-    assert time.now == pytest.approx(first + 1.0)
-
-
-def test_each_pair_of_devices_has_its_own_link():
-    time = Time()
-    slow = PairLink(between=("virtual:1", "virtual:2"), bandwidth=100.0)
-    cluster = Cluster.virtual(3, link=1000.0).model_copy(update={"links": (slow,)})
-    transport = transport_on(cluster, time)
-    send(transport, 0, 1, [0])
-    send(transport, 1, 2, [0])
-    take(transport, 1, 0)
-    assert time.now == pytest.approx(1.0)
-    take(transport, 2, 0)
-    assert time.now == pytest.approx(10.0)
 
 
 def test_what_threads_need_anyway_is_not_slept():
@@ -152,19 +91,6 @@ def test_the_waits_of_a_pipeline_are_those_of_its_plan(monkeypatch: pytest.Monke
     with Pipeline(model, plan, nn.MSELoss()) as pipe:
         pipe.step(x, target=y)
     assert sorted(slept) == pytest.approx(sorted([fixed + (number + 1) * each for number in range(4)] * 2))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_numbers_do_not_change(schedule, strict):
-    cluster = Cluster.virtual(3, speed=[1, 0.5, 0.75], link="1GB/s", latency=1e-4, threads=1)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    x, y = torch.randn(8, 4), torch.randn(8, 4)
-    with Pipeline(model, plan_on(cluster, schedule), nn.MSELoss(), strict=strict) as pipe:
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 def test_nothing_is_emulated_where_a_cluster_only_describes(monkeypatch: pytest.MonkeyPatch):

@@ -195,17 +195,3 @@ def test_a_pipeline_whose_last_holder_was_a_traceback_is_collected_with_it(layer
         thread.join(60)
     assert workers() == []
     assert weights[0]() is None
-
-
-def test_without_a_failure_a_collected_pipeline_frees_the_model_and_says_nothing(recwarn):
-    pipe = cut(nn.Tanh(), schedule="gpipe")
-    pipe.step(X, target=Y)
-    pipe(X).sum().backward()
-    model = weakref.ref(pipe.module)
-    threads = workers()
-    del pipe
-    gc.collect()
-    for thread in threads:
-        thread.join(60)
-    assert model() is None
-    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]

@@ -1,4 +1,4 @@
-"""What a stage holds under a split backward: its stash until I, what the weights need until W, then nothing."""
+"""What a stage holds, counted in its graphs, is what was planned; under a split backward as each part needs it."""
 
 import functools
 import gc
@@ -142,10 +142,16 @@ def profiled(linear: bool) -> tuple[nn.Sequential, Profile]:
     return model, pipepart.profile(model, X, loss_fn=nn.MSELoss(), target=Y, **options)
 
 
+ORDERS = [
+    *(("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)),
+    *(("zb-h1", 1), ("zb-v", 2), ("v-half", 2)),
+]
+
+
 @splits
 @pytest.mark.parametrize(
     ("order", "recompute", "linear"),
-    pairwise([("zb-h1", 1), ("zb-v", 2), ("v-half", 2)], ["never", "except-last", "always"], [True, False]),
+    pairwise(ORDERS, ["never", "except-last", "always"], [True, False]),
 )
 def test_a_device_keeps_as_much_as_the_plan_says(order, recompute: Recompute, linear: bool, monkeypatch):
     """Also where more waits for the weights than the stash was, as in linear layers alone."""
@@ -167,10 +173,8 @@ def test_a_device_keeps_as_much_as_the_plan_says(order, recompute: Recompute, li
     assert [peaks[device] for device in range(2)] == pytest.approx(predicted, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "drop_in"), [("zb-h1", 1, False), ("zb-h1", 1, True), ("dualpipe-v", 2, False)]
-)
-def test_a_hundred_steps_leave_nothing_behind(schedule, chunks, drop_in):
+@pytest.mark.parametrize(("schedule", "chunks", "drop_in"), [("zb-h1", 1, True), ("dualpipe-v", 2, False)])
+def test_many_steps_leave_nothing_behind(schedule, chunks, drop_in):
     """Without help of the garbage collector."""
     x, y = torch.randn(8, 16), torch.randn(8, 16)
     with cut_by_hand(
@@ -189,7 +193,7 @@ def test_a_hundred_steps_leave_nothing_behind(schedule, chunks, drop_in):
         try:
             counts = []
             for _ in range(4):
-                for _ in range(25):
+                for _ in range(8):
                     step()
                 counts.append(holders_of_memory())
         finally:

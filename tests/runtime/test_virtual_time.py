@@ -179,15 +179,13 @@ def moments(timeline: Timeline) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("skipping", [False, True])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_actions_end_when_predicted(seed, skipping):
     """Under any placement and order, on unlike devices whose links carry one message at a time in each direction."""
     check(seed, skipping)
 
 
-@pytest.mark.parametrize("skipping", [False, True])
-@pytest.mark.parametrize("compress", ["bf16", "int8"])
-@pytest.mark.parametrize("seed", range(10, 14))
+@pytest.mark.parametrize(("seed", "compress", "skipping"), [(10, "bf16", True), (11, "int8", False)])
 def test_compressed_messages_take_what_their_bytes_take(seed, compress, skipping):
     check(seed, skipping, compress)
 
@@ -195,5 +193,5 @@ def test_compressed_messages_take_what_their_bytes_take(seed, compress, skipping
 @pytest.mark.slow
 @pytest.mark.parametrize("skipping", [False, True])
 def test_actions_of_hundreds_of_plans_end_when_predicted(skipping):
-    for seed in seeds(150, f"virtual time {skipping}"):
-        check(seed, skipping)
+    for number, seed in enumerate(seeds(30, f"virtual time {skipping}")):
+        check(seed, skipping, (None, "bf16", "int8")[number % 3])
