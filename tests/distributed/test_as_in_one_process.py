@@ -90,7 +90,7 @@ def repeated(schedule: tuple[str, int], processes: int) -> dict[str, Any]:
         recompute="except-last",
         timeout=TIMEOUT,
     )
-    return trained(pipe, drawn_batches([9, 9, 3, 9, 3, 9]), max_norm=0.1)
+    return trained(pipe, drawn_batches([9, 9, 3, 9, 3]), max_norm=0.1)
 
 
 ORDERS = [one for one in SCHEDULES if one[1] <= 2]

@@ -248,7 +248,9 @@ def planned_here() -> dict[str, Any]:
     """Plans on rank 0 with the measured links of all ranks."""
     x, y = drawn_batches([6])[0]
     layers = nn.Sequential(*[linear() for _ in range(6)]).double()
-    with Pipeline.auto(layers, x, target=y, loss_fn=nn.MSELoss(), devices=None, timeout=60) as pipe:
+    with Pipeline.auto(
+        layers, x, target=y, loss_fn=nn.MSELoss(), devices=None, timeout=60, seconds=0.01
+    ) as pipe:
         return {"plan": pipe.plan.model_dump_json(), "loss": pipe.step(x, target=y)}
 
 

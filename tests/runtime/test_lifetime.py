@@ -12,14 +12,11 @@ import pipepart
 from tests.support.chains import cut_by_hand
 from tests.support.replicas import cut_replicas
 
+pytestmark = pytest.mark.usefixtures("collected")
+
 
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
-
-
-@pytest.fixture(autouse=True)
-def _without_what_other_tests_left():
-    gc.collect()
 
 
 def network() -> nn.Sequential:

@@ -16,6 +16,8 @@ from tests.support.chains import cut_by_hand
 
 X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
 
+pytestmark = pytest.mark.usefixtures("collected")
+
 
 class Calls(nn.Module):
     """Calls something in one place: its forward, a hook of a tensor in the backward."""
@@ -41,11 +43,6 @@ def cut(layer: nn.Module, **how: Any) -> Pipeline:
 
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
-
-
-@pytest.fixture(autouse=True)
-def _without_what_other_tests_left():
-    gc.collect()
 
 
 @pytest.mark.parametrize("where", ["forward", "hook"])

@@ -32,7 +32,7 @@ def classify(borders: list[int], loss: str, **options: Any) -> Pipeline:
 def divided_by_what_all_micro_batches_count(loss: str, schedule: str, replicas: int = 1) -> dict[str, Any]:
     borders, parts = ([2], 5) if replicas > 1 else ([2, 4], 4)
     pipe = classify(borders, loss, schedule=schedule, micro_batches=parts, replicas=replicas)
-    return trained(pipe, labelled((12, 11, 3, 12)), max_norm=0.1)
+    return trained(pipe, labelled((12, 11, 3)), max_norm=0.1)
 
 
 @on(3, "never", slow=True)
@@ -66,7 +66,7 @@ def a_loss_of_the_whole_mini_batch() -> dict[str, Any]:
 @on(3, "known last")
 def optimizers_in_the_stages(loss: str) -> dict[str, Any]:
     with classify([1, 4], loss, micro_batches=4, optimizer=adam) as pipe:
-        losses = [pipe.step(x, target=y) for x, y in labelled((12, 11, 3, 12))]
+        losses = [pipe.step(x, target=y) for x, y in labelled((12, 11, 3))]
         return {
             "losses": losses,
             "state": pipe.full_state_dict(),
