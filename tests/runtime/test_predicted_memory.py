@@ -126,12 +126,12 @@ CUT, CHUNKS = ["8"], ["4", "8", "12"]
         ("gpipe", CUT, "always"),
         ("1f1b", CUT, "except-last"),
         ("zb-h1", CUT, "never"),
-        ("v-half", CHUNKS, "never"),
         ("chimera", CUT, "never"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("gpipe", CUT, "never"),
+                ("v-half", CHUNKS, "never"),
                 ("1f1b", CUT, "never"),
                 ("interleaved-1f1b", CHUNKS, "never"),
                 ("chimera", CUT, "always"),
@@ -147,10 +147,11 @@ def test_a_device_has_what_its_schedule_keeps(schedule, cut, recompute):
 @pytest.mark.parametrize(
     ("make", "cut", "loss"),
     [
-        (normalized, ["12"], MSE),
         (tied, CUT, MSE),
-        (frozen, CUT, MSE),
-        pytest.param(residual, ["3"], classified, marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((normalized, ["12"], MSE), (frozen, CUT, MSE), (residual, ["3"], classified))
+        ),
     ],
 )
 def test_a_device_has_what_its_layers_keep(make, cut, loss):

@@ -98,22 +98,6 @@ def test_a_stage_holds_what_its_parts_need(recompute: Recompute, monkeypatch: py
     assert dict(found[1])["1W2"] == after
 
 
-@splits
-def test_what_only_the_inputs_gradient_needs_is_gone_after_the_first_part(monkeypatch: pytest.MonkeyPatch):
-    """Twenty activations between two linear layers: after I they are gone, so it holds less than before."""
-    layers = [nn.Linear(16, 16), *(nn.GELU() for _ in range(20)), nn.Linear(16, 16)]
-    with cut_by_hand(
-        nn.Sequential(*layers, nn.Linear(16, 16)),
-        [22],
-        loss_fn=nn.MSELoss(),
-        micro_batches=1,
-        schedule="zb-h1",
-    ) as pipe:
-        found = bytes_after_each_action(monkeypatch)
-        pipe.step(torch.randn(1, 16), target=torch.randn(1, 16))
-    assert found[0] == [("0F0", 22 * ROW), ("0I0", 4 * ROW), ("0W0", 0)]
-
-
 def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The most bytes that the stages of each device hold together after any of its actions."""
     peaks: dict[int, int] = defaultdict(int)

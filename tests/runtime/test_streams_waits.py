@@ -105,16 +105,36 @@ WITH_ALL = [
 SCENARIOS = list(dict.fromkeys([*(scenario for _, scenario in SHOWS_IN), *WITH_ALL]))
 
 
+QUICK = {
+    *(steps, forwards, shared_steps, targets_elsewhere, skipping_steps, offloaded_steps),
+    *(prefetched, copies_side_by_side, input_gradients, differentiated_aside, loaded_on_a_device),
+}
+
+
 @pytest.mark.parametrize(
-    "seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.slow)], ids=["late", "more"]
+    ("scenario", "seeds"),
+    [
+        *(
+            (one, SEEDS) if one in QUICK else pytest.param(one, SEEDS, marks=pytest.mark.slow)
+            for one in SCENARIOS
+        ),
+        *(pytest.param(one, MORE_SEEDS, marks=pytest.mark.slow) for one in SCENARIOS),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
 )
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_the_numbers_are_right_with_all_of_them(scenario, seeds):
     for seed in seeds:
         scenario(seed)
 
 
-@pytest.mark.parametrize(("wait", "scenario"), SHOWS_IN, ids=lambda one: getattr(one, "__name__", str(one)))
+FIRST = dict(reversed(SHOWS_IN))
+
+
+@pytest.mark.parametrize(
+    ("wait", "scenario"),
+    [pytest.param(*one, marks=() if FIRST[one[0]] is one[1] else pytest.mark.slow) for one in SHOWS_IN],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
 def test_the_numbers_are_wrong_without_one(monkeypatch, wait, scenario):
     monkeypatch.setattr(waits, "left_out", frozenset({wait}))
     assert is_wrong(scenario)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 _PRELOADED = [
     *("torch", "torch.distributed", "pipepart"),
     "torch._dynamo",  # which the first optimizer of a process imports, for seconds
-    *("tests.support.plain", "tests.support.recorded", "tests.pipeline.conformance.modes"),
+    *("pytest", "tests.distributed.test_as_in_one_process"),  # which imports what most cases need
 ]
 _SECONDS = 100.0  # for the ranks to run one function
 
