@@ -1,4 +1,4 @@
-"""Models and mini-batches that several tests train on ranks."""
+"""Models and mini-batches that several cases train."""
 
 from __future__ import annotations
 
