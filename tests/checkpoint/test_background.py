@@ -109,7 +109,7 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path, asynchronous: bool) -> None:
     ended = run_script(FULL.format(folder=str(tmp_path), asynchronous=asynchronous))
     assert ended.returncode == 1, ended.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipepart.checkpoint.json_values import decode, encode
@@ -38,6 +38,7 @@ def types(value: Any) -> Any:
     return type(value), repr(value)
 
 
+@settings(max_examples=25)
 @given(VALUES)
 def test_values_come_back_with_their_types(value: Any) -> None:
     assert types(decode(json.loads(json.dumps(encode(value, "value"))))) == types(value)

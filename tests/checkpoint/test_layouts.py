@@ -42,8 +42,8 @@ def test_training_goes_on_as_undisturbed_in_every_other_layout(tmp_path, of_stag
             )
             made.train(3, 6)
             wanted = made.state()
-        for other in LAYOUTS:
-            assert_equal(resumed(folder, training(of_stages=of_stages, **other)), wanted)
+        other = LAYOUTS[number - 1 - of_stages]
+        assert_equal(resumed(folder, training(of_stages=of_stages, **other)), wanted)
 
 
 @pytest.mark.parametrize("of_stages", [False, True])

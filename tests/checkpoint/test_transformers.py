@@ -33,8 +33,7 @@ def bert() -> Any:
     return transformers.BertForMaskedLM(config)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [gpt2, bert])
+@pytest.mark.parametrize(("make", "dtype"), [(gpt2, torch.float32), (bert, torch.bfloat16)])
 def test_from_pretrained_reads_a_checkpoint(tmp_path: Path, make: Any, dtype: torch.dtype) -> None:
     model = make().to(dtype)
     path = pipepart.save(tmp_path, model, step=3).path

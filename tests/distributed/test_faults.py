@@ -1,11 +1,17 @@
 """A rank that raises, is killed, hangs or closes the pipeline ends the others at once, with word of what happened."""
 
+from __future__ import annotations
+
 import json
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.rank_scripts import RankEnd, run_ranks
+
+pytestmark = pytest.mark.slow
 
 # Two calls, then a third in which rank BAD does EVIL at PLACE. Each rank prints what its call raises, and when.
 _SCRIPT = """
@@ -73,71 +79,90 @@ def faults(size: int, bad: int, place: str, evil: str, timeout: float | None = N
     return ends
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["forward", "backward", "loss"])
-def test_an_exception_in_a_step_reaches_every_rank(place: str):
-    bad = 2 if place == "loss" else 1
-    ends = faults(3, bad, place, "raise ValueError('out of ideas')")
-    for rank in {0, 1, 2} - {bad}:
-        text = ends[rank].text
-        assert f"RankError: rank {bad} failed: ValueError: out of ideas" in text
-        assert f"stage {bad} of 3" in text
-        assert "micro-batch 0 of 4" in text
-        assert "raise ValueError('out of ideas')" in text or "in at" in text  # the traceback
+class Fault(NamedTuple):
+    """What rank ``bad`` does, and what the others say: the rank that fails stands for ``{bad}``."""
+
+    size: int
+    bad: int
+    place: str
+    evil: str
+    says: tuple[str, ...]
+    timeout: float | None = None
 
 
-@pytest.mark.slow
-def test_an_exception_between_steps_reaches_every_rank():
-    for end in faults(3, 2, "script", "raise OSError('no such batch')")[:2]:
-        assert (
-            "rank 2 takes no part in this call: its script has ended with OSError: no such batch" in end.text
-        )
+_KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+_STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+_RAISE = "raise ValueError('out of ideas')"
+_IN_STEP = (
+    "RankError: rank {bad} failed: ValueError: out of ideas",
+    "stage {bad} of 3",
+    "micro-batch 0 of 4",
+    " in at",
+)
+
+FAULTS = {
+    "in a forward": Fault(3, 1, "forward", _RAISE, _IN_STEP),
+    "in a backward": Fault(3, 1, "backward", _RAISE, _IN_STEP),
+    "in the loss": Fault(3, 2, "loss", _RAISE, _IN_STEP),
+    "between steps": Fault(
+        3,
+        2,
+        "script",
+        "raise OSError('no such batch')",
+        ("rank 2 takes no part in this call: its script has ended with OSError: no such batch",),
+    ),
+    "without text": Fault(2, 1, "forward", "raise Unprintable", ("rank 1 failed: Unprintable",)),
+    "first killed in a step": Fault(4, 0, "forward", _KILL, ("rank 0 is lost",)),
+    "last killed between steps": Fault(4, 3, "script", _KILL, ("rank 3 is lost",)),
+    "does not return": Fault(
+        3,
+        1,
+        "forward",
+        "time.sleep(1000)",
+        (
+            "TimeoutError",
+            "rank 0: virtual:0 waits for the gradients of stage 1",
+            "rank 1: virtual:1 is in the forward of layer '1' (Layer): stage 1, micro-batch 0",
+            "rank 2: virtual:2 waits for the output of stage 1",
+        ),
+        timeout=3,
+    ),
+    "stopped": Fault(3, 1, "forward", _STOP, ("rank 1 does not answer: its process is stopped",), timeout=3),
+    "does not call": Fault(
+        2,
+        1,
+        "script",
+        "time.sleep(20)",
+        (
+            "rank 0: waits for the other ranks at the begin of step",
+            "rank 1: is in the script, between two calls",
+        ),
+        timeout=3,
+    ),
+    "steps in a layer": Fault(
+        3,
+        1,
+        "forward",
+        "pipe.step(torch.ones(8, 4), target=torch.ones(8, 4))",
+        ("rank 1 failed: RuntimeError: the pipeline is busy",),
+    ),
+    "closes": Fault(
+        3, 1, "script", "pipe.close()", ("rank 1 takes no part in this call: the pipeline is closed there",)
+    ),
+}
 
 
-@pytest.mark.slow
-def test_an_exception_without_text_reaches_every_rank():
-    assert "rank 1 failed: Unprintable" in faults(2, 1, "forward", "raise Unprintable")[0].text
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_one_rank_is_named_by_all_others(name: str):
+    fault = FAULTS[name]
+    ends = faults(fault.size, fault.bad, fault.place, fault.evil, fault.timeout)
+    for rank, end in enumerate(ends):
+        if rank != fault.bad:
+            for words in fault.says:
+                assert words.format(bad=fault.bad) in end.text
+    assert "is lost" not in fault.says[0] or ends[fault.bad].code == -9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["forward", "script"])
-@pytest.mark.parametrize("bad", [0, 3])
-def test_a_killed_rank_is_named_by_all(bad: int, place: str):
-    ends = faults(4, bad, place, "os.kill(os.getpid(), signal.SIGKILL)")
-    assert ends[bad].code == -9
-    assert all(f"rank {bad} is lost" in end.text for rank, end in enumerate(ends) if rank != bad)
-
-
-@pytest.mark.slow
-def test_a_layer_that_does_not_return_ends_all_ranks_at_the_timeout():
-    for end in faults(3, 1, "forward", "time.sleep(1000)", timeout=3):
-        assert "TimeoutError" in end.text
-        assert "rank 0: virtual:0 waits for the gradients of stage 1" in end.text
-        assert "rank 1: virtual:1 is in the forward of layer '1' (Layer): stage 1, micro-batch 0" in end.text
-        assert "rank 2: virtual:2 waits for the output of stage 1" in end.text
-
-
-@pytest.mark.slow
-def test_a_stopped_process_is_named_at_the_timeout():
-    ends = faults(3, 1, "forward", "os.kill(os.getpid(), signal.SIGSTOP)", timeout=3)
-    assert "rank 1 does not answer: its process is stopped" in ends[0].text
-    assert "rank 1 does not answer: its process is stopped" in ends[2].text
-
-
-@pytest.mark.slow
-def test_a_call_that_a_rank_does_not_make_ends_the_others_at_the_timeout():
-    ends = faults(2, 1, "script", "time.sleep(20)", timeout=3)
-    assert "rank 0: waits for the other ranks at the begin of step" in ends[0].text
-    assert "rank 1: is in the script, between two calls" in ends[0].text
-
-
-@pytest.mark.slow
-def test_a_step_within_a_layer_is_refused_before_the_others_are_asked_to_join():
-    ends = faults(3, 1, "forward", "pipe.step(torch.ones(8, 4), target=torch.ones(8, 4))")
-    assert all("rank 1 failed: RuntimeError: the pipeline is busy" in ends[rank].text for rank in (0, 2))
-
-
-@pytest.mark.slow
 def test_groups_may_be_destroyed_before_the_pipeline_is_closed():
     script = """
 import torch, torch.distributed
@@ -156,7 +181,6 @@ with pipepart.Pipeline(model, plan_by_hand(["0", "1"], [1], micro_batches=2), nn
         assert "Exception in thread" not in end.text
 
 
-@pytest.mark.slow
 def test_the_exception_is_in_the_summary_of_torchrun(tmp_path: Path):
     record = f'os.environ["TORCHELASTIC_ERROR_FILE"] = f"{tmp_path}/{{rank}}"; '
     faults(2, 1, "script", record + "raise OSError('no such batch')")
@@ -165,10 +189,69 @@ def test_the_exception_is_in_the_summary_of_torchrun(tmp_path: Path):
     assert "no such batch" in told["extraInfo"]["py_callstack"]
 
 
-@pytest.mark.slow
-def test_a_pipeline_that_one_rank_closes_is_closed_for_all():
-    ends = faults(3, 1, "script", "pipe.close()")
-    assert all(
-        "rank 1 takes no part in this call: the pipeline is closed there" in ends[rank].text
-        for rank in (0, 2)
-    )
+# Rank BAD does EVIL where {place} is now. The process group is made by the script, or by the pipeline.
+_START = """
+import os, signal, sys, time
+import torch, torch.distributed
+from torch import nn
+import pipepart
+import pipepart.cluster.processes
+
+def at(place):
+    if place == {place!r} and rank == {bad}:
+        print("fails at", time.time(), flush=True)
+        {evil}
+
+def loss_fn(output, target):
+    at("profile")
+    return nn.functional.mse_loss(output, target)
+
+def optimizer(parameters):
+    at("making")
+    return torch.optim.SGD(parameters, lr=0.1)
+
+rank = int(os.environ["RANK"])
+{start}
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+x = torch.ones(8, 4)
+measured = pipepart.cluster.processes._measured
+pipepart.cluster.processes._measured = lambda *given: (at("links"), measured(*given))[1]
+at("script")
+cluster = pipepart.Cluster.of_ranks()
+at("cluster")
+options = dict(reduction="mean", seconds=0.1, optimizer=optimizer)
+with pipepart.Pipeline.auto(model, x, target=x, loss_fn=loss_fn, devices=cluster, **options) as pipe:
+    pipe.step(x, target=x)
+"""
+_OWN_GROUP = 'torch.distributed.init_process_group("gloo")'
+_GROUP_OF_PIPELINE = 'os.environ["TORCHELASTIC_RUN_ID"] = "tests"'
+_NO_FILE = "raise OSError('no such file')"
+
+
+@pytest.mark.parametrize(
+    ("place", "bad", "evil", "start", "message"),
+    [
+        ("script", 1, _KILL, _OWN_GROUP, "rank 1 is lost"),
+        ("script", 1, _NO_FILE, _GROUP_OF_PIPELINE, "rank 1 takes no part .* OSError: no such file"),
+        ("script", 1, "sys.exit()", _OWN_GROUP, "rank 1 takes no part .* its script has ended"),
+        ("links", 2, _KILL, _GROUP_OF_PIPELINE, "rank 2 is lost"),
+        ("cluster", 1, _NO_FILE, _OWN_GROUP, "rank 1 .* OSError: no such file"),
+        ("profile", 0, _KILL, _OWN_GROUP, "rank 0 is lost"),
+        ("profile", 0, _NO_FILE, _GROUP_OF_PIPELINE, "rank 0 .* OSError: no such file"),
+        ("making", 1, _NO_FILE, _OWN_GROUP, "rank 1 .* OSError: no such file"),
+    ],
+)
+def test_a_rank_that_ends_before_the_first_step_is_named(place, bad, evil, start, message):
+    ends = run_ranks(_START.format(place=place, bad=bad, evil=evil, start=start), 3, seconds=60)
+    for rank, end in enumerate(ends):
+        if rank != bad:
+            assert end.code == 1, end.text
+            assert end.seconds < 10, end.text
+            assert re.search(message, end.text), end.text
+
+
+def test_a_rank_that_comes_late_is_waited_for():
+    late = _START.format(place="script", bad=1, evil="time.sleep(3)", start=_OWN_GROUP)
+    for end in run_ranks(late, 3, seconds=60):
+        assert end.code == 0, end.text

@@ -1,56 +1,278 @@
-"""Under torchrun replicas of a model train to the bits of replicas in one process."""
+"""Under torchrun replicas share what they have learned, and what torch shards or sums over them is exact or refused."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tests.distributed.training import TIMEOUT, drawn_batches, trained
-from tests.support.plain import in_double
-from tests.support.ranks import assert_as_in_one_process
+import pipepart
+from pipepart import Pipeline
+from tests.distributed.cases.models import CLASSES, LOSSES, classifier, labelled
+from tests.distributed.training import TIMEOUT, Own, adam, drawn_batches, gradients
+from tests.support import plain
+from tests.support.pieces import WIDTH, linear
+from tests.support.ranks import assert_same_bits, ranks
 from tests.support.replicas import cut_replicas
 
 
-def chain(stages: int) -> nn.Sequential:
+def known_last() -> dict[str, Any]:
+    pipe = cut_replicas(classifier(), [2], 2, loss_fn=LOSSES["known last"], micro_batches=5, timeout=TIMEOUT)
+    x, y = labelled((11,))[0]
+    with pipe:
+        return {"loss": pipe.step(x, target=y), "gradients": gradients(pipe), "state": pipe.full_state_dict()}
+
+
+def test_a_count_of_the_output_corrects_the_gradients_of_all_replicas():
+    found = ranks(4).run(known_last)
+    model = classifier()
+    model.load_state_dict(found[0]["state"])
+    x, y = labelled((11,))[0]
+    total, count = LOSSES["known last"](model(x), y)
+    (total / count).backward()
+    expected = plain.gradients(model)
+    for one in found:
+        plain.assert_near(one["loss"], total.detach() / count)
+        plain.assert_close(one["gradients"], {name: expected[name] for name in one["gradients"]})
+
+
+def unlike() -> dict[str, Any]:
+    """Ranks make the model with other seeds, and later load other values."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.manual_seed(rank)
+    model = nn.Sequential(linear(), nn.BatchNorm1d(WIDTH), linear()).double()
+    x, y = drawn_batches([8])[0]
+    with cut_replicas(model, [2], 2, loss_fn=nn.MSELoss(), micro_batches=4, timeout=TIMEOUT) as pipe:
+        made = Own({name: value.clone() for name, value in pipe.state_dict().items()})
+        pipe.step(x, target=y)
+        trained = Own({name: value.clone() for name, value in pipe.state_dict().items()})
+        pipe.load_state_dict({name: value + rank for name, value in pipe.full_state_dict().items()})
+        loaded = Own({name: value.clone() for name, value in pipe.state_dict().items()})
+        mesh = pipe.mesh
+        assert mesh is not None
+        place = {
+            "mesh": mesh.mesh.tolist(),
+            "names": mesh.mesh_dim_names,
+            "at": list(mesh.get_coordinate() or ()),
+        }
+        dist.barrier(mesh.get_group("dp"))
+        return {"made": made, "trained": trained, "loaded": loaded, **place}
+
+
+def test_further_replicas_have_the_values_of_the_first():
+    found = ranks(4).run(unlike)
+    for first, other in ((0, 2), (1, 3)):
+        for when in ("made", "trained", "loaded"):
+            plain.assert_same(found[first][when], found[other][when])
+    assert [one["at"] for one in found] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert all((one["mesh"], one["names"]) == ([[0, 1], [2, 3]], ("dp", "pp")) for one in found)
+    model = nn.BatchNorm1d(WIDTH).double()
+    assert not found[0]["trained"]["1.running_mean"].equal(model.running_mean)
+    assert found[0]["trained"]["1.num_batches_tracked"] == 2  # micro-batches of the first replica
+
+
+def saved(folder: str) -> dict[str, Any]:
+    pipe = cut_replicas(classifier(), [2], 2, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT)
+    with pipe:
+        optimizer = adam(pipe.parameters())
+        x, y = labelled((12,))[0]
+        pipe.step(x, target=y)
+        optimizer.step()
+        pipepart.save(folder, pipe, optimizer, step=1)
+        state = pipe.full_state_dict()
+        pipe.load_state_dict({name: value * 0 for name, value in state.items()})
+        pipepart.load(folder, pipe, optimizer)
+        again = pipe.full_state_dict()
+        for name, value in state.items():
+            assert again[name].equal(value), name
+        return state
+
+
+def test_a_checkpoint_of_replicas_is_that_of_one_model(tmp_path):
+    state = ranks(4).run(saved, str(tmp_path))[0]
+    model = classifier()
+    written = [name for file in tmp_path.glob("latest/model-*.safetensors") for name in load_file(file)]
+    assert sorted(written) == sorted(state)
+    pipepart.load(tmp_path, model, torch.optim.Adam(model.parameters()))
+    plain.assert_same(model.state_dict(), state)
+
+
+def loaded_in_parts() -> dict[str, Any]:
+    """Each replica loads its part of the samples, and the parts are exchanged."""
+    x, y = drawn_batches([8])[0]
+    with cut_replicas(classifier(), [2], 2, loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        assert pipe.mesh is not None
+        group, rank = pipe.mesh.get_group("dp"), pipe.mesh.get_local_rank("dp")
+        sampler = DistributedSampler(TensorDataset(x, y), num_replicas=2, rank=rank, shuffle=False)
+        (part, wanted), *_ = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
+
+        def whole(part: Tensor) -> Tensor:
+            parts = [torch.empty_like(part) for _ in range(2)]
+            dist.all_gather(parts, part, group=group)
+            return torch.cat(parts)
+
+        return {
+            "loss": pipe.step(whole(part), target=whole(wanted[:, :CLASSES])),
+            "gradients": gradients(pipe),
+        }
+
+
+def test_each_replica_loads_its_own_part():
+    model = classifier()
+    x, y = drawn_batches([8])[0]
+    loss = plain.whole_step(model, x, y[:, :CLASSES], nn.MSELoss())
+    expected = plain.gradients(model)
+    for one in ranks(4).run(loaded_in_parts):
+        plain.assert_near(one["loss"], loss)
+        plain.assert_close(one["gradients"], {name: expected[name] for name in one["gradients"]})
+
+
+class Raises(nn.Module):
+    """Raises in the backward of one process."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if dist.get_rank() == 3:
+            x.register_hook(lambda gradient: 1 / 0)
+        return x * 1
+
+
+def raising() -> None:
+    model = nn.Sequential(linear(), nn.Tanh(), linear(), Raises()).double()
+    x, y = drawn_batches([8])[0]
+    with cut_replicas(model, [2], 2, loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        pipe.step(x, target=y)
+
+
+def test_a_rank_that_raises_ends_the_steps_of_all_replicas():
+    found = [one.error for one in ranks(4).outcomes(raising)]
+    assert isinstance(found[3], ZeroDivisionError)
+    for error in found[:3]:
+        assert str(error).startswith("rank 3 failed: ZeroDivisionError: division by zero")
+
+
+HOW: dict[str, Any] = {"lr": 0.05, "amsgrad": True}
+
+
+def pipeline(**options: Any) -> Pipeline:
     torch.manual_seed(3)
-    layers = [
-        layer
-        for _ in range(stages)
-        for layer in (nn.Linear(4, 4), nn.Dropout(0.2), nn.LayerNorm(4), nn.GELU())
-    ]
-    return in_double(layers)
+    layers = [layer for _ in range(2) for layer in (nn.Linear(4, 4), nn.Dropout(0.2), nn.LayerNorm(4))]
+    model = plain.in_double(layers)
+    return cut_replicas(model, [3], 2, micro_batches=4, loss_fn=nn.MSELoss(), timeout=TIMEOUT, **options)
 
 
-def steps(
-    stages: int, replicas: int, schedule: str, chunks: int, recompute: str, **options: Any
-) -> dict[str, Any]:
-    pipe = cut_replicas(
-        chain(stages),
-        range(4, 4 * stages, 4),
-        replicas,
-        micro_batches=5,
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-        loss_fn=nn.MSELoss(),
-        timeout=TIMEOUT,
+def adamw(pipe: Pipeline, sharded: bool) -> torch.optim.Optimizer:
+    if not sharded:
+        return torch.optim.AdamW(pipe.parameters(), **HOW)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    assert pipe.mesh is not None
+    return ZeroRedundancyOptimizer(
+        pipe.parameters(), torch.optim.AdamW, process_group=pipe.mesh.get_group("dp"), **HOW
     )
-    return trained(pipe, drawn_batches([10, 7, 1, 10], width=4), max_norm=0.1, **options)
 
 
-CASES = [
-    (2, (1, 2, "1f1b", 1, "never")),
-    (2, (2, 2, "zb-v", 2, "never")),
-    (4, (2, 2, "1f1b", 1, "always")),
-    (4, (2, 2, "zb-h1", 1, "except-last")),
-    (4, (1, 4, "gpipe", 1, "never")),
-    (2, (2, 2, "1f1b", 1, "never")),
-]
+def train(folder: Path, load: bool, sharded: bool) -> dict[str, Any]:
+    """Train four steps and save, or load and train two more."""
+    sharded = sharded and dist.is_initialized()
+    with pipeline() as pipe:
+        optimizer = adamw(pipe, sharded)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        if load:
+            pipepart.load(folder, pipe, optimizer, scheduler=scheduler)
+        losses = []
+        for x, y in drawn_batches([8] * (2 if load else 4), width=4):
+            optimizer.zero_grad()
+            losses.append(pipe.step(x, target=y))
+            pipe.clip_grad_norm_(0.1)
+            optimizer.step()
+            scheduler.step()
+        if not load:
+            pipepart.save(folder, pipe, optimizer, step=4, scheduler=scheduler)
+        kept = sum(len(one) for one in (optimizer.optim if sharded else optimizer).state.values())  # type: ignore[attr-defined]
+        entries = torch.tensor(kept)
+        if sharded:
+            assert pipe.mesh is not None
+            dist.all_reduce(entries, group=pipe.mesh.get_group("dp"))
+            assert 0 < kept < entries  # a part of the state on each rank
+            assert entries == 4 * len(list(pipe.parameters()))
+        rate = optimizer.param_groups[0]["lr"]
+        return {"losses": losses, "all": pipe.full_state_dict(), "rate": rate}
 
 
-@pytest.mark.parametrize(("processes", "how"), CASES, ids=str)
-def test_a_step_is_that_of_one_process(processes, how):
-    assert_as_in_one_process(steps, processes, *how)
+def on_ranks(folder: Path, load: bool, sharded: bool) -> dict[str, Tensor]:
+    found = ranks(4).run(train, folder, load, sharded)
+    return {**found[0]["all"], "rate": found[0]["rate"]}
+
+
+def test_a_sharded_optimizer_steps_saves_and_loads_as_one_without_sharding(tmp_path: Path) -> None:
+    """Without sharding in one process: the files are the same."""
+    whole, sharded = tmp_path / "whole", tmp_path / "sharded"
+    expected = train(whole, False, False)
+    assert_same_bits(on_ranks(sharded, False, True), {**expected["all"], "rate": expected["rate"]}, "trained")
+    expected = train(whole, True, False)
+    assert expected["rate"] == HOW["lr"] / 4
+    wanted = {**expected["all"], "rate": expected["rate"]}
+    assert_same_bits(train(sharded, True, False), expected, "sharded, then whole")
+    assert_same_bits(on_ranks(sharded, True, True), wanted, "sharded, then sharded")
+    assert_same_bits(on_ranks(whole, True, True), wanted, "whole, then sharded")
+
+
+def over_all_ranks() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with pipeline() as pipe:
+        optimizer = ZeroRedundancyOptimizer(pipe.parameters(), torch.optim.SGD, lr=0.1)
+        pipepart.save(Path(tempfile.gettempdir(), "never"), pipe, optimizer, step=1)
+
+
+def of_stages() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
+
+    pipeline(optimizer=make).close()
+
+
+def fully_sharded() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with pipeline() as pipe:
+        assert pipe.mesh is not None
+        for layer in pipe.module.children():
+            if any(not parameter.is_meta for parameter in layer.parameters()):
+                fully_shard(layer, mesh=pipe.mesh["dp"])
+        x, y = torch.randn(2, 8, 4, dtype=torch.float64)
+        pipe.step(x, target=y)
+
+
+def wrapped_before() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
+    cut_replicas(model, [1], 2, micro_batches=4, loss_fn=nn.MSELoss(), timeout=TIMEOUT).close()
+
+
+INSTEAD = 'ZeroRedundancyOptimizer(..., process_group=pipe.mesh.get_group("dp"))'
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (over_all_ranks, "over the ranks [0, 1, 2, 3], and the replicas of this rank's stages are on {here}"),
+        (of_stages, 'process_group=pipe.mesh.get_group("dp")'),
+        (fully_sharded, f"is under fully_shard|{INSTEAD}"),
+        (wrapped_before, f"'1' is under Distributed|{INSTEAD}"),
+    ],
+)
+def test_other_ways_to_shard_or_to_sum_are_refused(case: Callable[[], None], words: str) -> None:
+    for rank, one in enumerate(ranks(4).outcomes(case)):
+        assert isinstance(one.error, ValueError)
+        for part in words.format(here=[rank % 2, rank % 2 + 2]).split("|"):
+            assert part in str(one.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.support.pieces import WIDTH
+from pipepart.ranks import under_torchrun
+from tests.support.chains import cut_by_hand
+from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import Own
 
 TIMEOUT = 40.0  # seconds that a rank of these tests waits for the others
@@ -66,6 +69,44 @@ def trained(
         found["own state"] = Own(pipe.state_dict())
     found["generator"] = torch.get_rng_state()
     return found
+
+
+def trained_by_caller(pipe: Pipeline, loss_of: Callable[[Any, Tensor], Tensor]) -> dict[str, Any]:
+    """Train by losses of the caller, whose own layer is behind the pipeline; two mini-batches make up a step."""
+    found: dict[str, Any] = {"losses": [], "inputs": [], "outputs": []}
+    head = linear().double()
+    batches = drawn_batches([9, 9, 4, 9])
+    with pipe:
+        optimizer = adam([*pipe.parameters(), *head.parameters()])
+        for number, (x, y) in enumerate(batches):
+            x.requires_grad_(number != 1)
+            out = pipe(x)
+            loss = loss_of(head(out), y)
+            loss.backward()
+            found["losses"].append(loss)
+            found["outputs"].append(out)
+            found["inputs"].append(x.grad)
+            if number % 2:
+                found["norm"] = pipe.clip_grad_norm_(0.5)
+                found["gradients"] = gradients(pipe)
+                optimizer.step()
+                optimizer.zero_grad()
+        found["stepped"] = pipe.step(batches[0][0].detach(), target=batches[0][1])
+        found["state"] = pipe.full_state_dict()
+    return {**found, "head": [p.clone() for p in head.parameters()], "generator": torch.get_rng_state()}
+
+
+def rank() -> int:
+    """The rank of this process; 0 in the tests' own."""
+    return int(os.environ.get("RANK", "0")) if under_torchrun() else 0
+
+
+def small(**options: Any) -> Pipeline:
+    """Four layers with dropout, in three stages."""
+    layers = [nn.Sequential(linear(), nn.Dropout(0.1)) for _ in range(4)]
+    return cut_by_hand(
+        nn.Sequential(*layers).double(), [1, 2], loss_fn=nn.MSELoss(), timeout=TIMEOUT, **options
+    )
 
 
 def gradients(pipe: Pipeline) -> Own:

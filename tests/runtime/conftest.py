@@ -1,11 +1,25 @@
-"""Late devices for the tests that ask for them."""
+"""Late devices, and a clean start, for the tests that ask for them."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.vdev import devices as vdev
+
+
+@pytest.fixture(scope="module")
+def _frozen() -> None:
+    """Leave what other tests hold out of the collections of these, each of which would take a third of a second."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def collected(_frozen: None) -> None:
+    """Collect what other tests have left, as threads of pipelines that nobody holds."""
+    gc.collect()
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def run(script: str) -> str:
 def test_an_interrupt_at_any_layer_reaches_the_caller_and_the_next_step_is_right():
     """In the forward and backward of each stage, in the first and a later micro-batch, under each schedule."""
     printed = run("""
-        for schedule in ("1f1b", "gpipe", "sequential"):
+        for schedule in ("1f1b", "gpipe"):
             model = network()
             x, y = torch.randn(8, 4), torch.randn(8, 2)
             with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
@@ -79,24 +79,26 @@ def test_an_interrupt_at_any_layer_reaches_the_caller_and_the_next_step_is_right
                             plain.assert_same(plain.gradients(model), plain.gradients(reference))
         print(sorted(thread.name for thread in threading.enumerate()))
     """)
-    assert printed.splitlines() == ["interrupt"] * 24 + ["['MainThread']"]
+    assert printed.splitlines() == ["interrupt"] * 16 + ["['MainThread']"]
 
 
-def test_interrupts_at_many_instants_of_training():
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_interrupts_at_many_instants_of_training(count):
     """Raised wherever the main thread is: no lock stays taken, every later step is right."""
-    printed = run(
-        """
-        import random, time
+    (seed,) = seeds(1, "interrupts")
+    printed = run(f"""
+        import random
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
         model = network()
         x, y = torch.randn(8, 4), torch.randn(8, 2)
         reference = plain.twin(model)
         plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-        random.seed(0)
+        random.seed({seed if count > 20 else 0})
         interrupts = 0
         with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-            for _ in range(50):
+            for _ in range({count}):
                 try:  # the timer is within: on a busy machine it has expired by the next line
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 8e-3))
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 6e-3))
                     while True:
                         pipe.step(x, target=y)
                 except KeyboardInterrupt:
@@ -105,13 +107,8 @@ def test_interrupts_at_many_instants_of_training():
                 pipe.step(x, target=y)
                 plain.assert_same(plain.gradients(model), plain.gradients(reference))
         print(interrupts, len(threading.enumerate()))
-    """.replace(
-            "model = network()",
-            "signal.signal(signal.SIGALRM, signal.default_int_handler)\n        model = network()",
-            1,
-        )
-    )
-    assert printed.split() == ["50", "1"]
+    """)
+    assert printed.split() == [str(count), "1"]
 
 
 def test_an_interrupt_in_a_drop_in_forward_and_backward():
@@ -170,17 +167,6 @@ def test_a_second_interrupt_gives_up_a_layer_that_does_not_return():
     ]
 
 
-def test_a_process_that_never_closes_its_pipeline_ends():
-    assert (
-        run("""
-        pipe = cut_by_hand(network(), [2, 4], loss_fn=nn.MSELoss())
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
-        print("end")
-    """)
-        == "end\n"
-    )
-
-
 def test_an_interrupt_while_profiling_gives_the_model_back_first():
     printed = run("""
         class Armed(nn.Module):
@@ -210,30 +196,3 @@ def test_an_interrupt_while_profiling_gives_the_model_back_first():
         print([thread.name for thread in threading.enumerate()])
     """)
     assert printed.splitlines() == ["interrupted", "True 0", "True", "['MainThread']"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds(3, "interrupts"))
-def test_interrupts_at_thousands_of_instants(seed):
-    printed = run(f"""
-        import random
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        model = network()
-        x, y = torch.randn(8, 4), torch.randn(8, 2)
-        reference = plain.twin(model)
-        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-        random.seed({seed})
-        with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-            for _ in range(1000):
-                try:  # the timer is within: on a busy machine it has expired by the next line
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 6e-3))
-                    while True:
-                        pipe.step(x, target=y)
-                except KeyboardInterrupt:
-                    pass
-                pipe.zero_grad()
-                pipe.step(x, target=y)
-                plain.assert_same(plain.gradients(model), plain.gradients(reference))
-        print("done")
-    """)
-    assert printed == "done\n"

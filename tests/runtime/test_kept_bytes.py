@@ -25,14 +25,11 @@ def profile() -> Profile:
     ("schedule", "chunks", "mode"),
     [
         ("gpipe", 1, "except-last"),
-        ("gpipe", 1, "offload"),
         ("zb-h1", 1, "offload"),
         ("interleaved-1f1b", 2, "offload"),
         ("1f1b", 1, "never"),
         ("1f1b", 1, "always"),
-        ("zb-h1", 1, "never"),
         ("zb-h1", 1, "except-last"),
-        ("interleaved-1f1b", 2, "never"),
         ("interleaved-1f1b", 2, "always"),
     ],
 )

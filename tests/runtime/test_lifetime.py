@@ -3,7 +3,6 @@
 import gc
 import threading
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,11 @@ import pipepart
 from tests.support.chains import cut_by_hand
 from tests.support.replicas import cut_replicas
 
+pytestmark = pytest.mark.usefixtures("collected")
+
 
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
-
-
-@pytest.fixture(autouse=True)
-def _without_what_other_tests_left():
-    gc.collect()
 
 
 def network() -> nn.Sequential:
@@ -72,7 +68,7 @@ def test_a_with_block_closes_even_when_it_fails():
 
 
 @pytest.mark.parametrize("use", ["none", "step", "forward", "failure"])
-def test_an_unclosed_pipeline_that_nobody_holds_ends_its_workers(use):
+def test_an_unclosed_pipeline_that_nobody_holds_ends_its_workers_and_frees_the_model(use, recwarn):
     class Fail(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("on purpose")
@@ -88,11 +84,14 @@ def test_an_unclosed_pipeline_that_nobody_holds_ends_its_workers(use):
     elif use == "failure":
         with pytest.raises(ValueError, match="on purpose"):
             pipe.step(X, target=Y)
-    del pipe
+    alive = weakref.ref(model)
+    del pipe, model
     gc.collect()
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
+    assert alive() is None
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 
 def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
@@ -145,32 +144,54 @@ def test_a_forward_keeps_nothing_once_its_output_is_gone():
             gc.enable()
 
 
-def test_activations_are_released_as_the_schedule_allows():
-    """1F1B on two stages holds at most two micro-batches' activations, GPipe all of them."""
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "drop_in", "most"),
+    [
+        ("sequential", "never", False, (1, 1, 1)),
+        ("1f1b", "never", False, (3, 2, 1)),
+        ("gpipe", "never", True, (6, 6, 6)),
+        ("gpipe", "except-last", False, (2, 2, 2)),
+        ("gpipe", "always", False, (1, 1, 1)),
+        ("gpipe", "always", True, (1, 1, 1)),
+    ],
+)
+def test_activations_are_released_as_soon_as_the_schedule_allows(schedule, recompute, drop_in, most):
+    """Counted at each forward and backward of six micro-batches: only what the backward is at, and what is kept."""
 
     class Watch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[weakref.ref[Tag]] = []
-            self.most = 0
+            self.alive: list[int] = []
 
         def forward(self, x: Tensor) -> Tensor:
-            y, tag = tagged(x.exp())  # saved for the backward
+            self.count()
+            y, tag = tagged(x.exp())
             self.seen.append(tag)
-            self.most = max(self.most, sum(tag() is not None for tag in self.seen))
+            y.register_hook(lambda gradient: self.count())
             return y * 1
 
-    def most_alive(schedule: str) -> int:
-        watch = Watch()
-        model = nn.Sequential(nn.Linear(4, 4), watch, nn.Linear(4, 4), nn.Linear(4, 2))
-        with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=6, schedule=schedule) as pipe:
-            pipe.step(X, target=Y)
-            pipe.step(X, target=Y)
-        return watch.most
+        def count(self) -> None:
+            self.alive.append(sum(tag() is not None for tag in self.seen))
 
-    assert most_alive("sequential") == 1
-    assert most_alive("1f1b") == 2
-    assert most_alive("gpipe") == 6
+    watches = [Watch() for _ in range(3)]
+    layers = [layer for watch in watches for layer in (nn.Linear(4, 4), watch)]
+    options = {"micro_batches": 6, "schedule": schedule, "recompute": recompute}
+    gc.collect()
+    gc.disable()
+    try:
+        with cut_by_hand(nn.Sequential(*layers), [2, 4], loss_fn=nn.MSELoss(), **options) as pipe:
+            if drop_in:
+                pipe(torch.ones(6, 4)).sum().backward()
+            else:
+                pipe.step(torch.ones(6, 4), target=torch.zeros(6, 4))
+    finally:
+        gc.enable()
+    for watch, peak in zip(watches, most, strict=True):
+        assert max(watch.alive) == peak
+        # Each backward is counted once, and so is each forward.
+        assert len(watch.alive) - 6 == {"never": 6, "except-last": 11, "always": 12}[recompute]
+        assert sum(tag() is not None for tag in watch.seen) == 0
 
 
 def test_two_threads_cannot_step_at_once():
@@ -196,20 +217,6 @@ def test_two_threads_cannot_step_at_once():
         other.join(60)
         assert len(found) == 1
         pipe.step(X, target=Y)
-
-
-def test_a_layer_cannot_step_its_own_pipeline():
-    class Again(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            holder[0].step(X, target=Y)
-            return x
-
-    holder: list[Any] = []
-    model = nn.Sequential(nn.Linear(4, 4), Again(), nn.Linear(4, 2))
-    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
-        holder.append(pipe)
-        with pytest.raises(RuntimeError, match="busy"):
-            pipe.step(X, target=Y)
 
 
 def test_pipelines_step_at_the_same_time_from_threads_of_their_own():

@@ -54,23 +54,22 @@ def network() -> nn.Sequential:
 X, Y = torch.randn(26, 1, 8, 8), torch.randint(10, (26,))
 
 
-def trained(pipe: Pipeline, model: nn.Module, x: Any = X, y: Any = Y, steps: int = 2) -> dict[str, Any]:
-    """Losses, gradients, parameters and buffers after some steps, the last one of a smaller mini-batch."""
-    losses = [pipe.step(x, target=y) for _ in range(steps)]
+def trained(pipe: Pipeline, model: nn.Module, x: Any = X, y: Any = Y) -> dict[str, Any]:
+    """Losses, gradients, parameters and buffers after two steps, the second of a smaller mini-batch."""
+    losses = [pipe.step(x, target=y)]
     losses.append(pipe.step(x[:11], target=y[:11]))
     found: dict[str, Any] = dict(plain.gradients(model))
     return {**found, **model.state_dict(), "losses": torch.stack(losses)}
 
 
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
-    ("schedule", "chunks", "recompute", "offload"),
+    ("schedule", "chunks", "recompute", "offload", "strict"),
     [
-        ("gpipe", 1, "never", "stash"),
-        ("1f1b", 1, ("never", "always", "never", "except-last"), ("stash", "never", "stash", "never")),
-        ("zb-h1", 1, "never", "stash"),
-        ("interleaved-1f1b", 2, "never", ("stash", "never", "stash", "stash")),
-        ("zb-v", 2, "never", "stash"),
+        ("gpipe", 1, "never", "stash", False),
+        ("1f1b", 1, ("never", "always", "never", "except-last"), ("stash", "never", "stash", "never"), True),
+        ("zb-h1", 1, "never", "stash", True),
+        ("interleaved-1f1b", 2, "never", ("stash", "never", "stash", "stash"), False),
+        ("zb-v", 2, "never", "stash", False),
     ],
 )
 def test_the_numbers_are_those_without(
@@ -97,7 +96,7 @@ def test_the_numbers_are_those_without(
     plain.assert_same(*found)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [True])
 def test_a_recorded_model_whose_values_go_past_stages(strict: bool):
     found = []
     offloads: Sequence[Offload] = ("never", "stash")
@@ -222,8 +221,7 @@ class Failing(nn.Module):
             raise RuntimeError("on purpose")
 
 
-@pytest.mark.parametrize("fails", [(6, -1), (-1, 1), (-1, 4)])
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("fails", "strict"), [((6, -1), True), ((-1, 1), False), ((-1, 4), True)])
 def test_a_failure_while_stashes_are_away_leaves_a_pipeline_that_works(fails: tuple[int, int], strict: bool):
     failing = Failing()
     before, behind = chain(2), chain(4)

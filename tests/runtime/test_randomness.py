@@ -46,26 +46,16 @@ def train_once(
     return plain.gradients(ours)
 
 
-def tensors(gradients: dict[str, Tensor | None]) -> list[Tensor]:
-    return [gradient for gradient in gradients.values() if gradient is not None]
-
-
 def test_a_seed_gives_the_same_gradients_under_every_cut_and_schedule():
     model = noisy()
     expected = train_once(model, [])
-    for schedule in ("1f1b", "gpipe", "sequential"):
-        for borders in ([1], [2], [4], [1, 3, 5], [1, 2, 4, 6]):
-            plain.assert_same(train_once(model, borders, schedule), expected)
-
-
-def test_the_same_seed_gives_the_same_step_again_and_again():
-    model = noisy()
-    losses = set()
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=8) as pipe:
-        for _ in range(10):
-            torch.manual_seed(0)
-            losses.add(float(pipe.step(X, target=Y)))
-    assert len(losses) == 1
+    for schedule, borders in (
+        ("1f1b", [2]),
+        ("1f1b", [1, 2, 4, 6]),
+        ("gpipe", [4]),
+        ("sequential", [1, 3, 5]),
+    ):
+        plain.assert_same(train_once(model, borders, schedule), expected)
 
 
 def test_layers_micro_batches_and_steps_draw_differently():
@@ -84,12 +74,6 @@ def test_layers_micro_batches_and_steps_draw_differently():
     assert len(masks) == len(set(masks)) == 24
 
 
-def test_another_seed_draws_other_numbers():
-    model = noisy()
-    first, second = train_once(model, [3], seed=1), train_once(model, [3], seed=2)
-    assert all(not torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
-
-
 def test_a_generator_of_the_layers_own_is_left_to_it():
     generator = torch.Generator().manual_seed(3)
 
@@ -100,14 +84,6 @@ def test_a_generator_of_the_layers_own_is_left_to_it():
     with cut_by_hand(nn.Sequential(nn.Identity(), Own()), [1], micro_batches=2) as pipe, torch.no_grad():
         output = pipe(torch.ones(2, 5))
     assert output.equal(torch.rand((2, 5), generator=torch.Generator().manual_seed(3)))
-
-
-def test_dropout_drops_its_share():
-    model = nn.Sequential(nn.Identity(), nn.Dropout(0.25))
-    with cut_by_hand(model, [1], micro_batches=4) as pipe, torch.no_grad():
-        output = pipe(torch.ones(100, 100))
-    assert 0.23 < float((output == 0).float().mean()) < 0.27
-    assert output[output != 0].unique().tolist() == pytest.approx([1 / 0.75])
 
 
 def test_the_backward_uses_the_mask_of_the_forward():
@@ -135,23 +111,6 @@ def test_evaluation_draws_nothing():
     with cut_by_hand(model, [2]) as pipe:
         plain.assert_near(pipe(X).detach(), model(X).detach(), 1e-6)
     assert torch.get_rng_state().equal(state)
-
-
-def test_a_layer_that_begins_to_draw_later():
-    """Its rate is raised after the first step."""
-    model = nn.Sequential(
-        nn.Linear(16, 16), nn.Dropout(0.0), nn.Linear(16, 16), nn.Dropout(0.0), nn.Linear(16, 1)
-    )
-    losses = set()
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=8) as pipe:
-        pipe.step(X, target=Y)
-        for layer in model:
-            if isinstance(layer, nn.Dropout):
-                layer.p = 0.5
-        for _ in range(10):
-            torch.manual_seed(0)
-            losses.add(float(pipe.step(X, target=Y)))
-    assert len(losses) == 1
 
 
 def test_dropout_under_a_checkpoint_is_either_exact_or_refused():
@@ -183,16 +142,7 @@ def test_dropout_under_a_checkpoint_is_either_exact_or_refused():
     plain.assert_same(found, train_once(straight, [1]))
 
 
-def test_a_step_that_draws_moves_the_callers_random_numbers_on():
-    state = torch.get_rng_state()
-    with cut_by_hand(noisy(), [1], loss_fn=nn.MSELoss()) as pipe:
-        torch.set_rng_state(state)
-        pipe.step(X, target=Y)
-    assert not torch.get_rng_state().equal(state)
-
-
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_attention_without_dropout_draws_nothing(checkpointed):
+def test_attention_without_dropout_draws_nothing():
     """Operations that could draw but are told not to leave the caller's random numbers alone."""
 
     class Attention(nn.Module):
@@ -205,8 +155,6 @@ def test_attention_without_dropout_draws_nothing(checkpointed):
             return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
 
         def forward(self, x: Tensor) -> Tensor:
-            if not checkpointed:
-                return self.attend(x)
             found = checkpoint(self.attend, x, use_reentrant=False)
             assert isinstance(found, Tensor)
             return found
@@ -228,9 +176,11 @@ def test_a_seed_means_the_same_in_every_process():
         "import torch; torch.manual_seed(5); torch.set_num_threads(1)\n"
         "print([float(g.double().sum()) for g in train_once(noisy(), [2]).values() if g is not None])"
     )
-    outputs = [run_script(script) for _ in range(2)]
-    assert outputs[0].returncode == 0, outputs[0].stderr
-    assert outputs[0] == outputs[1]
+    ended = run_script(script)
+    assert ended.returncode == 0, ended.stderr
+    torch.manual_seed(5)
+    expected = [float(g.double().sum()) for g in train_once(noisy(), [2]).values() if g is not None]
+    assert ended.stdout == f"{expected}\n"
 
 
 def test_steps_draw_anew_where_the_caller_has_new_tensors_made_on_another_device():
@@ -268,6 +218,7 @@ def test_a_layer_that_begins_to_draw_at_a_later_step_is_recomputed_with_the_same
             plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
+@pytest.mark.slow
 def test_compiled_layers_that_begin_to_draw_are_recomputed_with_the_same_mask():
     """A unit that is dropped adds to no gradient before or behind it, so both forwards must drop the same units."""
     torch.compiler.reset()
@@ -284,22 +235,6 @@ def test_compiled_layers_that_begin_to_draw_are_recomputed_with_the_same_mask():
             dropped = first.abs().sum(1) == 0
             assert torch.equal(dropped, last[0] == 0)
             assert bool(dropped.any()) == (rate > 0)
-
-
-def test_a_layer_that_begins_to_draw_is_keyed_from_the_next_micro_batch_on():
-    model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1)).double()
-    reference = plain.twin(model)
-    x, y = X.double(), Y.double()
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-        pipe.step(x, target=y)
-        model[1].rate = reference[1].rate = 0.5  # type: ignore[index,assignment]
-        pipe.step(x, target=y)
-        model.zero_grad()
-        torch.manual_seed(1)
-        pipe.step(x, target=y)
-    torch.manual_seed(1)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, drawing=True)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])

@@ -16,6 +16,8 @@ from tests.support.chains import cut_by_hand
 
 X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
 
+pytestmark = pytest.mark.usefixtures("collected")
+
 
 class Calls(nn.Module):
     """Calls something in one place: its forward, a hook of a tensor in the backward."""
@@ -41,11 +43,6 @@ def cut(layer: nn.Module, **how: Any) -> Pipeline:
 
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
-
-
-@pytest.fixture(autouse=True)
-def _without_what_other_tests_left():
-    gc.collect()
 
 
 @pytest.mark.parametrize("where", ["forward", "hook"])
@@ -195,17 +192,3 @@ def test_a_pipeline_whose_last_holder_was_a_traceback_is_collected_with_it(layer
         thread.join(60)
     assert workers() == []
     assert weights[0]() is None
-
-
-def test_without_a_failure_a_collected_pipeline_frees_the_model_and_says_nothing(recwarn):
-    pipe = cut(nn.Tanh(), schedule="gpipe")
-    pipe.step(X, target=Y)
-    pipe(X).sum().backward()
-    model = weakref.ref(pipe.module)
-    threads = workers()
-    del pipe
-    gc.collect()
-    for thread in threads:
-        thread.join(60)
-    assert model() is None
-    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]

@@ -1,4 +1,4 @@
-"""What a stage holds under a split backward: its stash until I, what the weights need until W, then nothing."""
+"""What a stage holds, counted in its graphs, is what was planned; under a split backward as each part needs it."""
 
 import functools
 import gc
@@ -98,22 +98,6 @@ def test_a_stage_holds_what_its_parts_need(recompute: Recompute, monkeypatch: py
     assert dict(found[1])["1W2"] == after
 
 
-@splits
-def test_what_only_the_inputs_gradient_needs_is_gone_after_the_first_part(monkeypatch: pytest.MonkeyPatch):
-    """Twenty activations between two linear layers: after I they are gone, so it holds less than before."""
-    layers = [nn.Linear(16, 16), *(nn.GELU() for _ in range(20)), nn.Linear(16, 16)]
-    with cut_by_hand(
-        nn.Sequential(*layers, nn.Linear(16, 16)),
-        [22],
-        loss_fn=nn.MSELoss(),
-        micro_batches=1,
-        schedule="zb-h1",
-    ) as pipe:
-        found = bytes_after_each_action(monkeypatch)
-        pipe.step(torch.randn(1, 16), target=torch.randn(1, 16))
-    assert found[0] == [("0F0", 22 * ROW), ("0I0", 4 * ROW), ("0W0", 0)]
-
-
 def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The most bytes that the stages of each device hold together after any of its actions."""
     peaks: dict[int, int] = defaultdict(int)
@@ -142,10 +126,16 @@ def profiled(linear: bool) -> tuple[nn.Sequential, Profile]:
     return model, pipepart.profile(model, X, loss_fn=nn.MSELoss(), target=Y, **options)
 
 
+ORDERS = [
+    *(("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)),
+    *(("zb-h1", 1), ("zb-v", 2), ("v-half", 2)),
+]
+
+
 @splits
 @pytest.mark.parametrize(
     ("order", "recompute", "linear"),
-    pairwise([("zb-h1", 1), ("zb-v", 2), ("v-half", 2)], ["never", "except-last", "always"], [True, False]),
+    pairwise(ORDERS, ["never", "except-last", "always"], [True, False]),
 )
 def test_a_device_keeps_as_much_as_the_plan_says(order, recompute: Recompute, linear: bool, monkeypatch):
     """Also where more waits for the weights than the stash was, as in linear layers alone."""
@@ -167,10 +157,8 @@ def test_a_device_keeps_as_much_as_the_plan_says(order, recompute: Recompute, li
     assert [peaks[device] for device in range(2)] == pytest.approx(predicted, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "drop_in"), [("zb-h1", 1, False), ("zb-h1", 1, True), ("dualpipe-v", 2, False)]
-)
-def test_a_hundred_steps_leave_nothing_behind(schedule, chunks, drop_in):
+@pytest.mark.parametrize(("schedule", "chunks", "drop_in"), [("zb-h1", 1, True), ("dualpipe-v", 2, False)])
+def test_many_steps_leave_nothing_behind(schedule, chunks, drop_in):
     """Without help of the garbage collector."""
     x, y = torch.randn(8, 16), torch.randn(8, 16)
     with cut_by_hand(
@@ -189,7 +177,7 @@ def test_a_hundred_steps_leave_nothing_behind(schedule, chunks, drop_in):
         try:
             counts = []
             for _ in range(4):
-                for _ in range(25):
+                for _ in range(8):
                     step()
                 counts.append(holders_of_memory())
         finally:

@@ -36,9 +36,7 @@ def side_streams() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("devices", "recompute"), [(TWO, "never"), (TWO, "except-last"), (TWO, "always"), (SHARED, "always")]
-)
+@pytest.mark.parametrize(("devices", "recompute"), [(TWO, "never"), (SHARED, "always")])
 def test_an_output_is_differentiated_in_the_graph_that_it_is_in(devices, recompute):
     """The input comes out of a layer before the pipeline, and the loss out of one behind it.
 
@@ -69,32 +67,6 @@ def _chunked(parts: nn.Module, x: Tensor) -> Tensor:
     return behind(torch.cat([model(one) for one in given.split(2)])).square().sum()
 
 
-@pytest.mark.parametrize("forward_aside", [False, True])
-@pytest.mark.parametrize("backward_aside", [False, True])
-def test_forward_and_backward_may_be_called_on_streams_of_the_callers(forward_aside, backward_aside):
-    model = chain()
-    reference = plain.twin(model)
-    x, _ = sample(8, 4)
-    given = x.clone().requires_grad_()
-    for part in x.split(2):
-        reference(part).backward(torch.ones_like(part))
-    with cut_on(TWO, model, [4]) as pipe:
-        for seed in SEEDS:
-            pipe.zero_grad()
-            given.grad = None
-            with late(seed):
-                with side_streams() if forward_aside else on_streams([]):
-                    out = pipe(given.to("vdev:0") * 1)
-                    done = [
-                        torch.accelerator.current_stream(d).record_event() for d in map(torch.device, TWO)
-                    ]
-                with side_streams() if backward_aside else on_streams([]):
-                    for device, event in zip(TWO, done, strict=True):
-                        torch.accelerator.current_stream(torch.device(device)).wait_event(event)
-                    out.sum().backward()
-                    plain.assert_same(gradients(model), plain.gradients(reference))
-
-
 def test_steps_may_be_called_on_streams_of_the_callers():
     model = chain()
     reference = plain.twin(model)
@@ -108,8 +80,9 @@ def test_steps_may_be_called_on_streams_of_the_callers():
                 plain.assert_same(gradients(model), plain.gradients(reference))
 
 
-@pytest.mark.parametrize("differentiated", [False, True])
-@pytest.mark.parametrize("device", ["vdev:0", "vdev:1", "cpu"])
+@pytest.mark.parametrize(
+    ("device", "differentiated"), [("vdev:0", True), ("vdev:1", False), ("vdev:1", True), ("cpu", False)]
+)
 def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
     model = chain()
     reference = plain.twin(model)
@@ -129,18 +102,7 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
                 plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
 
 
-def test_outputs_of_a_forward_alone_are_there_for_the_caller():
-    model = chain()
-    reference = plain.twin(model)
-    with cut_on(TWO, model, [4]) as pipe, torch.no_grad():
-        for seed in SEEDS:
-            with late(seed):
-                for _ in range(2):
-                    x, _ = sample(8, 4)
-                    assert pipe(x.to("vdev:0")).cpu().equal(torch.cat([reference(one) for one in x.split(2)]))
-
-
-@pytest.mark.parametrize("devices", [("vdev:0", "cpu"), ("cpu", "vdev:0"), ("vdev:1", "cpu", "vdev:0")])
+@pytest.mark.parametrize("devices", [("cpu", "vdev:0"), ("vdev:1", "cpu", "vdev:0")])
 def test_some_stages_may_be_on_the_cpu(devices):
     model = chain(6)
     reference = plain.twin(model)
@@ -154,22 +116,6 @@ def test_some_stages_may_be_on_the_cpu(devices):
                 expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
                 plain.assert_near(loss.cpu(), expected.double(), 1e-6)
                 plain.assert_same(gradients(model), plain.gradients(reference))
-
-
-def test_prefetched_mini_batches_are_there_when_a_step_takes_them():
-    model = chain()
-    reference = plain.twin(model)
-    given = [sample(8, 4) for _ in range(4)]
-    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
-        for seed in SEEDS:
-            with late(seed):
-                for number, (x, y) in enumerate(pipe.prefetch(given)):
-                    assert (x.device, y.device) == tuple(map(torch.device, TWO))
-                    pipe.zero_grad()
-                    pipe.step(x, target=y)
-                    reference.zero_grad()
-                    plain.micro_batched_step(reference, *given[number], nn.MSELoss(), 4)
-                    plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def test_optimizers_of_stages_step_behind_the_gradients_of_their_stage():
@@ -212,12 +158,8 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
                 assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics_may_be_of_the_whole_mini_batch(momentum):
-    def norm() -> nn.Module:
-        return nn.BatchNorm1d(4, momentum=momentum)
-
-    model = plain.in_double([norm(), nn.Linear(4, 4), nn.Tanh()])
+def test_running_statistics_may_be_of_the_whole_mini_batch():
+    model = plain.in_double([nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Tanh()])
     reference = plain.twin(model)
     with cut_on(TWO, model, [1], nn.MSELoss(), deferred_batch_norm=True) as pipe:
         for seed in SEEDS:
@@ -230,29 +172,13 @@ def test_running_statistics_may_be_of_the_whole_mini_batch(momentum):
                 plain.assert_near(ours["0.running_var"], theirs["0.running_var"], 1e-6)
 
 
-def test_scaled_gradients_are_those_of_the_scaled_loss():
-    model = chain()
-    reference = plain.twin(model)
-    x, y = sample(8, 4)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
-        for seed in SEEDS:
-            pipe.zero_grad()
-            scaler = torch.amp.GradScaler("vdev", init_scale=4.0)
-            with late(seed):
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)
-                found = {name: None if g is None else g / 4 for name, g in gradients(model).items()}
-                plain.assert_same(found, plain.gradients(reference))
-
-
-@pytest.mark.parametrize("place", [0, 4])
-def test_the_step_after_one_that_failed_gives_the_right_numbers(place):
+def test_the_step_after_one_that_failed_gives_the_right_numbers():
     model = chain()
     reference = plain.twin(model)
     x, y = sample(8, 4)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     fails = Fails()
-    failing = nn.Sequential(*list(model)[:place], fails, *list(model)[place:])
+    failing = nn.Sequential(*list(model)[:4], fails, *list(model)[4:])
     with cut_on(TWO, failing, [4], nn.MSELoss()) as pipe:
         for seed in SEEDS:
             fails.calls = 0
@@ -269,8 +195,7 @@ class Looked(Exception):
     """The host has waited for a device."""
 
 
-@pytest.mark.parametrize("recompute", ["never", "always"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(("schedule", "recompute"), [("1f1b", "always"), ("zb-h1", "never")])
 def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, schedule, recompute):
     """After the first steps, in which what layers and loss do is found out."""
     model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])

@@ -47,7 +47,8 @@ from tests.support.on_devices import TWO, late
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
 Scenario = Callable[[int | None], None]
-SEEDS = (None, *range(12))
+SEEDS = (None,)
+MORE_SEEDS = range(8)
 TRIED = (None, *range(60))  # until numbers are wrong: some waits matter in few orders of events
 
 SHOWS_IN: list[tuple[Wait, Scenario]] = [
@@ -90,6 +91,12 @@ def is_wrong(scenario: Scenario) -> bool:
 
 WITH_ALL = [
     copies_side_by_side,
+    scaled_copies_side_by_side,
+    differentiated_again,
+    differentiated_aside,
+    input_gradients,
+    loaded_on_a_device,
+    zeroed_aside,
     skipping_steps,
     skipping_to_the_cpu,
     skipping_from_the_cpu,
@@ -98,14 +105,36 @@ WITH_ALL = [
 SCENARIOS = list(dict.fromkeys([*(scenario for _, scenario in SHOWS_IN), *WITH_ALL]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_the_numbers_are_right_with_all_of_them(scenario):
-    for seed in SEEDS:
+QUICK = {
+    *(steps, forwards, shared_steps, targets_elsewhere, skipping_steps, offloaded_steps),
+    *(prefetched, copies_side_by_side, input_gradients, differentiated_aside, loaded_on_a_device),
+}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "seeds"),
+    [
+        *(
+            (one, SEEDS) if one in QUICK else pytest.param(one, SEEDS, marks=pytest.mark.slow)
+            for one in SCENARIOS
+        ),
+        *(pytest.param(one, MORE_SEEDS, marks=pytest.mark.slow) for one in SCENARIOS),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_the_numbers_are_right_with_all_of_them(scenario, seeds):
+    for seed in seeds:
         scenario(seed)
 
 
-@pytest.mark.parametrize(("wait", "scenario"), SHOWS_IN, ids=lambda one: getattr(one, "__name__", str(one)))
+FIRST = dict(reversed(SHOWS_IN))
+
+
+@pytest.mark.parametrize(
+    ("wait", "scenario"),
+    [pytest.param(*one, marks=() if FIRST[one[0]] is one[1] else pytest.mark.slow) for one in SHOWS_IN],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
 def test_the_numbers_are_wrong_without_one(monkeypatch, wait, scenario):
     monkeypatch.setattr(waits, "left_out", frozenset({wait}))
     assert is_wrong(scenario)
@@ -201,7 +230,7 @@ def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
 def test_where_devices_are_not_joined_copies_go_by_way_of_the_host(monkeypatch, waited):
     monkeypatch.setattr(cuda, "are_joined", lambda one, other: False)
     if waited:
-        for seed in SEEDS[:4]:
+        for seed in SEEDS:
             steps(seed)
         return
     monkeypatch.setattr(waits, "left_out", frozenset({Wait.COPY_BEHIND_HOST_COPY}))

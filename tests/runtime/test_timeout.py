@@ -12,7 +12,7 @@ from pipepart.runtime.failure.stalled import StepTimeoutError
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 
-SECONDS = 0.6
+SECONDS = 0.4
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)
 
 
@@ -73,7 +73,7 @@ def test_a_forward_that_does_not_return():
     pipe = cut(stuck)
     threads = workers() - before
     try:
-        with pytest.raises(TimeoutError, match=r"for 0\.6 s, the pipeline's timeout") as caught:
+        with pytest.raises(TimeoutError, match=r"for 0\.4 s, the pipeline's timeout") as caught:
             pipe.step(X, target=Y)
         _, first, second = str(caught.value).splitlines()
         assert first.startswith(

@@ -1,6 +1,5 @@
 """Threads that belong to devices: bound before they are handed out, and the memory that they keep."""
 
-import gc
 import threading
 
 import pytest
@@ -9,14 +8,11 @@ import torch
 from pipepart.workers import process_settings, worker
 from pipepart.workers.worker import start_workers
 
+pytestmark = pytest.mark.usefixtures("collected")
+
 
 def _threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
-
-
-@pytest.fixture(autouse=True)
-def _without_what_other_tests_left():
-    gc.collect()
 
 
 def test_a_device_that_cannot_be_bound_is_told_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

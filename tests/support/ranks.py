@@ -21,7 +21,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.utils import _pytree as pytree
 
-_PRELOADED = ["torch", "pipepart", "tests.support.plain", "tests.support.chains", "tests.support.recorded"]
+_PRELOADED = [
+    *("torch", "torch.distributed", "pipepart"),
+    "torch._dynamo",  # which the first optimizer of a process imports, for seconds
+    *("pytest", "tests.distributed.test_as_in_one_process"),  # which imports what most cases need
+]
 _SECONDS = 100.0  # for the ranks to run one function
 
 

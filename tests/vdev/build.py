@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import shutil
 import sysconfig
@@ -40,7 +41,7 @@ def reason_unavailable() -> str:
 
 
 def built() -> ModuleType:
-    """The backend as a module of Python, compiled unless torch's cache of extensions has it."""
+    """The backend as a module of Python, compiled unless torch's cache of extensions has all of it."""
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for path in sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]):
         digest.update(path.read_bytes())
@@ -48,13 +49,26 @@ def built() -> ModuleType:
     name = f"pipepart_vdev_{version}_{digest.hexdigest()[:12]}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     with _alone(folder), _scripts_on_path():
+        library, whole = folder / f"{name}.so", folder / "whole"
+        if whole.exists():  # ninja would compile anew for each place that torch is installed in
+            return _imported(name, library)
         # Of a copy that all clones share: a path or a date of its own would have each clone compile anew.
         sources = folder / "sources"
         if not sources.exists():
             shutil.copytree(_SOURCES, folder / "copying", dirs_exist_ok=True)
             (folder / "copying").rename(sources)
         backend = cpp_extension.load(name, [str(sources / "all.cpp")], extra_cflags=_FLAGS)
+        whole.touch()
     return cast(ModuleType, backend)
+
+
+def _imported(name: str, library: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None
+    assert spec.loader is not None
+    backend = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(backend)
+    return backend
 
 
 @contextlib.contextmanager

@@ -99,15 +99,9 @@ def _wrong(program: Callable[[bool], Tensor], right: bool, expected: Tensor) -> 
 
 
 @pytest.mark.parametrize(("program", "expected"), PROGRAMS)
-def test_a_forgotten_wait_shows_under_most_seeds(program: Callable[[bool], Tensor], expected: Tensor):
+def test_a_forgotten_wait_shows_under_most_seeds_and_nowhere_else(
+    program: Callable[[bool], Tensor], expected: Tensor
+):
     assert _wrong(program, False, expected) > len(SEEDS) / 2
-
-
-@pytest.mark.parametrize(("program", "expected"), PROGRAMS)
-def test_what_waits_is_right_under_all_seeds(program: Callable[[bool], Tensor], expected: Tensor):
     assert _wrong(program, True, expected) == 0
-
-
-@pytest.mark.parametrize(("program", "expected"), PROGRAMS)
-def test_in_normal_mode_nothing_is_late(program: Callable[[bool], Tensor], expected: Tensor):
-    assert torch.equal(program(False), expected)
+    assert torch.equal(program(False), expected)  # where nothing is late

@@ -36,8 +36,7 @@ def _trained(first_device: str, second_device: str) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("lateness", [None, 1.0])
+@pytest.mark.parametrize(("seed", "lateness"), [(0, None), (1, None), (2, 1.0)])
 def test_two_devices_train_as_one(seed: int, lateness: float | None):
     expected = _trained("cpu", "cpu")
     with vdev.delayed(seed, lateness=lateness):
@@ -51,7 +50,7 @@ def test_backward_follows_the_streams_of_the_forward():
     plain = weight.clone().requires_grad_()
     (x @ plain).relu().sum().backward()
     assert plain.grad is not None
-    for seed in range(12):
+    for seed in range(6):
         there, given = weight.to("vdev:0").requires_grad_(), x.to("vdev:0")
         main, side = torch.accelerator.current_stream("vdev:0"), torch.Stream(device="vdev:0")
         with vdev.delayed(seed):
@@ -66,7 +65,7 @@ def test_backward_follows_the_streams_of_the_forward():
             assert torch.equal(there.grad.cpu(), plain.grad)
 
 
-@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("seed", [None, 0])
 def test_threads_launch_side_by_side(seed: int | None):
     """Four threads, two a device, each with a stream of its own and a model of its own."""
 

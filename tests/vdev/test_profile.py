@@ -13,7 +13,7 @@ class Busy(nn.Module):
     def __init__(self, rounds: int) -> None:
         super().__init__()
         self.rounds = rounds
-        self.register_buffer("matrix", torch.eye(256))
+        self.register_buffer("matrix", torch.eye(128))
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.rounds):
@@ -30,8 +30,8 @@ def test_layers_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
         wait(device)
 
     monkeypatch.setattr(torch.accelerator, "synchronize", counted)
-    model = nn.Sequential(nn.Linear(256, 256), Busy(2), Busy(40)).to("vdev:0")
-    x = torch.randn(256, 256, device="vdev:0")
+    model = nn.Sequential(nn.Linear(128, 128), Busy(2), Busy(40)).to("vdev:0")
+    x = torch.randn(128, 128, device="vdev:0")
     profile = pipepart.profile(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), seconds=0)
     costs = profile.costs[0]
     assert (profile.device, profile.threads) == ("vdev:0", None)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from tests.support.chains import plan_by_hand
+from tests.support.on_devices import on_devices
 from tests.support.recorded import chain_for, plainly
 
 
@@ -39,11 +40,7 @@ def test_devices_follow_the_stages(length):
     chain = chain_for(model, (x, mask), loss_fn=loss_fn)
     names = [name for name, _ in chain.layers]
     plan = plan_by_hand(names, [1, 3], micro_batches=2)
-    devices = tuple(
-        device.model_copy(update={"torch_device": f"vdev:{index}", "threads": None})
-        for index, device in enumerate(plan.cluster.devices)
-    )
-    plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
+    plan = on_devices(plan, ("vdev:0", "vdev:1", "vdev:2"))
     with Pipeline(chain, plan, loss_fn) as pipe:
         loss = pipe.step(x[:length], mask[:length], target=y[:length])
         assert {str(p.device) for p in model.parameters()} == {"vdev:0", "vdev:1", "vdev:2"}

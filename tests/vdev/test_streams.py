@@ -9,18 +9,6 @@ from tests.vdev import devices as vdev
 LATE = 1.0  # a stream runs only when something waits for it
 
 
-def test_a_stream_is_current_within_its_block():
-    stream = torch.Stream(device="vdev:1")
-    before = torch.accelerator.current_stream("vdev:1")
-    with stream:
-        assert torch.accelerator.current_stream("vdev:1") == stream
-    assert torch.accelerator.current_stream("vdev:1") == before
-    torch.accelerator.set_stream(stream)
-    assert torch.accelerator.current_stream("vdev:1") == stream
-    torch.accelerator.set_stream(before)
-    torch.accelerator.set_device_index(0)
-
-
 def test_events_take_their_time_in_normal_mode():
     stream = torch.Stream(device="vdev:0")
     first, last = (torch.Event(device="vdev:0", enable_timing=True) for _ in range(2))
@@ -54,18 +42,6 @@ def test_a_late_stream_has_not_run_until_it_is_waited_for():
         assert x.tolist() == [1, 1, 1]
 
 
-def test_a_host_that_asks_again_and_again_gets_there():
-    x = torch.zeros(3, device="vdev:0")
-    with vdev.delayed(lateness=LATE):
-        for _ in range(5):
-            x.add_(1)
-        done = torch.accelerator.current_stream("vdev:0").record_event()
-        asked = 1
-        while not done.query():
-            asked += 1
-        assert asked == 7  # one task at a time, the event among them
-
-
 def test_a_host_read_waits_for_its_stream_alone():
     stream = torch.Stream(device="vdev:0")
     x, y = torch.zeros(3, device="vdev:0"), torch.zeros(3, device="vdev:0")
@@ -77,16 +53,6 @@ def test_a_host_read_waits_for_its_stream_alone():
         assert not stream.query()
         torch.accelerator.synchronize("vdev:0")
         assert stream.query()
-
-
-def test_another_device_is_not_waited_for():
-    x, y = torch.zeros(3, device="vdev:0"), torch.zeros(3, device="vdev:1")
-    with vdev.delayed(lateness=LATE):
-        x.add_(1)
-        y.add_(1)
-        torch.accelerator.synchronize("vdev:0")
-        assert torch.accelerator.current_stream("vdev:0").query()
-        assert not torch.accelerator.current_stream("vdev:1").query()
 
 
 def test_an_event_is_waited_for_as_it_was_recorded_last_before():
@@ -228,20 +194,6 @@ def test_short_of_memory_the_host_waits_for_blocks_in_use():
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(100, device="vdev:7")
         assert two.fill_(1).sum().item() == 100
-
-
-def test_memory_is_counted_the_same_when_streams_are_late():
-    def figures() -> tuple[int, int]:
-        vdev.reset_peak("vdev:0")
-        layer = nn.Linear(8, 8).to("vdev:0")
-        layer(torch.ones(4, 8, device="vdev:0")).sum().backward()
-        memory = vdev.memory("vdev:0")
-        return memory.allocated, memory.peak
-
-    expected = figures()
-    for seed in range(4):
-        with vdev.delayed(seed):
-            assert figures() == expected
 
 
 def test_a_seed_gives_the_same_course_again():

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Cluster, Device, Pipeline
+from pipepart import Pipeline
 from schedules import Kind, Timeline
 from tests.support.chains import plan_by_hand
+from tests.support.on_devices import cut_on, on_devices
 from tests.vdev import devices as vdev
 
 TIMER = 0.02  # seconds that a slow layer computes for, on either clock
@@ -25,19 +26,17 @@ def traced(*devices: str) -> Timeline:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Slow(), nn.Linear(4, 2))
     plan = plan_by_hand([str(index) for index in range(4)], [2], micro_batches=3)
-    named = zip(plan.cluster.devices, devices, strict=True)
-    cluster = Cluster(
-        devices=tuple(Device(name=old.name, kind="cpu", torch_device=new) for old, new in named)
-    )
-    with Pipeline(model, plan.model_copy(update={"cluster": cluster}), nn.MSELoss(), trace=True) as pipe:
+    with Pipeline(model, on_devices(plan, devices), nn.MSELoss(), trace=True) as pipe:
         pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
         trace = pipe.last_trace
     assert trace is not None
     return trace
 
 
-@pytest.mark.parametrize("devices", [("vdev:0", "vdev:1"), ("vdev:0", "cpu"), ("cpu", "vdev:1")])
-@pytest.mark.parametrize("lateness", [None, 1.0])
+@pytest.mark.parametrize(
+    ("devices", "lateness"),
+    [(("vdev:0", "vdev:1"), None), (("vdev:0", "cpu"), 1.0), (("cpu", "vdev:1"), 1.0)],
+)
 def test_actions_and_messages_are_in_the_order_of_their_dependencies(devices, lateness):
     with vdev.delayed(1, lateness=lateness):
         trace = traced(*devices)
@@ -70,14 +69,7 @@ def test_what_a_device_computes_is_its_busy_time():
 def test_untraced_steps_record_no_timed_events(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipepart.runtime.transport.cuda.recorded", _untimed(torch.Event))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    cluster = Cluster(
-        devices=tuple(
-            Device(name=device.name, kind="cpu", torch_device=f"vdev:{index}")
-            for index, device in enumerate(plan.cluster.devices)
-        )
-    )
-    with Pipeline(model, plan.model_copy(update={"cluster": cluster}), nn.MSELoss()) as pipe:
+    with cut_on(("vdev:0", "vdev:1"), model, [1], nn.MSELoss(), micro_batches=2) as pipe:
         pipe.step(torch.randn(4, 4), target=torch.randn(4, 2))
         assert pipe.last_trace is None
 

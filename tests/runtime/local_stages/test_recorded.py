@@ -43,6 +43,7 @@ def record(chain: Any, sample: Any) -> Any:
     return entered(chain, batch).inputs[0].recording
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral", "resnet"])
 def test_families(family):
     make, make_sample = FAMILIES[family]
@@ -62,20 +63,13 @@ def test_families(family):
         start += len(stage.layers)
 
 
-def test_a_model_with_tied_weights_and_an_attribute():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_model_with_tied_weights_and_an_attribute(autocast):
     sample = torch.randint(12, (8,))
     whole, plan, found = processes(Tied, sample)
-    expected = output([Process(whole.model, whole)] * 3, plan, sample)
-    assert torch.equal(output(found, plan, sample), expected)
-
-
-def test_the_recording_is_that_of_the_whole_model_under_autocast():
-    make, make_sample = FAMILIES["llama"]
-    sample = make_sample()
-    whole, plan, found = processes(make, sample, stages=2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = output([Process(whole.model, whole)] * 2, plan, sample)
-        assert all(map(torch.equal, output(found, plan, sample).tensors, expected.tensors))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        expected = output([Process(whole.model, whole)] * 3, plan, sample)
+        assert torch.equal(output(found, plan, sample), expected)
 
 
 class AsksWhatItWrote(Blocks):
@@ -106,14 +100,6 @@ def partial(model: nn.Module, groups: Any = None, **options: Any) -> RecordedCha
     assert isinstance(chain, RecordedChain)
     chain.part()
     return chain
-
-
-@pytest.mark.parametrize("mask", [torch.ones(4), torch.tensor([1.0, 0, 1, 1])])
-def test_code_may_read_arguments(mask):
-    sample = Arguments(torch.randn(4, 4), mask)
-    whole, plan, found = processes(AsksForMask, sample, split_loss=False)
-    expected = output([Process(whole.model, whole)] * 3, plan, sample)
-    assert torch.equal(output(found, plan, sample), expected)
 
 
 def test_a_process_may_know_no_more_than_shapes():
@@ -197,11 +183,6 @@ def test_forwards_that_take_different_ways_are_refused():
     with pytest.raises(CaptureError, match=r"two recordings of Alternating differ.*given \d in one forward"):
         record(partial(Alternating()), torch.randn(4, 4))
     record(partial(Alternating(), verify="never"), torch.randn(4, 4))
-
-
-def test_each_replay_cannot_be_compared():
-    with pytest.raises(ValueError, match=r'verify="always" runs the whole model.*pipepart\.check'):
-        partial(Blocks(), verify="always")
 
 
 def test_recordings_that_differ_have_other_fingerprints():

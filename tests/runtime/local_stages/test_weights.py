@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.capture.families import FAMILIES
 from tests.support.allocated import allocated
 from tests.support.chains import plan_by_hand
-from tests.support.deferred import twins
+from tests.support.deferred import Tied, twins
 from tests.support.local_stages import deferred, process
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
@@ -39,17 +39,29 @@ def shares(
         yield own
 
 
+def test_each_process_reads_its_own_tensors(tmp_path, read):
+    saved = Tied()
+    torch_files.save_model(saved, str(tmp_path / "model.safetensors"))
+    check_shares(Tied, saved, torch.randint(12, (8,)), tmp_path, read)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_each_process_reads_its_own_tensors(family, tmp_path, read):
+def test_each_process_reads_its_own_tensors_of_sharded_files(family, tmp_path, read):
     make, sample = FAMILIES[family]
     saved: Any = make()
     saved.save_pretrained(tmp_path, max_shard_size="20KB")
-    chain = chain_for(saved, sample())
+    check_shares(make, saved, sample(), tmp_path, read)
+
+
+def check_shares(make: Any, saved: nn.Module, sample: Any, folder: Path, read: dict[str, int]) -> None:
+    """Each of three processes has the saved values of its own stage, and all together have all that was saved."""
+    chain: Any = chain_for(saved, sample)
     layers = [name for name, _ in chain.layers]
     plan = plan_by_hand(layers, borders_of(len(layers), 3), micro_batches=2)
     expected = saved.state_dict()
     found: dict[str, Tensor] = {}
-    for own in shares(make, chain.groups, plan, tmp_path, read):
+    for own in shares(make, chain.groups, plan, folder, read):
         found |= own
         assert all(torch.equal(tensor, expected[name]) for name, tensor in own.items())
     assert found.keys() == expected.keys()

@@ -1,0 +1,241 @@
+"""What callers do beside plain steps: losses of their own, and mini-batches that only some ranks have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import pipepart
+from pipepart.ranks import under_torchrun
+from tests.distributed.cases.models import Balanced, Overflow
+from tests.distributed.cases.registry import on
+from tests.distributed.training import (
+    TIMEOUT,
+    adam,
+    drawn_batches,
+    gradients,
+    rank,
+    small,
+    trained,
+    trained_by_caller,
+)
+from tests.support import skipping
+from tests.support.chains import cut_by_hand
+from tests.support.pieces import WIDTH, linear
+from tests.support.ranks import Own
+from tests.support.recorded import piped
+
+X, Y = drawn_batches([6])[0]
+
+
+@on(3)
+def of_a_recorded_model() -> dict[str, Any]:
+    """Live values go past a stage on another rank."""
+    x, model = drawn_batches([8])[0][0], skipping.Hourglass(4).double()
+    pipe = piped(model, x, loss_fn=nn.MSELoss(), stages=3, parts=4, timeout=TIMEOUT)
+    return trained_by_caller(pipe, nn.MSELoss())
+
+
+class OwnLoss(nn.Module):
+    """Scores words, by the weights of their embedding, and computes the loss of its labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(linear(), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 9, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        scores = self.head(x)
+        return {"loss": functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), "scores": scores}
+
+
+@on(3, True, slow=True)
+@on(3, False)
+def of_a_model_with_a_loss_of_its_own(given: bool) -> dict[str, Any]:
+    """Every rank computes the loss of the model from its labels, also one that was given no mini-batch."""
+    ids = torch.randint(9, (6, 7), generator=torch.Generator().manual_seed(4))
+    sample = {"ids": ids, "labels": ids}
+    with piped(OwnLoss().double(), sample, stages=3, parts=3, timeout=TIMEOUT) as pipe:
+        if not given and under_torchrun():
+            with pytest.raises((RuntimeError, ValueError), match="give the mini-batch to all ranks"):
+                pipe(**(sample if rank() != 1 else {}))
+        out = pipe(**sample)
+        (out["loss"] + out["scores"].pow(2).mean()).backward()
+        return {**out, "gradients": gradients(pipe)}
+
+
+class Two(nn.Module):
+    """Returns two outputs and a value."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        left, right = x.chunk(2, dim=1)
+        return {"left": left, "right": [right.exp()], "mask": x > 0, "scale": 2.0}
+
+
+@on(2)
+def of_some_outputs() -> dict[str, Any]:
+    """Only some of the outputs have gradients, another one each time; then only the input gets one."""
+    found: dict[str, Any] = {}
+    with cut_by_hand(nn.Sequential(linear(), linear(), Two()).double(), [1], timeout=TIMEOUT) as pipe:
+        for number in range(3):
+            out = pipe(X)
+            parts = [out["left"].sum(), out["right"][0].pow(2).sum() * out["scale"]]
+            (parts[number] if number < 2 else parts[0] + parts[1]).backward()
+            found[f"gradients {number}"] = gradients(pipe)
+        x = X.clone().requires_grad_()
+        found["of the input"] = torch.autograd.grad(pipe(x)["left"].mean(), x)
+        found["still"] = gradients(pipe)
+    return found
+
+
+@on(3)
+def two_outputs_that_wait_for_their_backward() -> dict[str, Any]:
+    """Beside a step and a call without gradients."""
+    with small() as pipe:
+        one, other = pipe(X), pipe(X * 2)
+        loss = pipe.step(X, target=Y)
+        with torch.no_grad():
+            plain = pipe(X)
+        other.pow(2).sum().backward()
+        (one * plain).sum().backward()
+        return {"loss": loss, "gradients": gradients(pipe), "generator": torch.get_rng_state()}
+
+
+@on(3, "never", slow=True)
+@on(3, "always")
+def collected_losses(recompute: Any) -> dict[str, Any]:
+    """Losses that layers of several ranks add."""
+    model = nn.Sequential(linear(), Balanced(), linear(), Balanced()).double()
+    with cut_by_hand(model, [1, 3], recompute=recompute, timeout=TIMEOUT) as pipe:
+        losses = []
+        for x, y in drawn_batches([6, 5]):
+            with pipepart.collect_losses() as added:
+                loss = functional.mse_loss(pipe(x), y)
+            total = loss + added.total()
+            total.backward()
+            losses += [loss, total]
+        return {"losses": losses, "gradients": gradients(pipe)}
+
+
+@on(3)
+def an_overflow_in_half_precision() -> dict[str, Any]:
+    """The gradients of the first stage alone overflow in the third step."""
+    overflow = Overflow()
+    model = nn.Sequential(linear(), overflow, linear(), nn.Tanh(), linear())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    scales = []
+    with cut_by_hand(model, [2, 4], timeout=TIMEOUT) as pipe:
+        optimizer = adam(pipe.parameters())
+        for step, (x, y) in enumerate(drawn_batches([6] * 5)):
+            overflow.on = step == 2
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = functional.mse_loss(pipe(x.float()).float(), y.float())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return {"scales": scales, "state": pipe.full_state_dict()}
+
+
+@on(3, (0, 2))
+@on(3, (0, 1, 2), slow=True)
+def given_to_some_ranks(given: tuple[int, ...]) -> dict[str, Any]:
+    """Mini-batches of changing shapes."""
+    found: dict[str, Any] = {"losses": []}
+    with small() as pipe:
+        optimizer = adam(pipe.parameters())
+        for x, y in drawn_batches([6, 6, 3, 6]):
+            optimizer.zero_grad()
+            has = rank() in given
+            found["losses"].append(pipe.step(*([x] if has else []), target=y if has else None))
+            optimizer.step()
+        found["state"] = pipe.full_state_dict()
+    return found
+
+
+@on(3)
+def only_what_is_needed() -> dict[str, Any]:
+    """The first rank gets the input, which an earlier layer made, and the last one the target."""
+    before = linear().double()
+    found: dict[str, Any] = {"losses": []}
+    alone = not under_torchrun()
+    with small() as pipe:
+        for x, y in drawn_batches([6, 3]):
+            made = [before(x)] if alone or rank() == 0 else []
+            found["losses"].append(pipe.step(*made, target=y if alone or rank() == 2 else None))
+        found["gradients"] = gradients(pipe)
+        own = before.weight.grad if alone or rank() == 0 else None
+        found["before"] = Own({} if own is None else {"weight": own})
+    return found
+
+
+@on(3)
+def backward_on_a_rank_without_the_mini_batch() -> dict[str, Any]:
+    before = linear().double()
+    with small() as pipe:
+        out = pipe(*([before(X)] if rank() != 1 else []))
+        out.pow(2).mean().backward()
+        return {"gradients": gradients(pipe), "before": Own({} if rank() == 1 else {"w": before.weight.grad})}
+
+
+@on(3)
+def behind_another_layer() -> dict[str, Any]:
+    """Every rank has the layer that makes the input, and two pipelines take turns."""
+    before = linear().double()
+    found: dict[str, Any] = {"losses": []}
+    with small() as one, small(schedule="gpipe") as other:
+        for number, (x, y) in enumerate(drawn_batches([6, 3, 6, 5])):
+            found["losses"].append((one, other)[number % 2].step(before(x), target=y))
+        found["gradients"], found["other"] = gradients(one), gradients(other)
+    return {**found, "before": [p.grad for p in before.parameters()]}
+
+
+@on(3)
+def prefetched() -> dict[str, Any]:
+    data = TensorDataset(*drawn_batches([20])[0])
+    loader = DataLoader(data, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3))
+    with small() as pipe:
+        losses = [pipe.step(x, target=y) for x, y in pipe.prefetch(loader)]
+        return {"losses": losses, "gradients": gradients(pipe)}
+
+
+@on(3)
+def loaded() -> dict[str, Any]:
+    """The state of one training goes into a second pipeline, with other values and a tied weight."""
+    first, second = (nn.Sequential(*[linear() for _ in range(5)]).double() for _ in range(2))
+    for model in (first, second):
+        model[4].weight = model[0].weight
+    found = trained(cut_by_hand(first, [2, 3], loss_fn=nn.MSELoss(), timeout=TIMEOUT), drawn_batches([6]))
+    with cut_by_hand(second, [1, 4], loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        pipe.load_state_dict(found["state"])
+        with pytest.raises(RuntimeError, match="Unexpected key"):
+            pipe.load_state_dict({**found["state"], "other": X})
+        loss = pipe.step(X, target=Y)
+        return {"loss": loss, "state": pipe.full_state_dict(), "own": Own(pipe.state_dict())}
+
+
+@on(2)
+def loaded_into_two_copies() -> dict[str, Any]:
+    """A state dict reaches the copies of chimera, and two mini-batches make up one step."""
+    found: dict[str, Any] = {"losses": []}
+    model = nn.Sequential(*[linear() for _ in range(4)]).double()
+    state = {key: value * 0.5 for key, value in model.state_dict().items()}
+    with cut_by_hand(
+        model, [2], loss_fn=nn.MSELoss(), schedule="chimera", micro_batches=6, timeout=TIMEOUT
+    ) as pipe:
+        pipe.load_state_dict(state)
+        for x, y in drawn_batches([12, 7, 3]):
+            found["losses"].append(pipe.step(x, target=y, loss_weight=0.5))
+        found["gradients"] = gradients(pipe)
+    return found

@@ -1,0 +1,261 @@
+"""Trainings of models of every shape, and of what goes between their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.pipeline.conformance.kinds import KINDS
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import Pipeline
+from pipepart.capture import RecordedChain
+from tests.distributed.cases.models import Keeps, Packs, Unpacks, language_model
+from tests.distributed.cases.registry import on
+from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
+from tests.support import skipping, tied
+from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.deferred import Tied, twins
+from tests.support.pieces import WIDTH, linear
+from tests.support.recorded import borders_of, chain_for, piped
+
+
+def cut(layers: list[nn.Module], borders: list[int], **options: Any) -> Pipeline:
+    return cut_by_hand(
+        nn.Sequential(*layers).double(), borders, loss_fn=nn.MSELoss(), timeout=TIMEOUT, **options
+    )
+
+
+@on(3, None)
+@on(3, "bf16", slow=True)
+def nests(compress: Any) -> dict[str, Any]:
+    """Messages keep their nest, their layout and the memory that they share."""
+    layers = [linear(), Packs(), Keeps(), Unpacks(), linear()]
+    return trained(cut(layers, [2, 3], compress=compress), drawn_batches([9, 6, 2, 9]))
+
+
+@on(3, False, "always", slow=True)
+@on(3, True, "never", slow=True)
+@on(3, True, "always")
+def running_statistics(deferred: bool, recompute: Any) -> dict[str, Any]:
+    layers = [linear(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), linear(), nn.BatchNorm1d(WIDTH), linear()]
+    pipe = cut(layers, [2, 4], deferred_batch_norm=deferred, recompute=recompute)
+    return trained(pipe, drawn_batches([12, 7, 4, 12]))
+
+
+@on(3, 3, "1f1b", "never")
+@on(4, 4, "zb-h1", "never", slow=True)
+@on(2, 4, "gpipe", "always", slow=True)
+@on(4, 4, "chimera", "never", slow=True)
+@on(3, 3, "1f1b", "never", "int8", slow=True)
+def values_that_skip_ranks(
+    stages: int, schedule: str, recompute: Any, compress: Any = None
+) -> dict[str, Any]:
+    pipe = piped(
+        skipping.Hourglass(4).double(),
+        drawn_batches([8])[0][0],
+        loss_fn=nn.MSELoss(),
+        stages=stages,
+        parts=4,
+        schedule=schedule,
+        recompute=recompute,
+        compress=compress,
+        timeout=TIMEOUT,
+    )
+    return trained(pipe, drawn_batches([8, 3, 8]))
+
+
+def language_models(kind: str) -> dict[str, Any]:
+    """Sequences of two lengths; the head is tied to the embedding."""
+    generator = torch.Generator().manual_seed(4)
+    words = [
+        torch.randint(40, (size, length), generator=generator) for size, length in [(6, 7), (6, 5), (6, 7)]
+    ]
+    sample = {"input_ids": words[0], "labels": words[0], "use_cache": False}
+    found: dict[str, Any] = {"losses": []}
+    with piped(language_model(kind), sample, stages=3, parts=3, timeout=TIMEOUT) as pipe:
+        optimizer = adam(pipe.parameters())
+        for ids in words:
+            optimizer.zero_grad()
+            found["losses"].append(pipe.step(**{**sample, "input_ids": ids, "labels": ids}))
+            found["norm"] = pipe.clip_grad_norm_(0.5)
+            optimizer.step()
+        found["gradients"] = gradients(pipe)
+        found["state"] = pipe.full_state_dict()
+    return found
+
+
+@on(3, "1f1b")
+@on(4, "zb-h1", slow=True)
+def a_weight_that_three_stages_use(schedule: str) -> dict[str, Any]:
+    borders = [1, 2, 5] if schedule == "zb-h1" else [2, 5]
+    model = tied.language_model().double()
+    pipe = cut_by_hand(model, borders, loss_fn=tied.loss_fn, schedule=schedule, timeout=TIMEOUT)
+    torch.manual_seed(3)
+    return trained(pipe, [tied.words(size) for size in (7, 3, 7)], max_norm=0.2)
+
+
+@on(3)
+def frozen_and_thawed() -> dict[str, Any]:
+    """The second and third step train one layer more."""
+    layers = [linear(), nn.Tanh(), linear(), linear(), nn.Tanh(), linear()]
+    for layer in layers[:4]:
+        layer.requires_grad_(False)
+    found: dict[str, Any] = {"losses": []}
+    with cut(layers, [2, 4]) as pipe:
+        optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1, momentum=0.9)
+        for number, (x, y) in enumerate(drawn_batches([6, 6, 6, 6])):
+            layers[2].requires_grad_(number in (1, 2))
+            optimizer.zero_grad()
+            found["losses"].append(pipe.step(x, target=y))
+            optimizer.step()
+        found["gradients"] = gradients(pipe)
+        found["state"] = pipe.full_state_dict()
+    return found
+
+
+@on(3)
+def sparse_gradients() -> dict[str, Any]:
+    model = KINDS["sparse embedding"].chain().double()
+    pipe = cut_by_hand(model, [3, 5], loss_fn=nn.MSELoss(), timeout=TIMEOUT)
+    return trained(
+        pipe, drawn_batches([6, 4, 6]), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    )
+
+
+class Scaled(nn.Module):
+    """Draws from a generator of its own, and counts its calls in a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        noise = torch.rand(x.shape, generator=self.generator, dtype=x.dtype)
+        return x * noise + self.calls
+
+
+@on(3)
+def state_of_layers() -> dict[str, Any]:
+    pipe = cut([linear(), Scaled(), linear(), Scaled(), linear()], [1, 3])
+    return trained(pipe, drawn_batches([6, 4, 6]))
+
+
+class Enters(nn.Module):
+    def forward(self, x: Tensor, scale: float = 1.0, *, shift: Tensor | None = None) -> Tensor:
+        return x * scale if shift is None else x * scale + shift
+
+
+class Turns(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.complex(x, x.sin()), x.bfloat16()
+
+
+class Leaves(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        turned, rounded = pair
+        return {"size": turned.abs(), "angle": (turned * turned).real, "rounded": rounded.double()}
+
+
+@on(3)
+def keywords_complex_numbers_and_several_outputs() -> dict[str, Any]:
+    def loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
+        return (output["size"] - target).pow(2).mean() + (output["angle"] * output["rounded"]).mean()
+
+    model = nn.Sequential(Enters(), linear(), Turns(), Leaves()).double()
+    found: dict[str, Any] = {"losses": []}
+    with cut_by_hand(model, [1, 3], loss_fn=loss, timeout=TIMEOUT) as pipe:
+        x = y = torch.empty(0)
+        for number, (x, y) in enumerate(drawn_batches([6, 7, 6])):
+            options: dict[str, Any] = {"shift": torch.tensor(0.5).double()} if number == 1 else {}
+            found["losses"].append(pipe.step(x, scale=1.5, target=y, return_outputs=True, **options))
+        found["gradients"] = gradients(pipe)
+        found["evaluated"] = pipe.evaluate(x, target=y, return_outputs=True)
+    return found
+
+
+class Picks(nn.Module):
+    """Passes on the rows whose first number is positive, and which they were."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, (x[:, 0] > 0).nonzero().flatten()
+
+
+class Uses(nn.Module):
+    """Adds a layer's output to the rows that were picked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        x, rows = given
+        return x.index_add(0, rows, self.linear(x[rows]))
+
+
+def cut_of_varying_shapes(**options: Any) -> Pipeline:
+    """The number of rows between the first stages depends on values."""
+    return cut([linear(), Picks(), Uses(), linear()], [2, 3], **options)
+
+
+@on(3, "1f1b", slow=True)
+@on(3, "zb-h1")
+def shapes_that_depend_on_values(schedule: str) -> dict[str, Any]:
+    pipe = cut_of_varying_shapes(schedule=schedule, varying_shapes=True)
+    return trained(pipe, drawn_batches([9, 9, 9, 4, 9]))
+
+
+@on(3)
+def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
+    with cut_of_varying_shapes(varying_shapes=True) as pipe:
+        for x, y in drawn_batches([9, 9]):
+            (pipe(x) - y).pow(2).mean().backward()
+        return {"gradients": gradients(pipe)}
+
+
+@on(2)
+def unequal_speeds() -> dict[str, Any]:
+    cluster = pipepart.Cluster.virtual(2, speed=[1, 0.25], threads=1)
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2).model_copy(update={"cluster": cluster})
+    model = nn.Sequential(linear(), linear()).double()
+    return trained(Pipeline(model, plan, nn.MSELoss(), timeout=TIMEOUT), drawn_batches([8, 3]))
+
+
+def cut_recorded(
+    plain: nn.Module,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    stages: int,
+    loss_fn: Callable[..., Tensor],
+    verify: Any = "first",
+    **options: Any,
+) -> Pipeline:
+    """A pipeline of a model whose layers are those that ``plain`` is recorded with."""
+    chain = chain_for(plain, args, loss_fn=loss_fn)
+    layers = [name for name, _ in chain.layers]
+    own: Any = RecordedChain(model, chain.groups, split_loss=False, verify=verify)
+    plan = plan_by_hand(layers, borders_of(len(layers), stages), micro_batches=2)
+    return Pipeline(own, plan, loss_fn, timeout=TIMEOUT, **options)
+
+
+@on(2, "plain", slow=True)
+@on(3, "deferred")
+def tied_and_recorded(kind: str, folder: Path | None = None) -> dict[str, Any]:
+    """Each rank has the layers of its own stages only, and takes their values from files if there are any."""
+    plain, model = twins(Tied)
+    words = torch.randint(12, (8,), generator=torch.Generator().manual_seed(1))
+    options = {"weights": folder} if folder else {}
+    own, stages = (plain, 2) if kind == "plain" else (model, 3)
+    with cut_recorded(plain, own, (words,), stages, nn.functional.cross_entropy, **options) as pipe:
+        optimizer = adam(pipe.parameters())
+        losses = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            losses.append(pipe.step(words, target=words))
+            optimizer.step()
+        return {"losses": losses, "gradients": gradients(pipe), "state": pipe.full_state_dict()}

@@ -1,0 +1,150 @@
+"""Losses, their gradients, and what is done with these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipepart import Pipeline
+from tests.distributed.cases.models import CLASSES, LOSSES, Balanced, Overflow, classifier, labelled
+from tests.distributed.cases.registry import on
+from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
+from tests.support.chains import cut_by_hand
+from tests.support.pieces import WIDTH, linear
+from tests.support.ranks import Own
+
+
+def classify(borders: list[int], loss: str, **options: Any) -> Pipeline:
+    return cut_by_hand(classifier(), borders, loss_fn=LOSSES[loss], timeout=TIMEOUT, **options)
+
+
+@on(3, "ignored", "1f1b", slow=True)
+@on(3, "sum and count", "zb-h1", slow=True)
+@on(3, "known last", "gpipe")
+@on(3, "known last", "1f1b", slow=True)
+@on(3, "smoothed", "1f1b")
+@on(4, "ignored", "1f1b", 2)
+@on(4, "sum and count", "1f1b", 2, slow=True)
+def divided_by_what_all_micro_batches_count(loss: str, schedule: str, replicas: int = 1) -> dict[str, Any]:
+    borders, parts = ([2], 5) if replicas > 1 else ([2, 4], 4)
+    pipe = classify(borders, loss, schedule=schedule, micro_batches=parts, replicas=replicas)
+    return trained(pipe, labelled((12, 11, 3)), max_norm=0.1)
+
+
+@on(3, "never", slow=True)
+@on(3, "always")
+def losses_that_layers_add(recompute: Any) -> dict[str, Any]:
+    layers = [linear(), Balanced(), nn.Tanh(), linear(), Balanced(), nn.Linear(WIDTH, CLASSES)]
+    model, loss = nn.Sequential(*layers).double(), nn.CrossEntropyLoss()
+    pipe = cut_by_hand(model, [2, 4], loss_fn=loss, recompute=recompute, timeout=TIMEOUT)
+    return trained(pipe, labelled((7, 8, 2)))
+
+
+@on(2)
+def a_loss_of_the_whole_mini_batch() -> dict[str, Any]:
+    def contrast(output: Tensor, target: Tensor) -> Tensor:
+        scores = output @ output.t()
+        return functional.cross_entropy(scores, torch.arange(len(output))) + output.mul(target).mean()
+
+    pipe = cut_by_hand(
+        nn.Sequential(linear(), nn.Tanh(), linear(), linear()).double(),
+        [2],
+        loss_fn=contrast,
+        reduction="batch",
+        schedule="gpipe",
+        micro_batches=4,
+        timeout=TIMEOUT,
+    )
+    return trained(pipe, drawn_batches([9, 8, 3]), max_norm=0.1)
+
+
+@on(3, "ignored", slow=True)
+@on(3, "known last")
+def optimizers_in_the_stages(loss: str) -> dict[str, Any]:
+    with classify([1, 4], loss, micro_batches=4, optimizer=adam) as pipe:
+        losses = [pipe.step(x, target=y) for x, y in labelled((12, 11, 3))]
+        return {
+            "losses": losses,
+            "state": pipe.full_state_dict(),
+            "gradients": gradients(pipe),
+            "optimizers": Own(pipe.optimizer_state_dict()["state"]),
+        }
+
+
+@on(3, "pipedream", slow=True)
+@on(3, "pipedream-2bw")
+def asynchronous(schedule: str) -> dict[str, Any]:
+    pipe = classify(
+        [1, 4],
+        "ignored",
+        micro_batches=12,
+        schedule=schedule,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    )
+    batches = [(x, y.abs() % CLASSES) for x, y in labelled((24, 24, 12))]
+    return trained(pipe, batches, optimizer=None)
+
+
+@on(2, 2.0, slow=True)
+@on(2, 3.5)
+@on(2, float("inf"), slow=True)
+def clipped(norm_type: float) -> dict[str, Any]:
+    """By the norm of the gradients of all ranks, and by value; numbers that are not finite are told."""
+    norms = []
+    with classify([2], "ignored") as pipe:
+        for x, y in labelled((12, 6)):
+            pipe.zero_grad()
+            pipe.step(x, target=y)
+            norms.append(pipe.clip_grad_norm_(0.01, norm_type))
+        pipe.clip_grad_value_(1e-3)
+        found = gradients(pipe)
+        pipe.step(torch.full((6, WIDTH), float("inf")).double(), target=torch.zeros(6).long())
+        with pytest.raises(RuntimeError, match=r"not finite|non-finite"):
+            pipe.clip_grad_norm_(0.01, norm_type, error_if_nonfinite=True)
+    return {"norms": norms, "gradients": found}
+
+
+@on(3, False, False, slow=True)
+@on(3, True, False)
+@on(3, False, True)
+def an_overflow_on_one_rank(autocast: bool, frozen: bool) -> dict[str, Any]:
+    """The gradients of the first stage alone overflow in the fifth step. ``frozen``: that of the second has none."""
+    overflow = Overflow()
+    model = nn.Sequential(linear(), overflow, linear(), nn.Tanh(), linear(), nn.Linear(WIDTH, CLASSES))
+    model[2].requires_grad_(not frozen)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    found: dict[str, Any] = {"losses": [], "scales": []}
+    with cut_by_hand(model, [2, 4], loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT) as pipe:
+        optimizer = adam([parameter for parameter in pipe.parameters() if parameter.requires_grad])
+        for step, (x, y) in enumerate(labelled((7,) * 7)):
+            overflow.on = step == 4
+            pipe.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                found["losses"].append(pipe.step(x.float(), target=y, scaler=scaler))
+            scaler.unscale_(optimizer)
+            pipe.clip_grad_norm_(0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            found["scales"].append(scaler.get_scale())
+        found["state"] = pipe.full_state_dict()
+    return found
+
+
+@on(2, "sum and count", slow=True)
+@on(2, "known last")
+@on(4, "ignored", 2)
+def gradients_of_several_steps(loss: str, replicas: int = 1) -> dict[str, Any]:
+    """They add up, each once; one bias has none."""
+    found: dict[str, Any] = {"losses": []}
+    with classify([2], loss, replicas=replicas, micro_batches=5 if replicas > 1 else 3) as pipe:
+        pipe.module.get_parameter("0.bias").requires_grad_(False)
+        for x, y in labelled((12, 11, 1) if replicas > 1 else (7, 5, 6)):
+            step, output = pipe.step(x, target=y, loss_weight=1 / 3, return_outputs=True)
+            found["losses"] += [step, output, pipe.evaluate(x, target=y)]
+        found["gradients"] = gradients(pipe)
+        found["norm"] = pipe.clip_grad_norm_(0.1)
+    return found

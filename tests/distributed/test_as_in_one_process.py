@@ -1,0 +1,155 @@
+"""Under torchrun every training has the bits of one process, whatever the order in which messages are sent."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from tests.pipeline.conformance.modes import SCHEDULES
+from torch import nn
+
+from pipepart.runtime.engine import Engine
+from pipepart.runtime.transport import ordered
+from schedules import Kind
+from tests.distributed.cases.chains import How, drawn_for_ranks, in_a_chain, in_any_order, in_mode
+from tests.distributed.cases.layers import (
+    language_models,
+    nests,
+    running_statistics,
+    tied_and_recorded,
+    values_that_skip_ranks,
+)
+from tests.distributed.cases.losses import divided_by_what_all_micro_batches_count
+from tests.distributed.cases.registry import CASES, Case, Function, params
+from tests.distributed.training import TIMEOUT, drawn_batches, trained
+from tests.support.chains import cut_by_hand
+from tests.support.deferred import Tied
+from tests.support.pieces import linear
+from tests.support.ranks import assert_as_in_one_process
+from tests.support.seeds import seeds
+
+for listed in ("callers", "replicas"):
+    import_module(f"tests.distributed.cases.{listed}")
+
+
+@pytest.mark.parametrize("case", params(CASES.values()))
+def test_a_training_has_the_bits_of_one_process(case):
+    assert_as_in_one_process(case.function, case.processes, *case.args)
+
+
+def test_values_from_files(tmp_path):
+    files = pytest.importorskip("safetensors.torch")
+    files.save_model(Tied(), str(tmp_path / "model.safetensors"))
+    assert_as_in_one_process(tied_and_recorded, 3, "files", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_language_models_of_transformers(kind):
+    assert_as_in_one_process(language_models, 3, kind)
+
+
+def without_tags(function: Function, *args: Any) -> Mapping[str, Any]:
+    """Run a case with messages that all ranks take in one order, as over NCCL; that they were is checked.
+
+    From the second step of a form on, each message goes by the communicator of its edge.
+    """
+    before, sent = ordered.Ordered.send, []
+
+    def send(self: ordered.Ordered, key: Any, buffers: Any) -> None:
+        sent.append(key)
+        before(self, key, buffers)
+
+    with (
+        mock.patch.object(ordered, "direct_backend", return_value="gloo"),
+        mock.patch.object(ordered.Ordered, "send", send),
+    ):
+        found = function(*args)
+    assert sent or not torch.distributed.is_initialized()
+    return found
+
+
+def repeated(schedule: tuple[str, int], processes: int) -> dict[str, Any]:
+    """Steps of two forms, each several times: whole mini-batches and a short one."""
+    name, chunks = schedule
+    first, *others, last = (linear() for _ in range(9))
+    last.weight = first.weight
+    model = nn.Sequential(*[nn.Sequential(one, nn.Dropout(0.1)) for one in (first, *others)], last).double()
+    pipe = cut_by_hand(
+        model,
+        [len(model) * stage // (processes * chunks) for stage in range(1, processes * chunks)],
+        loss_fn=nn.MSELoss(),
+        schedule=name,
+        chunks=chunks,
+        micro_batches=4,
+        recompute="except-last",
+        timeout=TIMEOUT,
+    )
+    return trained(pipe, drawn_batches([9, 9, 3, 9, 3]), max_norm=0.1)
+
+
+ORDERS = [one for one in SCHEDULES if one[1] <= 2]
+ONE_ORDER = [
+    *(
+        Case(2 + 2 * (number % 2), repeated, (one, 2 + 2 * (number % 2)), slow=number not in (7, 12))
+        for number, one in enumerate(ORDERS)
+    ),
+    Case(3, divided_by_what_all_micro_batches_count, ("ignored", "zb-h1"), slow=True),
+    Case(3, running_statistics, (True, "always"), slow=True),
+    Case(3, nests, (None,)),
+    Case(4, values_that_skip_ranks, (4, "zb-h1", "never")),
+    Case(4, in_any_order, (2, 4), slow=True),
+    Case(4, in_a_chain, (How("chimera", 4, micro_batches=6, tied=True),), slow=True),
+    Case(2, in_a_chain, (How("zb-v", 4, 2, recompute="always", tied=True, caller=True),)),
+    Case(4, in_a_chain, (How("1f1b", 2, replicas=2, caller=True),), slow=True),
+]
+
+
+@pytest.mark.parametrize("case", params(ONE_ORDER))
+def test_messages_that_are_sent_in_one_order(case):
+    assert_as_in_one_process(without_tags, case.processes, case.function, *case.args)
+
+
+def on_the_callers_thread(one_order: bool) -> Mapping[str, Any]:
+    """Backwards that run on the thread of the caller, as on accelerators."""
+    execute = Engine.execute
+
+    def here(self: Engine, step: Any, scaled: bool = False, on_workers: bool = True) -> None:
+        kinds = {action.kind for row in step.schedule.actions for action in row}
+        execute(self, step, scaled, on_workers and Kind.F in kinds)
+
+    with mock.patch.object(Engine, "execute", here):
+        how = How("1f1b", 3, recompute="always", tied=True, caller=True)
+        return without_tags(in_a_chain, how) if one_order else in_a_chain(how)
+
+
+@pytest.mark.parametrize("one_order", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_backward_on_the_callers_thread(one_order):
+    assert_as_in_one_process(on_the_callers_thread, 3, one_order)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("one_order", [False, True])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_stages_anywhere_act_in_any_order(processes, one_order):
+    for seed in seeds(8, f"orders on {processes} ranks {one_order}"):
+        case = (without_tags, processes, in_any_order) if one_order else (in_any_order, processes)
+        assert_as_in_one_process(*case, seed, processes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_schedule_with_fewer_samples_than_micro_batches(processes):
+    choose = random.Random(processes)
+    for schedule in SCHEDULES:
+        if processes * schedule[1] > 7 or (schedule[0] == "chimera" and processes > 2):
+            continue
+        mode = drawn_for_ranks(choose, processes, schedule=schedule, sizes=(3, 8), kind="linear")
+        assert_as_in_one_process(in_mode, processes, mode)

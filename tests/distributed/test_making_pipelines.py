@@ -1,0 +1,267 @@
+"""Under torchrun a pipeline is made on all ranks or on none, and each rank has its own part of the model."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart import CaptureError, Pipeline
+from pipepart.ranks import RankError
+from tests.distributed.cases.layers import cut_recorded
+from tests.distributed.cases.models import classifier, labelled
+from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, rank, small
+from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.deferred import twins
+from tests.support.local_stages import AsksBetween, AsksForMask, Blocks
+from tests.support.pieces import WIDTH, linear
+from tests.support.ranks import Failed, assert_as_in_one_process, ranks
+from tests.support.replicas import cut_replicas
+
+X, Y = torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)
+
+
+def model(**other: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    for name, layer in other.items():
+        made[int(name.removeprefix("layer_"))] = layer
+    return made
+
+
+def smooth(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+
+# The layers and options of rank 1, and what every rank raises.
+OTHERS: dict[str, tuple[Callable[[], dict[str, nn.Module]], dict[str, Any], str]] = {
+    "output": (
+        lambda: {"layer_3": nn.Linear(4, 5)},
+        {},
+        r"layer '3' is Linear\(in_features=4, out_features=5\) on rank 1 and Linear\(",
+    ),
+    "dropout": (
+        lambda: {"layer_1": nn.Dropout(0.2)},
+        {},
+        r"layer '1' is Dropout\(p=0.2, inplace=False\) on rank 1 and Dropout\(p=0.1",
+    ),
+    "dtype": (
+        lambda: {"layer_3": nn.Linear(4, 3).double()},
+        {},
+        r"'3.weight' is float64 \[3, 4\] on rank 1 and float32 \[3, 4\] on rank 0",
+    ),
+    "shapes": (dict, {"varying_shapes": True}, "varying_shapes is True on rank 1 and False on rank 0"),
+    "loss": (dict, {"loss_fn": smooth}, "loss_fn is smooth on rank 1 and CrossEntropyLoss"),
+    "reduction": (
+        dict,
+        {"loss_fn": nn.CrossEntropyLoss(reduction="sum")},
+        r"loss_fn is CrossEntropyLoss\(reduction='sum'",
+    ),
+    "optimizer": (dict, {"optimizer": torch.optim.SGD}, "optimizer is SGD on rank 1 and Adam on rank 0"),
+}
+
+
+def made(name: str) -> None:
+    layers, options, message = OTHERS[name]
+    if rank() != 1:
+        layers, options = dict, {}
+    given = {"loss_fn": nn.CrossEntropyLoss(), "optimizer": torch.optim.Adam, "timeout": 60.0, **options}
+    with pytest.raises(ValueError, match=message):
+        pipepart.Pipeline(model(**layers()), plan_by_hand(list("0123"), [1, 3], micro_batches=2), **given)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_all(name):
+    ranks(3).run(made, name)
+
+
+def told(seed_by_rank: bool) -> list[str]:
+    torch.manual_seed(rank() if seed_by_rank else 0)
+    made = model(layer_3=nn.Linear(4, 3))
+    # Equal on all ranks, whatever it holds that is made anew on each.
+    loss = partial(nn.functional.cross_entropy, weight=torch.ones(3))
+    plan = plan_by_hand(list("0123"), [2], micro_batches=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pipepart.Pipeline(made, plan, loss, merge=lambda parts: torch.cat(parts)) as pipe:
+            pipe.step(X, target=Y)
+    return [str(one.message) for one in caught if "rank" in str(one.message)]
+
+
+def test_other_initial_values_on_one_rank_are_told_once():
+    assert ranks(2).run(told, False) == [[], []]
+    first, second = ranks(2).run(told, True)
+    assert len(first) == 1
+    assert re.search(r"'3.weight' has other values on rank 1 .* Call torch.manual_seed", first[0])
+    assert second == []
+
+
+def other_plans() -> None:
+    small(micro_batches=3 + rank())
+
+
+def squeezed() -> None:
+    cut_replicas(classifier(), [], 4, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT)
+
+
+def other_options() -> None:
+    options = {"micro_batches": 2 + rank(), "schedule": "1f1b"}
+    Pipeline.auto(model(), X, target=Y, loss_fn=nn.CrossEntropyLoss(), **options)
+
+
+def odd_devices() -> None:
+    layers = nn.Sequential(linear(), linear(), linear())
+    Pipeline(layers, plan_by_hand(list("012"), [1, 2], micro_batches=2), nn.MSELoss())
+
+
+def emulated() -> None:
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    slow = plan.model_copy(update={"cluster": pipepart.Cluster.virtual(2, link="1GB/s")})
+    Pipeline(nn.Sequential(linear(), linear()), slow, nn.MSELoss())
+
+
+def fails_on_one() -> None:
+    optimizer: Any = (lambda parameters: None) if rank() else adam
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    Pipeline(nn.Sequential(linear(), linear()), plan, nn.MSELoss(), optimizer=optimizer)
+
+
+def odd_processes() -> None:
+    layers = nn.Sequential(*[linear() for _ in range(6)])
+    plan = plan_by_hand(list("012345"), [1, 2, 3, 4, 5], micro_batches=6, schedule="chimera")
+    Pipeline(layers, plan, nn.MSELoss(), timeout=TIMEOUT)
+
+
+def hooked() -> None:
+    layers = classifier()
+    next(layers.parameters()).register_hook(lambda gradient: gradient)
+    x, y = labelled((12,))[0]
+    with cut_replicas(layers, [2], 2, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT) as pipe:
+        pipe.step(x, target=y)
+
+
+def of_a_recorded_model(kind: type[nn.Module], verify: str) -> None:
+    args = torch.randn(4, 4), torch.ones(4)
+    with cut_recorded(kind(), kind(), args, 2, nn.functional.mse_loss, verify=verify) as pipe:
+        pipe.step(*args, target=args[0])
+
+
+REFUSED: list[tuple[int, Callable[..., None], tuple[Any, ...], str]] = [
+    (2, other_options, (), "micro_batches is 3 on rank 1 and 2 on rank 0"),
+    (3, other_plans, (), "rank 1 has another plan than rank 0"),
+    (2, odd_devices, (), "3 devices and torchrun started 2 processes"),
+    (2, emulated, (), "the link between virtual:0 and virtual:1 is emulated.*one process"),
+    (2, fails_on_one, (), "return a torch"),
+    (3, odd_processes, (), "rank 1 would have both: start an even number of processes"),
+    (4, hooked, (), "has a hook, which would see the gradients of one copy"),
+    (2, squeezed, (), "each of the 4 replicas needs processes of its own"),
+    (2, of_a_recorded_model, (Blocks, "always"), 'verify="always" runs the whole model'),
+    (2, of_a_recorded_model, (AsksBetween, "first"), "reads values of tensors"),
+]
+
+
+@pytest.mark.parametrize(("size", "case", "args", "message"), REFUSED)
+def test_what_one_rank_refuses_is_refused_on_all(size, case, args, message):
+    for one in ranks(size).outcomes(case, *args):
+        assert isinstance(one, Failed)
+        assert isinstance(one.error, (ValueError, TypeError, RuntimeError))
+        assert re.search(message, str(one.error)), one.traceback
+
+
+def writing() -> dict[str, Any]:
+    """A layer that writes its buffer is refused before anything runs; in evaluation mode it trains."""
+    layers = nn.Sequential(linear(), nn.BatchNorm1d(WIDTH), linear(), linear()).double()
+    x, y = drawn_batches([8])[0]
+    with cut_by_hand(
+        layers, [2], loss_fn=nn.MSELoss(), schedule="chimera", micro_batches=4, timeout=TIMEOUT
+    ) as pipe:
+        with pytest.raises(ValueError, match="running_mean"):
+            pipe.step(x, target=y)
+        pipe.eval()
+        return {"loss": pipe.step(x, target=y), "gradients": gradients(pipe)}
+
+
+def test_a_layer_that_writes_its_buffer_is_refused_in_two_copies():
+    assert_as_in_one_process(writing, 2)
+
+
+def too_small() -> str:
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    plan = plan.model_copy(update={"cluster": pipepart.Cluster.virtual(2, memory=3000, threads=1)})
+    x, y = drawn_batches([400])[0]
+    layers = nn.Sequential(linear(), linear()).double()
+    with Pipeline(layers, plan, nn.MSELoss(), strict=True, timeout=TIMEOUT) as pipe:
+        with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="is out of memory") as raised:
+            pipe.step(x, target=y)
+        return type(raised.value).__name__
+
+
+def test_a_memory_limit_ends_the_step_on_all_ranks():
+    assert "OutOfMemoryError" in ranks(2).run(too_small)
+
+
+def shares() -> tuple[int, int, int]:
+    """Bytes that a rank holds of a deferred model, of its own stage, and of the whole model."""
+
+    def make() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+
+    plain, model = twins(make)
+    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=2)
+    with Pipeline(model, plan, nn.functional.mse_loss, timeout=TIMEOUT) as pipe:
+        pipe.step(torch.randn(4, 16), target=torch.randn(4, 16))
+        held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.is_meta)
+        own = sum(tensor.nbytes for tensor in pipe.state_dict().values())
+    return held, own, sum(tensor.nbytes for tensor in plain.parameters())
+
+
+def test_three_ranks_hold_a_third_each():
+    assert all(held == own == whole // 3 for held, own, whole in ranks(3).run(shares))
+
+
+def without_batch(kind: type[nn.Module]) -> Tensor:
+    """The loss of a step in which only the first and the last of three ranks are given the mini-batch."""
+    args, layers = (torch.randn(4, 4), torch.ones(4)), kind()
+    with cut_recorded(layers, layers, args, 3, nn.functional.mse_loss) as pipe:
+        return pipe.step() if rank() == 1 else pipe.step(*args, target=args[0])
+
+
+def test_a_rank_in_the_middle_needs_no_batch_unless_code_reads_it():
+    losses = ranks(3).run(without_batch, Blocks)
+    assert all(torch.equal(one, losses[0]) for one in losses)
+    first, second, third = ranks(3).outcomes(without_batch, AsksForMask)
+    assert isinstance(second, Failed)
+    assert isinstance(second.error, CaptureError)
+    for one in (first, third):
+        assert isinstance(one.error, RankError)
+        assert "rank 1 cannot run without the values of the mini-batch: CaptureError" in str(one.error)
+
+
+def planned_here() -> dict[str, Any]:
+    """Plans on rank 0 with the measured links of all ranks."""
+    x, y = drawn_batches([6])[0]
+    layers = nn.Sequential(*[linear() for _ in range(6)]).double()
+    with Pipeline.auto(
+        layers, x, target=y, loss_fn=nn.MSELoss(), devices=None, timeout=60, seconds=0.01
+    ) as pipe:
+        return {"plan": pipe.plan.model_dump_json(), "loss": pipe.step(x, target=y)}
+
+
+def test_auto_plans_once_for_all_ranks():
+    found = ranks(2).run(planned_here)
+    assert found[0]["plan"] == found[1]["plan"]
+    assert found[0]["loss"].equal(found[1]["loss"])
+    plan = pipepart.Plan.model_validate_json(found[0]["plan"])
+    assert len(plan.workers) == len(plan.cluster) == 2
+    torch.manual_seed(0)
+    layers = nn.Sequential(*[linear() for _ in range(6)]).double()
+    x, y = drawn_batches([6])[0]
+    with Pipeline(layers, plan, nn.MSELoss()) as pipe:
+        assert pipe.step(x, target=y).equal(found[0]["loss"])

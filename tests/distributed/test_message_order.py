@@ -1,0 +1,140 @@
+"""No order of messages deadlocks, and a failure ends the waits of all ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from tests.pipeline.conformance.modes import SCHEDULES
+from torch import Tensor, nn
+
+import schedules
+from pipepart import Pipeline
+from pipepart.ranks import RankError
+from pipepart.runtime.transport import ordered
+from schedules import Kind, Schedule
+from schedules.communication.lowering import Lowering, lower
+from schedules.communication.rendezvous import Queues, refuse_rendezvous_deadlock
+from schedules.core.message import Message
+from tests.distributed.test_as_in_one_process import without_tags
+from tests.distributed.training import TIMEOUT, drawn_batches
+from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.pieces import linear
+from tests.support.ranks import Failed, ranks
+
+_SLOW_SECONDS = 12.0
+
+
+class FailsLater(nn.Module):
+    """Raises in its fifth forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = linear(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 5:
+            raise ValueError("on purpose")
+        return self.linear(x)
+
+
+def failing() -> dict[str, Any]:
+    model = nn.Sequential(linear(), FailsLater(), linear()).double()
+    x, y = drawn_batches([9])[0]
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        pipe.step(x, target=y)
+        with pytest.raises(Exception, match="on purpose") as raised:
+            pipe.step(x, target=y)
+        return {"error": type(raised.value).__name__}
+
+
+def test_a_failure_ends_the_step_on_all_ranks():
+    found = ranks(3).run(without_tags, failing)
+    assert [one["error"] for one in found] == ["RankError", "ValueError", "RankError"]
+
+
+def issued(schedule: Schedule) -> Lowering:
+    """The messages of a schedule as each device begins them, which receives right before it needs a message."""
+    lowered = lower(schedule)
+    at: dict[Any, Message] = {}  # by the action that makes a message, and by those that need it
+    for message in {one for order in lowered.orders for one in order}:
+        source, target = message.stages
+        kinds = [Kind.F] if message.kind is Kind.F else [Kind.B, Kind.I]
+        at |= {(True, kind, source, message.micro_batch): message for kind in kinds}
+        at |= {(False, kind, target, message.micro_batch): message for kind in kinds}
+    events: dict[int, list[Any]] = {}
+    for device, row in enumerate(schedule.actions):
+        leaves = [leaf[:3] for action in row for leaf in action.leaves]
+        steps = ((sends, (sends, *leaf)) for leaf in leaves for sends in (False, True))
+        events[device] = [(sends, at[key]) for sends, key in steps if key in at]
+    order = [key for key, *_ in ordered.one_order(events)]
+    orders = [[one for one in order if device in one.ranks] for device in events]
+    rows = []
+    for device, row in enumerate(schedule.actions):
+        left, mine = iter(orders[device]), []
+        begun: set[Any] = set()
+        for action in row:
+            for leaf in action.leaves:
+                for sends in (False, True):
+                    wanted = at.get((sends, *leaf[:3]))
+                    while wanted is not None and wanted not in begun:
+                        begun.add(one := next(left))
+                        mine.append(one)
+                    mine += [] if sends else [leaf]
+        rows.append(mine)
+    return replace(lowered, rows=rows, orders=orders)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("schedule", [one for one in SCHEDULES if one[0] != "chimera"], ids=str)
+def test_unbuffered_messages_in_this_order_do_not_deadlock(schedule, devices):
+    name, chunks = schedule
+    lowering = issued(schedules.split_overlaps(schedules.build(name, devices, 2 * devices, chunks)))
+    for queues in get_args(Queues):
+        refuse_rendezvous_deadlock(lowering, queues)
+
+
+class Doing(nn.Module):
+    """Does something in each forward."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.calls = 0
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.act(self.calls)
+        return self.linear(x)
+
+
+def fails_beside_a_wait() -> float:
+    """Stage 0 fails when stage 1, beside it, waits for gradients that stage 2 does not send."""
+    sent = threading.Event()
+
+    def fail(call: int) -> None:
+        if call == 2:
+            assert sent.wait(_SLOW_SECONDS)
+            time.sleep(0.3)  # until the other worker waits
+            raise ValueError("out of ideas")
+
+    acts = [fail, lambda _: sent.set(), lambda _: time.sleep(_SLOW_SECONDS), lambda _: None]
+    model = nn.Sequential(*(Doing(act) for act in acts))
+    began = time.monotonic()
+    with Pipeline(model, plan_by_hand(list("0123"), [1, 2, 3], micro_batches=2), nn.MSELoss()) as pipe:
+        with pytest.raises((ValueError, RankError), match="out of ideas"):
+            pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+        return time.monotonic() - began
+
+
+def test_a_worker_that_waits_for_another_rank_ends_with_the_failure_beside_it():
+    found = ranks(2).outcomes(fails_beside_a_wait)
+    assert not [one for one in found if isinstance(one, Failed)], found
+    assert max(found) < _SLOW_SECONDS / 2
