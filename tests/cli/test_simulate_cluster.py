@@ -65,8 +65,8 @@ def test_chunks_are_those_of_the_schedule(run: Run, boxes: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_thousands_of_devices_are_simulated_within_a_minute(run: Run, directory: Path) -> None:
-    gpus = {"name": "gpu", "kind": "H100", "memory_bytes": 80 * 2**30, "count": 8, "hosts": 512}
+def test_thousands_of_devices_are_simulated_within_half_a_minute(run: Run, directory: Path) -> None:
+    gpus = {"name": "gpu", "kind": "H100", "memory_bytes": 80 * 2**30, "count": 8, "hosts": 256}
     network = [{"bandwidth": 4e11, "latency": 1e-5, "ports": 8}]
     (directory / "many.json").write_text(
         json.dumps({"devices": [gpus], "link": {"bandwidth": 3e11}, "network": network})
@@ -74,10 +74,10 @@ def test_thousands_of_devices_are_simulated_within_a_minute(run: Run, directory:
     begin = time.process_time()
     found = figures(
         run(
-            "simulate --cluster many.json --schedule 1f1b --devices 64 --replicas 64 --micro-batches 2048 "
+            "simulate --cluster many.json --schedule 1f1b --devices 64 --replicas 32 --micro-batches 1024 "
             "--forward 0.1 --backward-input 0.1 --backward-weight 0.1 --message 64MiB --gradients 2GiB --json"
         )
     )
-    assert time.process_time() - begin < 60
-    assert len(found["devices"]) == 4096
+    assert time.process_time() - begin < 30
+    assert len(found["devices"]) == 2048
     assert found["bubble"] == pytest.approx(63 / (32 + 63), rel=0.02)
