@@ -30,7 +30,7 @@ def made_profile(
         values: that leave the layers.
     """
     spec = TensorSpec(shape=(batch, 8), dtype="float32")
-    times = [seconds] * len(names) if isinstance(seconds, float) else seconds
+    times = [seconds] * len(names) if isinstance(seconds, float | int) else seconds
     sizes = [output_bytes] * len(names) if isinstance(output_bytes, int) else output_bytes
     costs = []
     for each, size in zip(times, sizes, strict=True):
