@@ -141,6 +141,7 @@ def test_check_compares_recorded_models():
     assert report.rows[0].same
 
 
+@pytest.mark.slow
 def test_replicas_and_optimizers_of_stages():
     (model, sample), (plain, _) = build("llama"), build("llama")
     for one, stages in ((model, 1), (plain, 3)):

@@ -73,6 +73,7 @@ def test_two_towers_train_on_the_whole_batch_by_a_loss_beside_the_model():
     assert_that_of_the_whole(model, plain, loss, plain(**sample, return_loss=True).loss)
 
 
+@pytest.mark.slow
 def test_routers_train_on_the_whole_batch_by_a_loss_beside_the_model():
     model, sample = build("mixtral")
     model.config.output_router_logits = True

@@ -63,6 +63,7 @@ def test_parts_are_frozen_and_thawed():
     )
 
 
+@pytest.mark.slow
 def test_adapters_are_switched():
     peft: Any = pytest.importorskip("peft")
     model, sample = build("gpt2")
