@@ -18,10 +18,12 @@ def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> b
     Parameters, buffers and modules do not count. What the code of the layers finds in globals does.
     """
     surroundings = Surroundings(model)
-    holders: dict[int, nn.Module] = {}
+    holders: dict[
+        int, tuple[nn.Module, Place]
+    ] = {}  # the place keeps its owner, so that no other gets its id
     for layer in dict.fromkeys(layer for _, layer in layers):
-        for place in Snapshot(layer, surroundings.places((), layer)).places:
-            if _is_value(place) and holders.setdefault(id(place.owner), layer) is not layer:
+        for place in filter(_is_value, Snapshot(layer, surroundings.places((), layer)).places):
+            if holders.setdefault(id(place.owner), (layer, place))[0] is not layer:
                 return True
     return False
 

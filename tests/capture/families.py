@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -30,6 +30,18 @@ _KEYS: dict[str, Any] = {
 }
 
 Sample = dict[str, Tensor]
+
+
+def quick(few: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases of a parametrised test; all but a few are slow."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=() if case in few else pytest.mark.slow
+        )
+        for case in cases
+    ]
+
+
 Family = tuple[Callable[[], nn.Module], Callable[[], Sample]]
 
 

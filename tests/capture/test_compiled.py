@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,9 +45,11 @@ def sample(length: int) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:  # which takes seconds to import
+        torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_stage_is_compiled_once_and_for_other_lengths_once_more():
     graphs: list[fx.GraphModule] = []
 
@@ -69,7 +72,7 @@ def test_a_stage_is_compiled_once_and_for_other_lengths_once_more():
     assert compiled == [0, 3, 3, 6, 6, 6]
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("in_place", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_model_that_is_compiled_already_is_refused(in_place):
     model: Any = Reads()
     if in_place:
@@ -80,6 +83,7 @@ def test_a_model_that_is_compiled_already_is_refused(in_place):
         piped(model, sample(5))
 
 
+@pytest.mark.slow
 def test_blocks_that_are_compiled_already_stay_whole():
     torch.manual_seed(0)
     model = Reads()

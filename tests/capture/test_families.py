@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from pipepart import Pipeline
 from pipepart.capture.deep_copies import deep_copies
-from tests.capture.families import FAMILIES, build, text
+from tests.capture.families import FAMILIES, build, quick, text
 from tests.support.recorded import (
     assert_same_step,
     assert_that_of_the_whole,
@@ -27,29 +27,22 @@ HOW: list[dict[str, Any]] = [
     {"stages": 4, "schedule": "interleaved-1f1b", "chunks": 2},
     {"stages": 4, "schedule": "1f1b", "dtype": torch.bfloat16},
 ]
-QUICK = {(name, index % len(HOW)) for index, name in enumerate(FAMILIES)}
-EVERY_WAY = [
-    pytest.param(name, how, marks=() if (name, how) in QUICK else pytest.mark.slow)
-    for name in FAMILIES
-    for how in range(len(HOW))
-]
+TWO_WAYS = [(name, (index + more) % len(HOW)) for index, name in enumerate(FAMILIES) for more in (0, 2)]
+QUICK = [("gpt2", 0), ("t5", 0), ("mixtral", 2), ("llama", 1), ("bert", 4)]
 OWN: dict[str, dict[str, Any]] = {
     "clip": {"reduction": "mean"},  # compares the samples of a micro-batch with each other
     "wav2vec2": {"weights": [1.0, 1.0]},  # its loss is a sum
 }
 
 
-@pytest.mark.parametrize(("name", "how"), EVERY_WAY)
+@pytest.mark.parametrize(("name", "how"), quick(QUICK, TWO_WAYS))
 def test_own_loss(name, how):
     settings = dict(HOW[how])
     model, sample = build(name, settings.pop("dtype", torch.float32))
     assert_same_step(model, sample, **settings, **OWN.get(name, {}))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("gpt2", "t5") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
-)
+@pytest.mark.parametrize("name", quick(["gpt2"], FAMILIES))
 def test_a_plan_with_free_placement(name):
     """Whose devices have unlike numbers of stages, and whose backwards are split here and there."""
     model, sample = build(name)
@@ -63,7 +56,7 @@ def test_a_plan_with_free_placement(name):
     assert differing(model, reference) == []
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
+@pytest.mark.parametrize("name", quick(["gpt2"], ["gpt2", "vit"]))
 def test_a_loss_function_on_the_output(name):
     model, sample = build(name)
     labels = sample.pop("labels")
@@ -74,7 +67,7 @@ def test_a_loss_function_on_the_output(name):
     assert_same_step(model, sample, target=labels, loss_fn=loss_fn, stages=3)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", quick(["llama"], ["llama", "gemma2"]))
 def test_another_length_at_every_step(name):
     model, sample = build(name)
     plain, _ = build(name)
@@ -88,7 +81,7 @@ def test_another_length_at_every_step(name):
             assert differing(model, plain) == []
 
 
-@pytest.mark.parametrize("parts", [3, 4])
+@pytest.mark.parametrize("parts", quick([3], [3, 4]))
 def test_uneven_labels_count_as_in_the_mini_batch(parts):
     (model, sample), (plain, _) = build("llama"), build("llama")
     sample["labels"][0] = -100

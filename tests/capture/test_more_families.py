@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.capture.families import noise, transformers, words
+from tests.capture.families import noise, quick, transformers, words
 from tests.support.recorded import assert_same_step
 
 SIZES: dict[str, Any] = {
@@ -126,7 +126,7 @@ MADE: dict[str, Callable[[], Made]] = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", quick(["olmoe", "segformer"], MADE))
 def test_a_step_is_that_of_plain_micro_batches(name):
     torch.manual_seed(0)
     model, sample = MADE[name]()

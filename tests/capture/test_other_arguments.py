@@ -1,5 +1,6 @@
 """A pipeline that was planned for some arguments runs with others: other branches, parameters and numbers of steps."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from pipepart import Arguments
 from pipepart.capture import CaptureError
+from tests.capture.families import quick
 from tests.support.recorded import differing, piped, plainly
 
 HOW: list[dict[str, Any]] = [
@@ -105,9 +107,11 @@ CASES: dict[str, tuple[type[nn.Module], list[Arguments]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("how", HOW, ids=lambda how: how["schedule"])
-def test_gradients_are_those_of_plain_micro_batches_for_all_of_them(name, how):
+QUICK = [(name, index) for index, name in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("name", "way"), quick(QUICK, itertools.product(CASES, range(len(HOW)))))
+def test_gradients_are_those_of_plain_micro_batches_for_all_of_them(name, way):
     make, calls = CASES[name]
     models = []
     for _ in range(2):
@@ -115,7 +119,7 @@ def test_gradients_are_those_of_plain_micro_batches_for_all_of_them(name, how):
         models.append(make())
     model, plain = models
     target = torch.randint(3, (8,), generator=torch.Generator().manual_seed(1))
-    with piped(model, calls[0], loss_fn=F.cross_entropy, parts=4, **how) as pipe:
+    with piped(model, calls[0], loss_fn=F.cross_entropy, parts=4, **HOW[way]) as pipe:
         for given in calls:
             own = target[: len(given.args[0])]
             model.zero_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipepart import Arguments, LossError
+from pipepart import Arguments, CaptureError, LossError
 from tests.support.recorded import assert_that_of_the_whole, own_loss, piped
 
 X = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).double()
@@ -108,3 +108,41 @@ def test_several_scalars_in_a_tuple_are_refused_as_none_is_named_the_loss():
         pytest.raises(LossError, match="'loss' in a dict or an object"),
     ):
         pipe.step(X, Y)
+
+
+class Logs(Model):
+    """Returns numbers beside its loss, as for a log."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.CrossEntropyLoss(ignore_index=-1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        loss = self.loss(x, y)
+        right = (x.argmax(1) == y).sum().item()
+        return {"loss": loss, "value": loss.item(), "share": right / len(x), "text": "a"}
+
+
+def test_numbers_for_a_log_are_those_of_each_micro_batch():
+    model = Logs().double()
+    plain = copy.deepcopy(model)
+    with piped(model, (X, Y), stages=3, parts=3, merge=list) as pipe:
+        loss, outputs = pipe.step(X, Y, return_outputs=True)
+    assert_that_of_the_whole(model, plain, loss, plain(X, Y)["loss"], rtol=1e-12, atol=1e-12)
+    parts = [plain(x, y) for x, y in zip(X.split([3, 2, 2]), Y.split([3, 2, 2]), strict=True)]
+    assert [one["value"] for one in outputs] == pytest.approx([one["value"] for one in parts])
+    assert [one["share"] for one in outputs] == pytest.approx([one["share"] for one in parts])
+
+
+def test_a_number_that_does_not_tell_where_it_comes_from_is_not_returned():
+    class Returns(Model):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            for block in self.blocks:
+                x = torch.tanh(block(x))
+            return {"loss": F.cross_entropy(x, y), "right": int((x.argmax(1) == y).sum())}
+
+    with pytest.raises(
+        CaptureError, match=r"int\(\) at .* that it returns: return the tensor or its item\(\)"
+    ):
+        piped(Returns(nn.Identity()).double(), (X, Y.clamp(min=0)))

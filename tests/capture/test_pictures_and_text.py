@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import pipepart
@@ -35,6 +36,7 @@ def sentences() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_pictures_take_the_place_of_words():
     torch.manual_seed(0)
     vision = {**{name: TEXT[name] for name in list(TEXT)[:4]}, "image_size": 16, "patch_size": 8}
@@ -62,6 +64,7 @@ def by_pictures(pair: Any, parts: int) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_patches_of_pictures_of_any_size_are_split_by_the_user():
     torch.manual_seed(0)
     config = transformers.Qwen2VLConfig(

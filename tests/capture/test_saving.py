@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.capture.families import build, transformers
+from tests.capture.families import build, quick, transformers
 from tests.support.recorded import differing, piped, plainly
 
 
@@ -21,7 +21,7 @@ def trained(pipe: Any, sample: Any, steps: int = 2) -> None:
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "vit"])
+@pytest.mark.parametrize("name", quick(["gpt2"], ["gpt2", "t5", "vit"]))
 def test_a_trained_model_is_saved_and_loaded_bit_for_bit(name, tmp_path):
     model, sample = build(name)
     with piped(model, sample, stages=3, strict=True) as pipe:
@@ -39,7 +39,7 @@ def loss_of_parts(model: Any, sample: Any) -> torch.Tensor:
         return pipe.evaluate(**sample)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", quick(["llama"], ["gpt2", "llama"]))
 def test_a_state_that_is_loaded_trains_on(name):
     model, sample = build(name)
     torch.manual_seed(9)
@@ -56,6 +56,7 @@ def test_a_state_that_is_loaded_trains_on(name):
     assert differing(model, other) == []
 
 
+@pytest.mark.slow
 def test_an_adapter_is_saved_loaded_switched_off_and_merged(tmp_path):
     peft: Any = pytest.importorskip("peft")
     (model, sample), (base, _), (bare, _) = build("llama"), build("llama"), build("llama")
@@ -77,7 +78,8 @@ def test_an_adapter_is_saved_loaded_switched_off_and_merged(tmp_path):
         torch.testing.assert_close(merged(**sample).logits, own, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_words_are_generated_between_steps(name):
     model, sample = build(name)
     (plain, _), prompt = build(name), sample["input_ids"][1:2]

@@ -15,7 +15,7 @@ from tests.support import skippable as stand_in
 from tests.support.recorded import assert_same_step, chain_for, piped
 
 
-@pytest.fixture(params=["stand-in", "torchgpipe"])
+@pytest.fixture(params=["stand-in", pytest.param("torchgpipe", marks=pytest.mark.slow)])
 def skip(request) -> ModuleType:
     if request.param == "torchgpipe":
         return pytest.importorskip("torchgpipe.skip")
@@ -87,8 +87,9 @@ X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 2), ("1f1b", 4), ("zb-h1", 3)])
-@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "recompute"), [("gpipe", 2, "never"), ("1f1b", 4, "always"), ("zb-h1", 3, "never")]
+)
 def test_gradients_are_those_of_plain_micro_batches(skip, schedule, stages, recompute):
     model = model_of(skip)
     for module in model.modules():

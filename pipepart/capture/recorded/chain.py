@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -131,7 +132,8 @@ class RecordedChain(Chain):
 
     def enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
         """Find or make the recordings for the arguments of several calls, as :meth:`enter` does."""
-        with no_cache_in_training(self.model):
+        said = all("use_cache" in kwargs for _, kwargs in calls)
+        with nullcontext() if said else no_cache_in_training(self.model):
             return self._enter_all(calls)
 
     def _enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:

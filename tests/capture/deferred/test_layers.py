@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.capture.families import FAMILIES
+from tests.capture.families import FAMILIES, quick
 from tests.support.deferred import assert_same_values
 
 parametrizations = nn.utils.parametrizations
@@ -46,6 +46,6 @@ def test_layers_of_torch(layer):
     assert_same_values(LAYERS[layer])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(["gpt2", "t5", "mixtral"], FAMILIES))
 def test_families_of_transformers(family):
     assert_same_values(FAMILIES[family][0])

@@ -24,7 +24,7 @@ from torch import nn
 
 from .places import CLOSED, Place, class_place, closure_place, is_filled, names_place
 
-_NOT_FOLLOWED = frozenset(("torch", "numpy", *sys.stdlib_module_names))
+_NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
 
 
 class Code:
@@ -145,7 +145,7 @@ def _function_of(value: Any) -> tuple[FunctionType | None, list[Any]]:
 
 
 def is_users(module: str | None) -> bool:
-    """Return True for the name of a Python module that is neither torch's, nor numpy's, nor of Python itself."""
+    """Return True for the name of a Python module but those of torch, of numpy, of this package and of Python."""
     return (module or "builtins").partition(".")[0] not in _NOT_FOLLOWED
 
 

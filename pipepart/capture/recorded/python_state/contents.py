@@ -36,7 +36,7 @@ class Difference:
 
 
 MISSING = object()
-_NOTHING = (*PLAIN, nn.Module)  # what needs no look
+_NOTHING = (*PLAIN, Exactly, nn.Module)  # what needs no look
 
 
 class Snapshot:

@@ -26,6 +26,9 @@ from ..replay.given import same_value
 from ..replay.numbers import Ref
 from .provenance import Provenance
 
+CONVERSIONS = frozenset(("__int__", "__float__", "__index__", "__bool__", "__complex__"))
+"""Functions that must return numbers of Python's own types, which do not tell where they come from."""
+
 _DRAWS = 64  # of a value, to find out whether it changes
 _MOVE = "Move that code into a module of its own, which is called as it is"
 
@@ -78,11 +81,12 @@ class Reads:
         """Note that a number that was read is compared, so that the code may take another branch."""
         self._deciding.add(call)
 
-    def check(self, output: set[int], written: set[int], made_of: Provenance) -> None:
+    def check(self, output: set[int], returned: set[Any], written: set[int], made_of: Provenance) -> None:
         """Check the reads of a forward that is over.
 
         Args:
             output: numbers of the tensors that the model returned.
+            returned: numbers of Python that it returned and that do not tell where they come from.
             written: numbers of the parameters and buffers that were written.
             made_of: what tensors are computed from.
 
@@ -101,6 +105,8 @@ class Reads:
                 continue
             if call in followed or call in self._deciding:
                 raise _refused(call, within, "that modules compute")
+            if call.name in CONVERSIONS and not returned.isdisjoint(call.outs):
+                raise _refused(call, within, "that it returns: return the tensor or its item()")
             call.asked = False
 
     def _reader(self) -> str:

@@ -49,7 +49,7 @@ from .changes import ChangeWatch
 from .conditions import Conditions
 from .constants import computed_on_cpu
 from .provenance import Provenance
-from .reads import Reads
+from .reads import CONVERSIONS, Reads
 from .sizes import asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
@@ -146,9 +146,9 @@ class Recorder(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
         found = [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._reads.check(
-            {out.number for out in found if type(out) is Ref}, self._written_state(), self._made_of
-        )
+        refs = {out.number for out in found if type(out) is Ref}
+        numbers = {out for out in found if type(out) in (int, float, complex)}
+        self._reads.check(refs, numbers, self._written_state(), self._made_of)
         return [out if self._is_read(out) else plain(out) for out in found], spec
 
     def number(self, tensor: Tensor) -> int:
@@ -222,7 +222,7 @@ class Recorder(TorchFunctionMode):
         if not call.reads:
             return result
         self._reads.note(call, self._made_of, self._known_tensors())
-        if len(passed) > 1:
+        if len(passed) > 1 or name in CONVERSIONS:
             return result
         return with_source(result, Source(func, (call.given.only,), partial(self._reads.note_decision, call)))
 

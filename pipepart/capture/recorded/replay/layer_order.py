@@ -46,4 +46,7 @@ def _other_calls(path: str, calls: int, planned: int) -> str:
             f"{text}{path!r} {calls} times, and {planned} times in the plan, as in a loop over a longer sequence: make "
             "the plan with a sample of the greatest length, or keep the module around the loop whole, layers=[...]"
         )
-    return f"{text}{path!r} where its layers do not: make the plan with a sample for which it does"
+    return (
+        f"{text}{path!r} where its layers do not: make the plan with a sample for which it does. "
+        "If arguments decide about the order, keep the module that chooses whole, layers=[...]"
+    )
