@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..autograd.in_place import version
+from ..autograd.own_copy import tensors
 
 
 class CallLog(TorchFunctionMode):
@@ -26,9 +27,7 @@ class CallLog(TorchFunctionMode):
     def __init__(self, given: Any) -> None:
         super().__init__()
         self.calls: list[tuple[str, tuple[Hashable, ...]]] = []
-        self._made: dict[int, Tensor] = {
-            id(leaf): leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)
-        }
+        self._made = {id(tensor): tensor for tensor in tensors(given)}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -41,10 +40,8 @@ class CallLog(TorchFunctionMode):
     def note(self, func: Any, leaves: list[Any], result: Any) -> None:
         """Note a call with all its arguments in a row."""
         self.calls.append((getattr(func, "__name__", ""), tuple([self._token(leaf) for leaf in leaves])))
-        if isinstance(result, Tensor):
-            self._made[id(result)] = result  # held, so that no other gets its identity
-        elif isinstance(result, tuple | list):
-            self._made |= {id(one): one for one in result if isinstance(one, Tensor)}
+        for made in tensors(result):
+            self._made[id(made)] = made  # held, so that no other gets its identity
 
     def _token(self, leaf: Any) -> Hashable:
         if isinstance(leaf, Tensor):

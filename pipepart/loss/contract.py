@@ -247,8 +247,8 @@ class MiniBatchLoss:
         follower.forget()
         if self._loss.has_buffers or follower.reads_values:
             return taken
-        size = self._batch.sizes[micro_batch]
-        pattern = LossPattern.of(form_of(output, target), taken, size, follower.log.calls, is_pair(value))
+        samples = self._samples(micro_batch)
+        pattern = LossPattern.of(form_of(output, target), taken, samples, follower.log.calls, is_pair(value))
         self._pattern = pattern
         if pattern is None or pattern.pair:
             return taken
@@ -278,14 +278,18 @@ class MiniBatchLoss:
         if not self._batch.by_samples:
             raise refusal(function, "the mini-batch is not split along its samples")
         if declared is Reduction.MEAN:
-            sizes = self._batch.sizes
-            count = Count(float(sizes[micro_batch]), lambda index: float(sizes[index]), in_proportion=True)
-            return MicroBatchLoss(loss, Terms((Term(loss, divisor=count, divided=True),)))
+            return MicroBatchLoss(
+                loss, Terms((Term(loss, divisor=self._samples(micro_batch), divided=True),))
+            )
         if isinstance(found, str):
             raise refusal(function, found)
         if function is None:
             raise refusal(None, "what it is a mean of is not known: the last layer returns a scalar")
         raise refusal(function, "it is compiled, so that it cannot be followed")
+
+    def _samples(self, micro_batch: int) -> Count:
+        sizes = self._batch.sizes
+        return Count(float(sizes[micro_batch]), lambda index: float(sizes[index]), in_proportion=True)
 
     def _of_pair(
         self, total: Tensor, count: Tensor | float, replay: Replay | None = None, key: Hashable = None

@@ -293,7 +293,7 @@ class Follower(TorchFunctionMode):
         made = tensors(result)
         if tracked and not made:
             self.reads_values = True
-            if call.name in _NUMBERS and self._is_count(call):
+            if call.name in _NUMBERS and not self._fixed and self._is_count(call):
                 self._counts.append((float(result), call.entries[0]))  # type: ignore[arg-type]
                 return
         if tracked and (not made or (call.in_place and isinstance(found, Lost))):

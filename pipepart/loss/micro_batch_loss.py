@@ -81,14 +81,14 @@ class LossPattern(NamedTuple):
 
     @classmethod
     def of(
-        cls, form: Hashable, taken: MicroBatchLoss, samples: int, calls: Sequence[Hashable], pair: bool
+        cls, form: Hashable, taken: MicroBatchLoss, samples: Count, calls: Sequence[Hashable], pair: bool
     ) -> LossPattern | None:
         """Return what a loss is by what it was in one micro-batch; None if others of its form may be different.
 
         Args:
             form: of the micro-batch.
             taken: its loss.
-            samples: in the micro-batch.
+            samples: their count.
             calls, pair: as the attributes.
         """
         terms = taken.sum.terms
@@ -97,7 +97,7 @@ class LossPattern(NamedTuple):
         if pair:
             return cls(form, taken.key, calls, None, True)
         if all(term.divisor is not None and term.divisor.in_proportion for term in terms):
-            return cls(form, taken.key, calls, Count(float(samples), in_proportion=True), False)
+            return cls(form, taken.key, calls, samples, False)
         divisor = terms[0].divisor
         if len(terms) > 1 or taken.sum.shift != 0.0 or isinstance(terms[0].coefficient, Tensor):
             return None
