@@ -118,7 +118,10 @@ def test_no_choice_of_all_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
 
 
-@given(cluster=clusters().filter(lambda cluster: len(cluster) <= 2), **problems)
+@given(
+    cluster=clusters().filter(lambda cluster: len(cluster) <= 2),
+    **{**problems, "layers": chains(most=3).map(trained)},
+)
 @settings(max_examples=2, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
