@@ -106,10 +106,7 @@ def trained(layers: Sequence[Layer]) -> list[Layer]:
     return [Layer(**{**vars(layer), "parameters": layer.parameters + 1, "trained": True}) for layer in layers]
 
 
-problems = {
-    "layers": chains(most=4).map(trained),
-    "counts": st.sampled_from([(1,), (2,), (3,), (2, 4)]),
-}
+problems = {"layers": chains(most=4).map(trained), "counts": st.sampled_from([(1,), (2,), (3,), (2, 4)])}
 
 
 @given(cluster=clusters(limited=False).filter(lambda cluster: len(cluster) <= 3), **problems)
