@@ -1,17 +1,15 @@
 """What is said of a cut that is not proven holds: no cut beats its bound, whatever the search was allowed to do."""
 
 import math
-import tracemalloc
 
 import networkx as nx
 import pytest
 
-from benchmarks.planning import inception, nasnet, tangled
+from benchmarks.planning import tangled
 from pipepart.cluster import Cluster
-from pipepart.graph_partition.exact.reachability import Reachability
 from pipepart.graph_partition.parse import parse
 from pipepart.graph_partition.search import Effort, search
-from pipepart.planning import Cut, cut
+from pipepart.planning import cut
 from schedules.searching.clock import Clock
 from tests.graph_partition import oracle
 from tests.graph_partition.problems import random_problem
@@ -27,57 +25,6 @@ def test_a_search_that_may_keep_next_to_nothing_has_an_honest_bound(seed: int):
     found = search(problem, Effort(sets=1))
     assert found.lower_bound <= best * (1 + 1e-9)
     assert found.split is None or found.split.bottleneck(problem) >= best * (1 - 1e-9)
-
-
-def test_reachability_of_a_large_graph_is_kept_as_bits():
-    layers = 4000
-    problem = parse(inception(layers), Cluster.parse(["1GB"] * 4), None, "cpu").problem
-    tracemalloc.start()
-    behind = Reachability(problem, 0, len(problem)).work_behind(problem.work, Clock())
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < layers**2 / 2  # a byte a pair would be twice that, a float 16 times
-    later = nx.descendants(inception(layers), layers // 2)
-    assert behind[layers // 2] == pytest.approx(sum(problem.work[node] for node in (layers // 2, *later)))
-
-
-def topological_orders(graph: nx.DiGraph) -> list[list]:
-    """Execution order, depth first, and breadth first."""
-    depth = list(reversed(list(nx.dfs_postorder_nodes(graph))))
-    return [list(graph), depth, [node for layer in nx.topological_generations(graph) for node in layer]]
-
-
-def best_of_orders(graph: nx.DiGraph, cluster: Cluster) -> float:
-    """The best cut of a few topological orders: proven for each, since an order is a chain with skips."""
-    found = math.inf
-    for order in topological_orders(graph):
-        chain = nx.DiGraph()
-        chain.add_nodes_from((node, graph.nodes[node]) for node in order)
-        nx.add_path(chain, order)
-        tensors = [(graph.nodes[node]["transfer_seconds"], [node, *graph[node]]) for node in graph]
-        found = min(found, cut(chain, cluster, tensors).bottleneck)
-    return found
-
-
-def check_on_a_huge_lattice(graph: nx.DiGraph, devices: int) -> Cut:
-    cluster = Cluster.parse(["1TB"] * devices)
-    found = cut(graph, cluster)
-    assert oracle.check(graph, cluster, None, found) == pytest.approx(found.bottleneck, rel=1e-12)
-    assert 0 < found.lower_bound <= found.bottleneck
-    assert found.bottleneck <= best_of_orders(graph, cluster) * (1 + 1e-12)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "gap"), [(2, 0.0001), (4, 0.25), (8, 0.8)])
-def test_a_network_of_cells_is_cut_better_than_any_of_its_orders(devices: int, gap: float):
-    assert check_on_a_huge_lattice(nasnet(18), devices).gap < gap
-
-
-@pytest.mark.slow
-def test_a_tangle_is_cut_better_than_any_of_its_orders():
-    found = check_on_a_huge_lattice(tangled(500), 8)
-    assert found.optimal == (found.gap == 0)
 
 
 def test_without_time_there_is_a_cut_and_its_gap():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from benchmarks.planning import chain, inception
+from benchmarks.planning import chain, inception, nasnet, tangled
 from pipepart.cluster import Cluster
 from pipepart.planning import Cut, cut
 from tests.graph_partition import oracle
@@ -201,3 +201,16 @@ def test_ten_thousand_layers_over_sixty_four_devices_are_proven():
 @pytest.mark.slow
 def test_two_thousand_layers_in_modules_are_proven():
     assert checked(inception(2000), 16).optimal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "gap"), [(2, 0.0001), (4, 0.25)])
+def test_a_network_of_cells_is_cut_near_its_bound(devices: int, gap: float):
+    assert checked(nasnet(18), devices).gap < gap
+
+
+@pytest.mark.slow
+def test_a_tangle_has_an_honest_bound():
+    found = checked(tangled(500), 8)
+    assert 0 < found.lower_bound <= found.bottleneck
+    assert found.optimal == (found.gap == 0)

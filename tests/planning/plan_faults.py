@@ -7,10 +7,7 @@ from tests.planning.plan_edits import Data, costs
 # The tied plan: what is done to its file, and the faults that have to be named, all of them in one message.
 FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     # layers
-    "a layer is left out": (
-        lambda d: d["stages"][1]["layers"].pop(),
-        ["layer 'layer7' is in no stage"],
-    ),
+    "a layer is left out": (lambda d: d["stages"][1]["layers"].pop(), ["layer 'layer7' is in no stage"]),
     "an unknown layer": (
         lambda d: d["stages"][0]["layers"].append("layer99"),
         ["stage 0 has layer 'layer99', which the model does not have"],

@@ -28,11 +28,7 @@ def made(
         for first, end, home in zip(edges, edges[1:], order, strict=False)
     )
     draft = Plan.model_construct(
-        stages=stages,
-        cluster=cluster,
-        schedule="chimera",
-        micro_batches=MICRO_BATCHES,
-        profile=profile,
+        stages=stages, cluster=cluster, schedule="chimera", micro_batches=MICRO_BATCHES, profile=profile
     )
     return draft.predict()
 

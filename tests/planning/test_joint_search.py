@@ -199,7 +199,7 @@ def test_stages_offload_if_the_link_to_the_host_is_fast():
     """Six devices with room for four stashes each."""
     profile = profile_of([Layer(16.0, 16.0, 16.0, output=10, saved=100)] * 6, [8])
     fast, slow = (Cluster.parse(["420B"] * 6, host_link=link) for link in (1e6, 0.1))
-    keeps, offloads = (check(found_for(profile, one, operations=30_000)) for one in (slow, fast))
+    keeps, offloads = (check(found_for(profile, one, operations=15_000)) for one in (slow, fast))
     assert {stage.mode for stage in keeps.stages} == {"never"}
     assert "offload" in {stage.mode for stage in offloads.stages}
     assert offloads.predicted.step_seconds < 0.9 * keeps.predicted.step_seconds

@@ -144,14 +144,9 @@ def unlike_chains(draw: st.DrawFn) -> list[Layer]:
 
 
 @pytest.mark.parametrize(
-    "request_of",
-    [pytest.param(one, marks=() if REQUESTS[one] else pytest.mark.slow) for one in REQUESTS],
+    "request_of", [pytest.param(one, marks=() if REQUESTS[one] else pytest.mark.slow) for one in REQUESTS]
 )
-@given(
-    layers=unlike_chains(),
-    latency=st.sampled_from([0.0, 0.05]),
-    micro_batches=st.sampled_from([4, 8]),
-)
+@given(layers=unlike_chains(), latency=st.sampled_from([0.0, 0.05]), micro_batches=st.sampled_from([4, 8]))
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_a_plan_needs_at_least_the_memory_of_its_own_simulated_step(
     layers, latency, micro_batches, request_of

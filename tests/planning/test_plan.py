@@ -119,10 +119,7 @@ def test_devices_may_have_different_numbers_of_stages():
     stages = tuple(
         stage.model_copy(update={"device": name}) for stage, name in zip(made.stages, names, strict=True)
     )
-    actions = (
-        ("0F0", "0F1", "2F0", "2B0", "2F1", "2B1", "0B0", "0B1"),
-        ("1F0", "1F1", "1B0", "1B1"),
-    )
+    actions = (("0F0", "0F1", "2F0", "2B0", "2F1", "2B1", "0B0", "0B1"), ("1F0", "1F1", "1B0", "1B1"))
     update = {"stages": stages, "schedule": "search", "actions": actions, "prediction": None}
     plan = Plan(**{**dict(made), **update}).refreshed()
     assert plan.predicted.memory_bytes[0] == plan.device_bytes()["virtual:0"]

@@ -165,40 +165,6 @@ def test_a_layer_that_reads_values_is_refused_on_meta_by_name(what):
         profile(model, torch.randn(N, D))
 
 
-class Padded(nn.Module):
-    """Reads between its blocks whether its argument has padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(10, D)
-        self.blocks = nn.ModuleList(MaskedBlock() for _ in range(3))
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        x = self.embed(ids)
-        if not mask.all():
-            x = x * mask[..., None]
-        for block in self.blocks:
-            x = block(x, mask)
-        return x
-
-
-class MaskedBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(D, D)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.linear(x) * mask[..., None]
-
-
-def test_values_of_the_arguments_can_be_read_on_meta():
-    mask = torch.ones(N, 5)
-    mask[0, 3:] = 0
-    found, expected = (profile(make, (IDS, mask)) for make in (on_meta(Padded), Padded()))
-    assert found.costs[0].saved == expected.costs[0].saved
-    assert found.layers == expected.layers
-
-
 def test_what_a_layer_raises_names_it_and_leaves_the_model_on_meta():
     model = on_meta(lambda: nn.Sequential(nn.Linear(D, D), nn.Linear(D, D), nn.Linear(3, D)))
     before = everything(model)

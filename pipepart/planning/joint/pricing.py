@@ -11,6 +11,7 @@ import numpy as np
 
 from schedules.searching.problem import Memory, Problem
 
+from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import Mode, least_memory
 from ..plans.stage_plan import StagePlan, copy_seconds
 from .layout import Layout
@@ -146,8 +147,8 @@ class Pricing:
         if whole:
             inputs, weights = backward + action, 0.0
         else:
-            factor = max(0.0, 1 + split / backward) if backward else 1.0
-            inputs, weights = inputs * factor + action, weights * factor + action
+            share = float(split_share(split, backward))
+            inputs, weights = inputs * share + action, weights * share + action
         if mode != "offload":
             return again, inputs, weights, again
         size = self._bytes(start, end, whole, mode)

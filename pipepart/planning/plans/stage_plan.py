@@ -14,7 +14,7 @@ from ...cluster import Cluster, Device
 from ...document import ByteCount, Seconds, Value
 from ...profiling import Profile
 from ..costs.crossings import Crossings
-from ..costs.layer_ranges import ChainCosts
+from ..costs.layer_ranges import ChainCosts, split_share
 from ..costs.stage_links import StageLinks
 from ..costs.stage_memory import (
     COLUMNS,
@@ -134,9 +134,8 @@ class StagePlan(Value):
     @property
     def part_seconds(self) -> tuple[float, float]:
         """Seconds of I and of W, if they run separately."""
-        total = self.backward_seconds
-        factor = max(0.0, 1 + (self.split_seconds or 0.0) / total) if total else 1.0
-        return self.backward_input_seconds * factor, self.backward_weight_seconds * factor
+        share = float(split_share(self.split_seconds or 0.0, self.backward_seconds))
+        return self.backward_input_seconds * share, self.backward_weight_seconds * share
 
     @property
     def parameter_bytes(self) -> int:

@@ -10,6 +10,7 @@ from schedules.core.dependencies import CODE, Dependencies, dependencies
 
 from ...cluster import Cluster
 from ..costs.cut_costs import Borders, CutCosts
+from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import RECOMPUTES, Floats, Ints
 
 _MOST_ENDS = 4_000_000  # ends of actions in memory at a time; it limits the cuts that are simulated at once
@@ -125,7 +126,7 @@ class StepTimes:
         of_copies = np.tile(np.diff(costs.sums[:, edges], axis=2), copies)
         forward, inputs, weights, split = of_copies / self._speed[homes]
         backward = inputs + weights
-        share = np.maximum(0.0, 1 + np.divide(split, backward, np.zeros_like(split), where=backward > 0))
+        share = split_share(split, backward)
         modes = np.array(cuts.modes)[choices][:, cuts.rows]
         repeated = np.where(np.tile(costs.has_backward[edges[:, 1:] - 1], copies), forward, 0.0)
         action = self._action[homes]
