@@ -16,7 +16,7 @@ from pipepart import Pipeline, Plan
 from pipepart.capture import Chain, flatten
 from schedules import Kind
 from tests.pipeline.conformance.scenarios import SCENARIOS, Scenario
-from tests.support.chains import plan_by_hand
+from tests.support.chains import apart, plan_by_hand
 from tests.support.recorded import chain_for
 from tests.support.searched import MODES, drawn_plan
 
@@ -149,18 +149,6 @@ class Mode:
             offload=tuple("stash" if mode == "offload" else "never" for mode in modes),
             replicas=self.replicas,
         )
-
-
-def apart(plan: Plan) -> Plan:
-    """Return the plan with each device a torch device of its own.
-
-    Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
-    """
-    devices = tuple(
-        device.model_copy(update={"torch_device": f"cpu:{index}"})
-        for index, device in enumerate(plan.cluster.devices)
-    )
-    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
 
 
 def split_on_the_critical_path(plan: Plan) -> Plan:
