@@ -16,6 +16,7 @@ from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.fuses import notes
 from tests.support.pairwise import pairwise
+from tests.support.two_parts import Calls
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 
@@ -118,11 +119,7 @@ def test_nothing_of_a_differentiable_forward_lives_in_the_error(where):
 
 
 def test_the_cpus_own_error_becomes_torchs():
-    class Huge(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.empty(10**15)
-
-    model = nn.Sequential(nn.Linear(4, 4), Huge())
+    model = nn.Sequential(nn.Linear(4, 4), Calls(lambda x: x + torch.empty(10**15)))
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
     with (
         Pipeline(model, plan, nn.MSELoss(), reduction="mean") as pipe,
@@ -130,19 +127,18 @@ def test_the_cpus_own_error_becomes_torchs():
     ):
         pipe.step(X, target=Y)
     assert type(caught.value.__cause__) is RuntimeError
-    assert "in the forward of layer '1' (Huge)" in notes(caught.value)
+    assert "in the forward of layer '1' (Calls)" in notes(caught.value)
 
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError])
 def test_other_errors_keep_their_type_and_their_frames(kind):
-    class Raise(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            mine = 7
-            raise kind(f"not out of memory {mine}")
+    def fail(x: Tensor) -> Tensor:
+        mine = 7
+        raise kind(f"not out of memory {mine}")
 
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
     with (
-        Pipeline(nn.Sequential(nn.Linear(4, 4), Raise()), plan, nn.MSELoss()) as pipe,
+        Pipeline(nn.Sequential(nn.Linear(4, 4), Calls(fail)), plan, nn.MSELoss()) as pipe,
         pytest.raises(kind, match="not out of memory") as caught,
     ):
         pipe.step(X, target=Y)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import schedules
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 
 def network(stages: int) -> nn.Sequential:
@@ -65,12 +66,8 @@ def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, sta
         def backward(ctx, *gradients: Tensor) -> Tensor:
             raise ValueError("on purpose")
 
-    class Failing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Fail.apply(x)
-
     modules: list[nn.Module] = [nn.Linear(3, 3) for _ in range(8)]
-    modules[2 * stage + 1] = Failing()
+    modules[2 * stage + 1] = Calls(Fail.apply)
     device = {"interleaved-1f1b": 0, "dualpipe-v": 0}[schedule]
     with cut_by_hand(
         nn.Sequential(*modules),
@@ -83,7 +80,7 @@ def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, sta
         with pytest.raises(ValueError, match="on purpose") as caught:
             pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
         first, second = caught.value.__notes__
-        assert f"in the {where} of layer '{2 * stage + 1}' (Failing)" in first
+        assert f"in the {where} of layer '{2 * stage + 1}' (Calls)" in first
         assert f"stage {stage} of 4 on virtual:{device}, micro-batch 0 of 4" in second
 
 
