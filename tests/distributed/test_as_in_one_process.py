@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.pipeline.conformance.modes import SCHEDULES
 from torch import nn
 
 from pipepart.runtime.engine import Engine
@@ -27,10 +26,7 @@ from tests.distributed.cases.layers import (
 from tests.distributed.cases.losses import divided_by_what_all_micro_batches_count
 from tests.distributed.cases.registry import CASES, Case, Function, params
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
-<<<<<<< HEAD
 from tests.pipeline.conformance.runners import SCHEDULES
-=======
->>>>>>> main
 from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied
 from tests.support.pieces import linear

@@ -5,18 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
-from tests.pipeline.conformance.kinds import KINDS
-from tests.pipeline.conformance.modes import LOSSES, SCHEDULES, Mode, drawn, stages_of
 from torch import nn
 
 from pipepart import Pipeline
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, trained, trained_by_caller
-<<<<<<< HEAD
 from tests.pipeline.conformance.runners import SCHEDULES, Mode, drawn
 from tests.pipeline.conformance.scenarios import CHAINS
-=======
->>>>>>> main
 from tests.support.chains import cut_by_hand
 from tests.support.mixed import mixed
 from tests.support.pieces import WIDTH, linear

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.pipeline.conformance.kinds import KINDS
 from torch import Tensor, nn
 
 import pipepart
@@ -16,10 +15,7 @@ from pipepart.capture import RecordedChain
 from tests.distributed.cases.models import Keeps, Packs, Unpacks, language_model
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
-<<<<<<< HEAD
 from tests.pipeline.conformance.scenarios import CHAINS
-=======
->>>>>>> main
 from tests.support import skipping, tied
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, twins

@@ -50,7 +50,7 @@ def test_how_often_a_layer_runs_and_the_loss_runs_once(mode, forwards):
         steps.calls.clear()
         losses.clear()
         pipe.step(x, target=y)
-        assert losses == [2] * 4
+        assert losses.count(2) == 4  # beside a smaller one, to see what its mean is of
         pipe(x).sum().backward()
     assert steps.calls == [True] * 2 * forwards
 

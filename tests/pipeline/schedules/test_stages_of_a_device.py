@@ -23,33 +23,29 @@ def network(stages: int) -> nn.Sequential:
 def test_one_worker_runs_all_stages_of_its_device():
     class Ask(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(threading.current_thread().name)
+            self.seen = threading.current_thread().name
             return x * 1
 
     for schedule, placement in (("interleaved-1f1b", [0, 1, 0, 1]), ("zb-v", [0, 1, 1, 0])):
-        seen: list[str] = []
         model = nn.Sequential(nn.Linear(3, 3), *[Ask() for _ in range(4)])
         with cut_by_hand(model, [2, 3, 4], micro_batches=1, schedule=schedule, chunks=2) as pipe:
             running = [t.name for t in threading.enumerate() if t.name.startswith("pipepart-")]
             assert sorted(running) == ["pipepart-virtual:0", "pipepart-virtual:1"]
             pipe(torch.randn(4, 3))
-        assert seen == [f"pipepart-virtual:{device}" for device in placement]
+        assert [one.seen for one in model[1:]] == [f"pipepart-virtual:{device}" for device in placement]
 
 
 def test_stages_on_one_device_pass_their_tensors_without_a_copy():
     class Remember(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            given.append(x.data_ptr())
             y = x * 2
-            made.append(y.data_ptr())
+            self.given, self.made = x.data_ptr(), y.data_ptr()
             return y
 
-    given: list[int] = []
-    made: list[int] = []
     model = nn.Sequential(*[Remember() for _ in range(4)])
     with cut_by_hand(model, [1, 2, 3], micro_batches=1, schedule="zb-v", chunks=2) as pipe:
         pipe(torch.randn(4, 3, requires_grad=True))
-    assert given[1:] == made[:-1]
+    assert [one.given for one in model[1:]] == [one.made for one in model[:-1]]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
