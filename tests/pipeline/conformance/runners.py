@@ -91,6 +91,8 @@ class Mode:
             return False  # a batch norm wants two samples a micro-batch
         if what.sparse and self.dtype == torch.bfloat16:
             return False  # torch adds none up
+        if what.by_address and self.dtype == torch.float32:
+            return False
         if self.schedule == DRAWN:
             return self.replicas == 1 and self._runs and self.runner not in ("apart", "critical")
         return (

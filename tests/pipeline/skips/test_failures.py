@@ -20,7 +20,7 @@ X, MASK, Y = torch.ones(8, WIDTH), torch.ones(8, WIDTH, dtype=torch.int64), torc
 def test_a_layer_between_fails(where):
     model = Woven()
     with piped(model, (X, MASK), loss_fn=F.mse_loss, stages=9, parts=4, timeout=60) as pipe:
-        for _ in range(2):  # in which the recording is compared with the model itself
+        for _ in range(4):  # in most of which the recording is compared with the model itself
             expected = pipe.step(X, MASK, target=Y)
         bias = model.get_parameter("blocks.4.linear.bias")
         before = bias.detach().clone()
