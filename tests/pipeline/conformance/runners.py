@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from pipepart import Pipeline, Plan
 from pipepart.capture import Chain, flatten
@@ -148,7 +149,7 @@ class Mode:
             schedule=self.schedule[0],
             chunks=self.schedule[1],
             recompute=tuple("never" if mode == "offload" else mode for mode in modes),  # type: ignore[arg-type]
-            offload=tuple("stash" if mode == "offload" else "never" for mode in modes),
+            offload=tuple("stash" if mode == "offload" else "never" for mode in modes),  # type: ignore[arg-type]
             replicas=self.replicas,
         )
 
@@ -170,7 +171,7 @@ def as_dtype(nest: Any, dtype: torch.dtype) -> Any:
     def converted(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return torch.utils._pytree.tree_map_only(Tensor, converted, nest)
+    return pytree.tree_map_only(Tensor, converted, nest)
 
 
 VALUES: dict[str, list[Any]] = {

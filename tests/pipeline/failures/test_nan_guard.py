@@ -165,7 +165,7 @@ def test_a_gradient_from_before_the_step():
 
 def test_a_mask_of_minus_infinity_goes_through():
     masks = Calls(lambda x: (x, torch.zeros(x.shape).masked_fill(x > 0, -math.inf)))
-    softmax = Calls(lambda two: torch.softmax(torch.cat([sum(two), torch.zeros(2, 1)], 1), 1)[:, :4])
+    softmax = Calls(lambda two: torch.softmax(torch.cat([two[0] + two[1], torch.zeros(2, 1)], 1), 1)[:, :4])
     x, y = batch()
     with guarded(network(at_2=masks, at_3=softmax)) as pipe:
         assert bool(pipe.step(x, target=y).isfinite())

@@ -21,11 +21,11 @@ def network() -> nn.Sequential:
 
 
 def pair() -> nn.Sequential:
-    return nn.Sequential(*network()[:5], Calls(lambda x: (x.tanh(), x.exp())))
+    return nn.Sequential(*list(network())[:5], Calls(lambda x: (x.tanh(), x.exp())))
 
 
 def square() -> nn.Sequential:
-    return nn.Sequential(*network()[:5], nn.Linear(6, 4).double())
+    return nn.Sequential(*list(network())[:5], nn.Linear(6, 4).double())
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, contextlib.nullcontext])

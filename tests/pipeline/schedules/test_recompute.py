@@ -136,7 +136,7 @@ def test_batch_norm_that_changes_its_mode_between_steps():
     with cut_by_hand(model, [1], loss_fn=LOSS, micro_batches=5, recompute="always") as pipe:
         for training in (False, True, False, True):
             norm.train(training)
-            reference[1].train(training)
+            reference.get_submodule("1").train(training)
             pipe.step(x, target=y)
             plain.micro_batched_step(reference, x, y, LOSS, 5)
     assert norm.num_batches_tracked == 10

@@ -32,7 +32,7 @@ def test_one_worker_runs_all_stages_of_its_device():
             running = [t.name for t in threading.enumerate() if t.name.startswith("pipepart-")]
             assert sorted(running) == ["pipepart-virtual:0", "pipepart-virtual:1"]
             pipe(torch.randn(4, 3))
-        assert [one.seen for one in model[1:]] == [f"pipepart-virtual:{device}" for device in placement]
+        assert [one.seen for one in list(model)[1:]] == [f"pipepart-virtual:{device}" for device in placement]
 
 
 def test_stages_on_one_device_pass_their_tensors_without_a_copy():
@@ -45,7 +45,7 @@ def test_stages_on_one_device_pass_their_tensors_without_a_copy():
     model = nn.Sequential(*[Remember() for _ in range(4)])
     with cut_by_hand(model, [1, 2, 3], micro_batches=1, schedule="zb-v", chunks=2) as pipe:
         pipe(torch.randn(4, 3, requires_grad=True))
-    assert [one.given for one in model[1:]] == [one.made for one in model[:-1]]
+    assert [one.given for one in list(model)[1:]] == [one.made for one in list(model)[:-1]]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -78,7 +78,7 @@ def test_frozen_front_stages_hand_on_messages_without_a_graph():
     model[:2].requires_grad_(False)
     with cut_by_hand(model, [1, 2, 3], loss_fn=LOSS, micro_batches=1) as pipe:
         pipe.step(X, target=Y)
-    assert [layer.asked for layer in model[2:]] == [False, True]
+    assert [layer.asked for layer in list(model)[2:]] == [False, True]
 
 
 def test_layers_are_thawed_one_after_the_other():
