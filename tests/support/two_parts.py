@@ -71,11 +71,11 @@ def inputs(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -
 class Calls(nn.Module):
     """A layer that is one function of its input and of its parameters."""
 
-    def __init__(self, function: Callable[..., Tensor], **parameters: Tensor) -> None:
+    def __init__(self, function: Callable[..., Any], **parameters: Tensor) -> None:
         super().__init__()
         self.function = function
         for name, value in parameters.items():
             self.register_parameter(name, nn.Parameter(value))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         return self.function(x, **dict(self.named_parameters()))

@@ -17,12 +17,13 @@ from pipepart import Arguments
 from pipepart.capture import flatten
 from tests.capture import handwritten
 from tests.pipeline.conformance import layers
-from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Calls, Double, Moving
+from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Double, Moving
 from tests.support import pieces, searched
 from tests.support.pieces import WIDTH, linear
 from tests.support.recorded import chain_for
 from tests.support.skipping import Hourglass, Woven
 from tests.support.tied import Head, Rotated, language_model, loss_fn, words
+from tests.support.two_parts import Calls
 
 Batch = tuple[Any, Any]
 
@@ -46,6 +47,7 @@ class Scenario:
         alone: a layer cannot be copied, so that there are no replicas.
         on_host: a layer makes tensors on the host, which a strict device refuses.
         shared: stages share parameters or buffers.
+        by_address: kernels for float32 round by the addresses of tensors.
     """
 
     make: Callable[[], nn.Module]
@@ -58,6 +60,7 @@ class Scenario:
     alone: bool = False
     on_host: bool = False
     shared: bool = False
+    by_address: bool = False
 
     @functools.cached_property
     def layers(self) -> int:
@@ -112,6 +115,11 @@ def in_three_places(make: Callable[[], nn.Module]) -> Callable[[], nn.Sequential
     return chain
 
 
+def scripted() -> nn.Sequential:
+    norm: Any = torch.jit.script(nn.BatchNorm1d(WIDTH))
+    return nn.Sequential(linear(), norm, nn.Tanh(), linear(), nn.Tanh(), linear())
+
+
 def sparse_and_dense() -> nn.Sequential:
     embedding = nn.Embedding(9, 4, sparse=True)
     return nn.Sequential(embedding, nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Head(embedding.weight))
@@ -132,7 +140,9 @@ def passed_on(layer: Callable[[], nn.Module]) -> Callable[[], nn.Sequential]:
 def anything() -> nn.Sequential:
     """Draw a chain of two to four kinds of layers, some of them frozen and some linear layers tied."""
     choose = random.Random(torch.initial_seed())
-    kinds = choose.choices([one for one in KINDS if not one.alone and not one.sparse], k=choose.randint(2, 4))
+    kinds = choose.choices(
+        [one for one in KINDS if not (one.alone or one.sparse or one.on_host)], k=choose.randint(2, 4)
+    )
     model = nn.Sequential(*(layer for kind in kinds for layer in kind.make().children()))
     alike = [layer for layer in model if type(layer) is nn.Linear and layer.bias is not None]
     one, other = choose.sample(alike, 2)
@@ -258,11 +268,7 @@ CHAINS: dict[str, Scenario] = {
     "generator of its own": Scenario(
         among_others(lambda: [layers.OwnGenerator()]), by_batch=True, alone=True, on_host=True
     ),
-    "scripted batch norm": Scenario(
-        among_others(lambda: [torch.jit.script(nn.BatchNorm1d(WIDTH))]),  # type: ignore[list-item]
-        writes=True,
-        alone=True,
-    ),
+    "scripted batch norm": Scenario(scripted, writes=True, alone=True),
 }
 KINDS = list(CHAINS.values())
 SCENARIOS: dict[str, Scenario] = {
@@ -297,7 +303,9 @@ SCENARIOS: dict[str, Scenario] = {
         CROSS_ENTROPY,
     ),
     **{
-        f"{layout} input": Scenario(image_model, images(layout), CROSS_ENTROPY)
+        f"{layout} input": Scenario(
+            image_model, images(layout), CROSS_ENTROPY, by_address=layout == "channels last"
+        )
         for layout in ("channels last", "transposed", "strided", "expanded")
     },
     "all at once": Scenario(searched.network, draws=True, writes=True),

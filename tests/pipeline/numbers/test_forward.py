@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from tests.pipeline.conformance.layers import Calls
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 
 def network() -> nn.Sequential:
@@ -21,11 +21,11 @@ def network() -> nn.Sequential:
 
 
 def pair() -> nn.Sequential:
-    return nn.Sequential(*network()[:5], Calls(lambda x: (x.tanh(), x.exp())))
+    return nn.Sequential(*list(network())[:5], Calls(lambda x: (x.tanh(), x.exp())))
 
 
 def square() -> nn.Sequential:
-    return nn.Sequential(*network()[:5], nn.Linear(6, 4).double())
+    return nn.Sequential(*list(network())[:5], nn.Linear(6, 4).double())
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, contextlib.nullcontext])
