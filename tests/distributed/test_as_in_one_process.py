@@ -140,8 +140,10 @@ def test_a_backward_on_the_callers_thread(one_order):
 @pytest.mark.parametrize("processes", [2, 4])
 def test_stages_anywhere_act_in_any_order(processes, one_order):
     for seed in seeds(8, f"orders on {processes} ranks {one_order}"):
-        case = (without_tags, processes, in_any_order) if one_order else (in_any_order, processes)
-        assert_as_in_one_process(*case, seed, processes)
+        if one_order:
+            assert_as_in_one_process(without_tags, processes, in_any_order, seed, processes)
+        else:
+            assert_as_in_one_process(in_any_order, processes, seed, processes)
 
 
 @pytest.mark.slow
