@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from benchmarks.contender import Contender
 from benchmarks.quiet import TRIES, Measurement, undisturbed
 
+# After other contenders have run, the first steps of a turn are up to a third slower than those of a training loop.
+WARM_UP_STEPS, TIMED_STEPS = 3, 2
+
 
 @dataclass
 class Samples:
-    """The timed steps of one contender, one of each round."""
+    """The timed steps of one contender, ``TIMED_STEPS`` of each round."""
 
     steps: list[Measurement[None]] = field(default_factory=list)
 
@@ -41,8 +44,8 @@ def interleave(
     tries: int = TRIES,
     before_round: Callable[[], object] = lambda: None,
 ) -> dict[str, Samples]:
-    """Each round gives every contender a turn: a step that is not timed, as it finds caches full of other data,
-    and one that is, again and again while other programs disturb it, `tries` times at most.
+    """Each round gives every contender a turn: steps that are not timed, then steps that are, each of them again
+    and again while other programs disturb it, `tries` times at most.
 
     The order turns by one from round to round, so that nobody always follows the same neighbour.
     `before_round` is for what has to be measured at the same pace, but is no step.
@@ -52,7 +55,9 @@ def interleave(
         before_round()
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
-            contender.step()
-            taken = undisturbed(contender.step, cpu_seconds=contender.cpu_seconds, tries=tries)
-            samples[contender.name].steps.append(taken)
+            for _ in range(WARM_UP_STEPS):
+                contender.step()
+            for _ in range(TIMED_STEPS):
+                taken = undisturbed(contender.step, cpu_seconds=contender.cpu_seconds, tries=tries)
+                samples[contender.name].steps.append(taken)
     return samples

@@ -19,6 +19,7 @@ from .recorded.recording.opening import is_skippable
 from .recorded.replay.recording import Group
 from .restore import shadow_parameters
 from .sequential import flatten, refuse_lazy, runs_children_in_order
+from .shared_values import share_values
 
 if TYPE_CHECKING:
     from .graph import LayerGraph
@@ -35,7 +36,8 @@ def chain_of(
     """Return the chain of layers of a model.
 
     Args:
-        model: the user's. An ``nn.Sequential`` is taken as it is; any other module is recorded when it is first called.
+        model: the user's. An ``nn.Sequential`` is taken as it is, unless its layers share Python values; any other
+            module is recorded when it is first called.
         infos: the layers that the chain of a recorded model must have, as a profile has them.
         layers: as for :class:`RecordedChain`; ``[""]`` makes the model one layer, without recording it.
         verify, split_loss: as for :class:`RecordedChain`.
@@ -52,7 +54,9 @@ def chain_of(
             f"{type(model).__name__} has no forward, so it cannot be called: pass a model that can"
         )
     if runs_children_in_order(model) and layers is None and not any(map(is_skippable, model.modules())):
-        return Chain(model, flatten(model))
+        found = flatten(model)
+        if not share_values(model, found):
+            return Chain(model, found)
     refuse_lazy(model)
     if layers is not None and "" in layers:
         if len(layers) > 1:

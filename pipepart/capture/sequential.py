@@ -48,10 +48,12 @@ def sequential_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def runs_children_in_order(module: nn.Module) -> bool:
-    """Return True for an ``nn.Sequential`` whose forward is that of torch."""
+    """Return True for an ``nn.Sequential`` whose ``forward``, ``__call__`` and ``__iter__`` are those of torch."""
     if not isinstance(module, nn.Sequential):
         return False
-    return "forward" not in vars(module) and type(module).forward is nn.Sequential.forward
+    kind = type(module)
+    as_torch = kind.__call__ is nn.Module.__call__ and kind.__iter__ is nn.Sequential.__iter__
+    return as_torch and "forward" not in vars(module) and kind.forward is nn.Sequential.forward
 
 
 def refuse_lazy(model: nn.Module) -> None:

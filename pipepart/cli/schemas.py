@@ -1,4 +1,7 @@
-"""The JSON Schemas of what commands print with ``--json``; ``python -m pipepart.cli.schemas FOLDER`` writes them."""
+"""The JSON Schemas of what commands print with ``--json``; ``python -m pipepart.cli.schemas FOLDER`` writes them.
+
+The documentation has them on its page ``json.md``; its build writes them.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,12 @@ def schema_text(name: str) -> str:
     )
 
 
+def write_schemas(folder: Path) -> None:
+    """Write a file for each of ``PRINTED`` into a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PRINTED:
+        write_whole(folder / f"{name}.json", schema_text(name))
+
+
 if __name__ == "__main__":
-    for each in PRINTED:
-        write_whole(Path(sys.argv[1]) / f"{each}.json", schema_text(each))
+    write_schemas(Path(sys.argv[1]))

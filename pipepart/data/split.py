@@ -212,13 +212,14 @@ def _check_splittable(nest: Any, what: str, samples: int) -> None:
     """Raise for values that hold samples and cannot be split along dimension 0.
 
     Raises:
-        TypeError: a list with one entry a sample and no tensor, a PackedSequence, or a sparse or nested tensor.
+        TypeError: a list or tuple with one entry a sample and no tensor, a PackedSequence, or a sparse or nested
+            tensor.
     """
-    for leaf in pytree.tree_leaves(nest, is_leaf=lambda one: _is_kept(one) or _is_list_of_values(one)):
-        if isinstance(leaf, list) and len(leaf) == samples > 1:
+    for leaf in pytree.tree_leaves(nest, is_leaf=lambda one: _is_kept(one) or _is_row_of_values(one)):
+        if isinstance(leaf, list | tuple) and len(leaf) == samples > 1:
             raise InputTypeError(
-                f"{what} holds a list of {samples} {type(leaf[0]).__name__}, as many as there are samples: make a "
-                f"tensor of it, torch.tensor(...), or {_TO_SPLIT}"
+                f"{what} holds a {type(leaf).__name__} of {samples} {type(leaf[0]).__name__}, as many as there are "
+                f"samples: make a tensor of it, torch.tensor(...), or {_TO_SPLIT}"
             )
         if isinstance(leaf, PackedSequence):
             raise InputTypeError(f"{what} holds a PackedSequence, whose rows are not samples: {_TO_SPLIT}")
@@ -229,8 +230,11 @@ def _check_splittable(nest: Any, what: str, samples: int) -> None:
             )
 
 
-def _is_list_of_values(nest: Any) -> bool:
-    return isinstance(nest, list) and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(nest))
+def _is_row_of_values(nest: Any) -> bool:
+    """Return True for a list or a plain tuple without tensors."""
+    if not isinstance(nest, list) and type(nest) is not tuple:
+        return False
+    return not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(nest))
 
 
 def split(nest: Any, parts: int) -> list[Any]:

@@ -8,7 +8,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..capture import loss_of
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
+from .call_log import CallLog
 from .follow import Follower, Shared
 from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
 from .reduction import Reduction, declared_reduction, is_torchs_own
@@ -167,6 +168,24 @@ class MiniBatchLoss:
         graph = torch.stack(parts).sum()
         return total + (graph - graph.detach())
 
+    def shares(self, of_weights: bool = False) -> list[float] | None:
+        """Return the part of each micro-batch's loss in that of the mini-batch, when all have been taken.
+
+        Args:
+            of_weights: return the parts that :meth:`weights` has taken, which :meth:`correction` corrects.
+
+        Returns:
+            None if the terms of the loss have different ones.
+        """
+        taken = [one for one in self._taken if one is not None]
+        if any(isinstance(one.sum.shift, Tensor) or one.sum.shift for one in taken):
+            return None
+        totals = self._totals if of_weights else None
+        totals = totals or [self._real_total(index) for index in range(len(taken[0].sum.terms))]
+        pairs = [zip(one.sum.terms, totals, strict=True) for one in taken]
+        shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
+        return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
+
     def value(self, micro_batch: int) -> Tensor | None:
         """Return the loss of a micro-batch, 0 where nothing counts; None if it has not been taken."""
         taken = self._taken[micro_batch]
@@ -182,40 +201,71 @@ class MiniBatchLoss:
         pattern, function = self._pattern, self._loss.function
         if pattern is None or function is None or form_of(output, target) != pattern.form:
             return None
-        return pattern.loss(function(output, target), micro_batch)
+        log = CallLog((output, target))
+        with nullcontext() if self._loss.torchs_own else log:
+            value = function(output) if target is None else function(output, target)
+        if not self._loss.torchs_own and log.calls != pattern.calls:
+            return self._followed(micro_batch, output, target, seen=log.calls)
+        if pattern.pair or is_pair(value):
+            return self._of_pair(*value, key=pattern.key) if pattern.pair and is_pair(value) else None
+        return pattern.loss(check_scalar(value, title(function)), micro_batch)
 
-    def _followed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
-        """Return the loss of a micro-batch by what it is seen to compute."""
+    def _followed(
+        self,
+        micro_batch: int,
+        output: Any,
+        target: Any,
+        literal: Collection[int] = (),
+        seen: Sequence[Hashable] | None = None,
+    ) -> MicroBatchLoss:
+        """Return the loss of a micro-batch by what it is seen to compute; ``seen`` are its calls of before."""
         function, follower = self._loss.function, None
         buffers: dict[str, tuple[Tensor, Tensor]] = {}
         if function is None:
             value = output
         else:
             buffers = buffers_elsewhere(function, output)
+            given = (output,) if target is None else (output, target)
             if len(self._batch.sizes) > 1 and not _is_compiled(function):
-                originals = {id(copy): own for own, copy in buffers.values()}
-                follower = Follower(self._shared, micro_batch, self._loss.torchs_own, originals)
+                follower = self._follower(micro_batch, buffers, literal)
                 if self._batch.by_samples or self._loss.torchs_own:
                     follower.begin(output, target)
             with follower or nullcontext():
-                value = call_with_buffers(
-                    function, (output,) if target is None else (output, target), buffers
-                )
+                value = call_with_buffers(function, given, buffers)
+            if follower is not None and follower.counts_samples:
+                again = lambda part: call_with_buffers(function, tuple(part), buffers)  # noqa: E731
+                if more := follower.check_numbers(again, given):
+                    return self._followed(micro_batch, output, target, {*literal, *more})
         taken = self._as_taken(value, micro_batch, follower)
         if torch.is_grad_enabled() and _has_graph(output):
             check_gradient(value[0] if is_pair(value) else value, function)
-        if follower is not None:
-            self.leaves.update(follower.leaves)
-            follower.forget()
-            if self._loss.torchs_own and not self._loss.has_buffers:
-                self._pattern = LossPattern.of(output, target, taken)
-        return taken
+        if follower is None:
+            return taken
+        if seen is not None and seen != follower.log.calls:
+            raise self._unlike(0)
+        self.leaves.update(follower.leaves)
+        follower.forget()
+        if self._loss.has_buffers or follower.reads_values:
+            return taken
+        size = self._batch.sizes[micro_batch]
+        pattern = LossPattern.of(form_of(output, target), taken, size, follower.log.calls, is_pair(value))
+        self._pattern = pattern
+        if pattern is None or pattern.pair:
+            return taken
+        return pattern.loss(taken.value, micro_batch) or taken
+
+    def _follower(
+        self, micro_batch: int, buffers: dict[str, tuple[Tensor, Tensor]], literal: Collection[int]
+    ) -> Follower:
+        originals = {id(copy): own for own, copy in buffers.values()}
+        fixed = self._loss.function is loss_of
+        return Follower(self._shared, micro_batch, self._loss.torchs_own, originals, fixed, literal)
 
     def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> MicroBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as it was seen."""
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
-            return self._of_pair(value[0], value[1], follower)
+            return self._of_pair(*value, *(follower.count(value[1]) if follower is not None else ()))
         own = function is None or function is loss_of
         loss = check_returned(value) if own else check_scalar(value, title(function))
         if len(self._batch.sizes) == 1:
@@ -229,7 +279,7 @@ class MiniBatchLoss:
             raise refusal(function, "the mini-batch is not split along its samples")
         if declared is Reduction.MEAN:
             sizes = self._batch.sizes
-            count = Count(float(sizes[micro_batch]), lambda index: float(sizes[index]))
+            count = Count(float(sizes[micro_batch]), lambda index: float(sizes[index]), in_proportion=True)
             return MicroBatchLoss(loss, Terms((Term(loss, divisor=count, divided=True),)))
         if isinstance(found, str):
             raise refusal(function, found)
@@ -237,9 +287,10 @@ class MiniBatchLoss:
             raise refusal(None, "what it is a mean of is not known: the last layer returns a scalar")
         raise refusal(function, "it is compiled, so that it cannot be followed")
 
-    def _of_pair(self, total: Tensor, count: Tensor | float, follower: Follower | None) -> MicroBatchLoss:
+    def _of_pair(
+        self, total: Tensor, count: Tensor | float, replay: Replay | None = None, key: Hashable = None
+    ) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
-        replay, key = follower.count(count) if follower is not None else (None, None)
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
         if isinstance(part, float) and not 0 <= part < float("inf"):
             raise LossError(
@@ -254,12 +305,15 @@ class MiniBatchLoss:
             if other is None:
                 continue
             if other.key != taken.key or len(other.sum.terms) != len(taken.sum.terms):
-                raise refusal(
-                    self._loss.function,
-                    f"it computes something else than for micro-batch {index}: other functions, numbers or constants, "
-                    "as where it keeps state from call to call",
-                )
+                raise self._unlike(index)
             return
+
+    def _unlike(self, micro_batch: int) -> LossError:
+        return refusal(
+            self._loss.function,
+            f"it computes something else than for micro-batch {micro_batch}: other functions, numbers or constants, as "
+            "where it keeps state from call to call",
+        )
 
     def _known_or_assumed(self, micro_batch: int, taken: MicroBatchLoss) -> list[float | Tensor]:
         """Return the totals of the terms, before the first backward."""
@@ -273,7 +327,7 @@ class MiniBatchLoss:
             elif complete:
                 known = self._real_total(index)
             elif (replay := replays[index]) is not None:
-                known = self._computed_total(replay)
+                known = self._computed_total(term.divisor, replay)
             if known is None:
                 self.certain = False
                 known = self._in_proportion(micro_batch, term)
@@ -290,13 +344,13 @@ class MiniBatchLoss:
     def _real_total(self, index: int) -> float | Tensor:
         """Return the count of the mini-batch; 1 for a sum, which has none."""
         counts = [taken.sum.terms[index].divisor for taken in self._taken if taken is not None]
-        known = [count.value for count in counts if count is not None]
-        return total_of(known) if known else 1.0
+        known = [count for count in counts if count is not None]
+        return known[0].bounded(total_of([count.value for count in known])) if known else 1.0
 
-    def _computed_total(self, replay: Replay) -> float | Tensor | None:
+    def _computed_total(self, count: Count, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                return total_of([replay(index) for index in range(len(self._batch.sizes))])
+                return count.bounded(total_of([replay(index) for index in range(len(self._batch.sizes))]))
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None
 

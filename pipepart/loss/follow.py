@@ -7,7 +7,7 @@ that are not in the tables of :mod:`~.operations` lose what they are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -22,6 +22,7 @@ from ..autograd.own_copy import tensors
 from ..capture import Unfinished
 from ..capture.recorded.refusal import line_of_user
 from ..data.split import MicroBatches
+from .call_log import CallLog
 from .operations import (
     ALIKE,
     RULES,
@@ -35,7 +36,7 @@ from .operations import (
     elementwise,
     names,
 )
-from .sums import combined
+from .sums import DIVISIONS, combined, is_sum, least_of
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_torch_loss, result_of
 
@@ -45,6 +46,7 @@ _HARMLESS = names(
     "retain_grad grad_fn __hash__"
 )
 _SHAPES = names("shape size numel nelement __len__")
+_NUMBERS = names("item __int__ __float__ __index__")
 _READS = names(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
 )
@@ -52,7 +54,7 @@ _READS = names(
 
 _INSTEAD = {
     False: "read values last",
-    True: "write flatten(1) for reshape(len(x), -1), and mean() for sum() / len(x)",
+    True: "write flatten(1) for reshape(len(x), -1), and divide a sum over samples by it alone",
 }
 
 
@@ -61,6 +63,7 @@ class Shape(tuple[int, ...]):
 
     dim: int
     leak: Callable[[], None]
+    compared: Callable[[], None]
 
     def __getitem__(self, index: Any) -> Any:
         if self.dim in (range(len(self))[index] if isinstance(index, slice) else [range(len(self))[index]]):
@@ -73,13 +76,13 @@ class Shape(tuple[int, ...]):
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shape):
-            self.leak()
+            self.compared()
         return super().__eq__(other)
 
     __hash__ = tuple.__hash__
 
     def numel(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements, samples included."""
         return prod(self)
 
 
@@ -128,13 +131,31 @@ class Follower(TorchFunctionMode):
         micro_batch: which.
         trusted: whether the function is known to keep samples apart, as a loss of torch's own is.
         originals: the tensors that others, by their identity, are copies of.
+        fixed: whether the numbers in the function do not follow the shapes, as in a recorded loss.
+        literal: places of calls that divide by a constant, though that may be a multiple of the number of samples.
 
     Attributes:
         leaves: tensors that are not from the batch and get a gradient.
+        counts_samples: whether the loss has read the number of samples.
+        reads_values: whether it has read a value of the batch.
+        log: the calls that it has made.
     """
 
-    def __init__(self, shared: Shared, micro_batch: int, trusted: bool, originals: dict[int, Tensor]) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        micro_batch: int,
+        trusted: bool,
+        originals: dict[int, Tensor],
+        fixed: bool = False,
+        literal: Collection[int] = (),
+    ) -> None:
         super().__init__()
+        self.counts_samples, self.reads_values, self._fixed = False, False, fixed
+        self.log = CallLog(())
+        self._counts: list[tuple[float, Entry]] = []  # sums without a gradient whose values were read
+        self._divisions: dict[int, float] = {}  # places in the log, and numbers taken for counts
+        self._literal = literal
         self.leaves: dict[int, Tensor] = {}
         self._shared, self._micro_batch = shared, micro_batch
         self._sizes = shared.batch.sizes
@@ -144,6 +165,7 @@ class Follower(TorchFunctionMode):
 
     def begin(self, output: Any, target: Any) -> None:
         """Name the tensors of the output and the target of the micro-batch."""
+        self.log = CallLog((output, target))
         border = output.recording.border if isinstance(output, Unfinished) else ""
         for place, leaf in enumerate(pytree.tree_leaves(output)):
             if isinstance(leaf, Tensor):
@@ -164,6 +186,8 @@ class Follower(TorchFunctionMode):
         entry = self._entry(value)
         if isinstance(entry.state, Lost):
             return entry.state.reason
+        if self._read and self._reads_samples and self.counts_samples:
+            return f"it reads {self._read}, before it is finished: {_INSTEAD[True]}"
         if isinstance(entry.state, Terms) and entry.state.terms:
             return entry.state, entry.key
         return "what it returns is no sum of means and sums, or was computed where torch cannot be followed"
@@ -198,6 +222,12 @@ class Follower(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         call = Call(func, args, kwargs or {}, self._entry)
+        result = self._result(call)
+        self.log.note(func, call.leaves, result)
+        return result
+
+    def _result(self, call: Call) -> Any:
+        """Return what a call gives, and note what that is."""
         if call.name in _HARMLESS and not call.in_place:
             return call.result
         if call.name in _SHAPES and call.states[0] is not None:
@@ -230,7 +260,7 @@ class Follower(TorchFunctionMode):
             found = result_of(call, self._in_proportion, self._sizes[self._micro_batch], self._trusted)
             return found if isinstance(found, Rows) or self._trusted else self._apart(call, found)
         if sums:
-            return combined(call)
+            return combined(call, self._count_of)
         if call.name in ("sum", "mean") and not call.result.dim():
             return self._apart(call, self._reduced(call))
         rule = RULES.get(call.name)
@@ -244,7 +274,7 @@ class Follower(TorchFunctionMode):
         if call.name == "sum":
             return Terms((Term(call.result),))
         number = float(tensor.numel())
-        count = Count(number, self._in_proportion(number) if rows.regular else None)
+        count = Count(number, self._in_proportion(number) if rows.regular else None, rows.regular)
         return Terms((Term(call.result, divisor=count, divided=True),))
 
     def _apart(self, call: Call, found: Terms) -> Terms:
@@ -261,6 +291,11 @@ class Follower(TorchFunctionMode):
         """Note what the tensors are that a call has made or written."""
         result, tracked = call.result, any(state is not None for state in call.states)
         made = tensors(result)
+        if tracked and not made:
+            self.reads_values = True
+            if call.name in _NUMBERS and self._is_count(call):
+                self._counts.append((float(result), call.entries[0]))  # type: ignore[arg-type]
+                return
         if tracked and (not made or (call.in_place and isinstance(found, Lost))):
             self._read = self._read or f"a value, {call.name.strip('_')} at {line_of_user()}"
         if not made and tracked and call.name not in _READS:  # it may have changed what it was given
@@ -283,6 +318,8 @@ class Follower(TorchFunctionMode):
     def _replay(self, call: Call) -> Replay | None:
         """What computes the result for another micro-batch, if it comes from the target and constants alone."""
         tracked = [entry for entry in call.entries if entry and entry.state is not None]
+        if isinstance(tracked[0].state if tracked else None, Terms) and least_of(call) is not None:
+            return tracked[0].replay  # what is bounded is the sum over all micro-batches
         replays = {id(entry.tensor): entry.replay for entry in tracked if entry.replay is not None}
         if not tracked or any(id(entry.tensor) not in replays for entry in tracked):
             return None
@@ -297,12 +334,77 @@ class Follower(TorchFunctionMode):
             return result
         if isinstance(state, Rows) and isinstance(result, torch.Size):
             shape = Shape(result)
-            shape.dim, shape.leak = state.dim, self._leaked
+            shape.dim, shape.compared = state.dim, self._leaked
+            shape.leak = self._leaked if self._fixed or not state.regular else self._counted
             return shape
         dim = call.argument(1, "dim") if call.name == "size" else None
-        if dim is None or not isinstance(state, Rows) or dim % call.leaves[0].dim() == state.dim:
-            self._leaked()
+        if not isinstance(state, Rows) or not state.regular or self._fixed:
+            if not isinstance(state, Rows) or dim is None or dim % call.leaves[0].dim() == state.dim:
+                self._leaked()
+        elif dim is None or dim % call.leaves[0].dim() == state.dim:
+            self._counted()
         return result
+
+    def _counted(self) -> None:
+        self.counts_samples = True
+
+    def _is_count(self, call: Call) -> bool:
+        state = call.states[0]
+        return isinstance(state, Terms) and is_sum(state) and not call.leaves[0].requires_grad
+
+    def _count_of(self, number: float) -> Count | None:
+        """Return the count that a divisor is, and note that it is taken for one."""
+        found = self._matching(number)
+        if found is not None and found.in_proportion:
+            self._divisions[len(self.log.calls)] = float(number)
+        return found
+
+    def _matching(self, number: float) -> Count | None:
+        """Return the count that a number is: a sum that was read, or a number of samples."""
+        for value, entry in self._counts:
+            if number in (value, max(value, 1.0)):
+                return Count(value, _as_number(entry.replay), least=0.0 if number == value else 1.0)
+        samples = self._sizes[self._micro_batch]
+        if not self.counts_samples or len(self.log.calls) in self._literal or number <= 0 or number % samples:
+            return None
+        return Count(float(number), self._in_proportion(float(number)), in_proportion=True)
+
+    def check_numbers(self, function: Callable[[Any], Any], given: tuple[Any, ...]) -> set[int]:
+        """Call a loss with fewer or more samples, and see which of its numbers depend on how many there are.
+
+        Those that it divides sums by must be in proportion to them, and no other may depend on them.
+
+        Returns:
+            The places of calls whose numbers were taken for counts, and are none.
+        """
+        samples = self._sizes[self._micro_batch]
+        few = max(1, samples // 2) if samples > 1 else 2
+        other = pytree.tree_map_only(Tensor, lambda leaf: self._resized(leaf, few / samples), given)
+        log = CallLog(other)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), log:
+            function(other)
+        if [name for name, _ in log.calls] != [name for name, _ in self.log.calls]:
+            self._leaked()
+            return set()
+        literal: set[int] = set()
+        for place, ((_, own), (_, theirs)) in enumerate(zip(self.log.calls, log.calls, strict=True)):
+            changed = [pair for pair in zip(own, theirs, strict=False) if pair[0] != pair[1]]
+            count = self._divisions.get(place)
+            if count is not None and not changed:
+                literal.add(place)
+            elif changed != ([] if count is None else [(count, count * few / samples)]):
+                self._leaked()
+        return literal
+
+    def _resized(self, leaf: Tensor, ratio: float) -> Tensor:
+        """Return a tensor with fewer or more of its samples."""
+        entry, leaf = self._entries.get(id(leaf)), leaf.detach()
+        if entry is None or not isinstance(entry.state, Rows):
+            return leaf
+        dim = entry.state.dim
+        return (
+            torch.cat([leaf] * 2, dim) if ratio > 1 else leaf.narrow(dim, 0, round(leaf.shape[dim] * ratio))
+        )
 
     def _leaked(self) -> None:
         if not self._read:
@@ -311,7 +413,11 @@ class Follower(TorchFunctionMode):
     def _key(self, call: Call) -> int:
         """The number of a call's result."""
         pairs = zip(call.leaves, call.entries, strict=True)
-        tokens = (entry.key if entry else _token(leaf) for leaf, entry in pairs)
+        divides = call.name in DIVISIONS and (self.counts_samples or self._counts)
+        tokens = (
+            entry.key if entry else "count" if divides and self._matching(leaf) else _token(leaf)
+            for leaf, entry in pairs
+        )
         return self._shared.number((call.name, *tokens))
 
     def _entry(self, tensor: Tensor) -> Entry:
@@ -339,6 +445,10 @@ class Follower(TorchFunctionMode):
 
     def _note(self, tensor: Tensor, key: int, state: State = None, replay: Replay | None = None) -> None:
         self._entries[id(tensor)] = Entry(tensor, version(tensor), tensor.grad_fn, key, state, replay)
+
+
+def _as_number(replay: Replay | None) -> Replay | None:
+    return replay and (lambda index: float(replay(index)))
 
 
 def _check_arguments(call: Call) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from .terms import Count, Replay, Term, Terms, without_slack
+from ..capture import Unfinished
+from .terms import Count, Term, Terms, without_slack
 
 
 class MicroBatchLoss(NamedTuple):
@@ -35,10 +37,10 @@ class MicroBatchLoss(NamedTuple):
         """
         value = without_slack(self.value.detach())
         terms = []
-        for tensor, coefficient, divisor, divided in self.sum.terms:
+        for tensor, coefficient, divisor, divided, _ in self.sum.terms:
             # The loss is often its only term.
             leaf = value.detach() if tensor is self.value else without_slack(tensor.detach())
-            count = divisor and Count(divisor.value)
+            count = divisor and divisor._replace(replay=None)
             terms.append(Term(leaf.requires_grad_(tensor.requires_grad), coefficient, count, divided))
         return MicroBatchLoss(value, Terms(tuple(terms), self.sum.shift), self.key)
 
@@ -48,7 +50,7 @@ class MicroBatchLoss(NamedTuple):
             Term(
                 without_slack(term.tensor.detach().cpu()).requires_grad_(term.tensor.requires_grad),
                 _cpu(term.coefficient),
-                term.divisor and Count(_cpu(term.divisor.value)),
+                term.divisor and term.divisor._replace(value=_cpu(term.divisor.value), replay=None),
                 term.divided,
             )
             for term in self.sum.terms
@@ -58,60 +60,78 @@ class MicroBatchLoss(NamedTuple):
 
 
 class LossPattern(NamedTuple):
-    """What one of torch's own losses is made of: one mean or sum, as found in one micro-batch of a step.
+    """What a loss is made of, as found in one micro-batch of a step: one share of the mini-batch's loss.
 
-    In another micro-batch of the same shapes it is the same, except for the count of a mean. Following the call again
-    would take longer than a small loss.
+    A micro-batch of the same shapes whose loss makes the same calls has the same pattern, so that it need not be
+    followed, which takes longer than a small loss.
 
     Attributes:
         form: of the output and the target.
         key: as in :class:`MicroBatchLoss`.
-        divided: of its only term.
-        number: its count, or what gives that of each micro-batch; None for a sum.
+        calls: that the loss made; empty for torch's own losses.
+        divisor: what gives the count of a micro-batch; None for a sum.
+        pair: whether the loss returns ``(sum, count)``.
     """
 
     form: Hashable
     key: Hashable
-    divided: bool
-    number: float | Replay | None
+    calls: Sequence[Hashable]
+    divisor: Count | None
+    pair: bool
 
     @classmethod
-    def of(cls, output: Any, target: Any, taken: MicroBatchLoss) -> LossPattern | None:
-        """Return what a loss is by what it was in one micro-batch; None if others of its form may be different."""
-        form, terms = form_of(output, target), taken.sum.terms
-        if form is None or len(terms) != 1 or taken.sum.shift != 0.0:
-            return None
-        tensor, coefficient, divisor, divided = terms[0]
-        if tensor is not taken.value or coefficient != 1.0:
-            return None
-        if divisor is None:
-            return cls(form, taken.key, divided, None)
-        value, replay = divisor
-        if isinstance(value, Tensor):  # on an accelerator, where it is not waited for
-            return None
-        # Of class targets the values count, of others the shape.
-        number = value if target.is_floating_point() else replay
-        return cls(form, taken.key, divided, number) if number is not None else None
+    def of(
+        cls, form: Hashable, taken: MicroBatchLoss, samples: int, calls: Sequence[Hashable], pair: bool
+    ) -> LossPattern | None:
+        """Return what a loss is by what it was in one micro-batch; None if others of its form may be different.
 
-    def loss(self, value: Any, micro_batch: int) -> MicroBatchLoss | None:
+        Args:
+            form: of the micro-batch.
+            taken: its loss.
+            samples: in the micro-batch.
+            calls, pair: as the attributes.
+        """
+        terms = taken.sum.terms
+        if form is None or not terms:
+            return None
+        if pair:
+            return cls(form, taken.key, calls, None, True)
+        if all(term.divisor is not None and term.divisor.in_proportion for term in terms):
+            return cls(form, taken.key, calls, Count(float(samples), in_proportion=True), False)
+        divisor = terms[0].divisor
+        if len(terms) > 1 or taken.sum.shift != 0.0 or isinstance(terms[0].coefficient, Tensor):
+            return None
+        if divisor is not None and (divisor.replay is None or isinstance(divisor.value, Tensor)):
+            return None  # on an accelerator a count is not waited for
+        return cls(form, taken.key, calls, divisor, False)
+
+    def loss(self, value: Tensor, micro_batch: int) -> MicroBatchLoss | None:
         """Return a loss with what it is made of; None if it has to be followed."""
-        divisor = None
-        if self.number is not None:
+        divisor = self.divisor
+        if divisor is not None and divisor.replay is not None:
             try:
-                number = self.number(micro_batch) if callable(self.number) else self.number
+                number = divisor.replay(micro_batch)
             except Exception:  # class weights may be on another device than the targets
                 return None
-            if not number:  # the mean over nothing
+            if isinstance(number, Tensor) or not number or number < divisor.least:  # the mean over nothing
                 return None
-            divisor = Count(number)
-        return MicroBatchLoss(value, Terms((Term(value, 1.0, divisor, self.divided),)), self.key)
+            divisor = divisor._replace(value=number)
+        return MicroBatchLoss(value, Terms((Term(value, 1.0, divisor, divisor is not None),)), self.key)
 
 
 def form_of(output: Any, target: Any) -> Hashable:
-    """Return the shapes and types of an output and a target; None if one of them is no plain tensor."""
-    if type(output) is not Tensor or type(target) is not Tensor:
+    """Return the shapes and types of an output and a target; None if they hold values that are not tensors."""
+    if type(output) is Tensor and (target is None or type(target) is Tensor):
+        return _form(output), target is None or _form(target)
+    leaves, spec = pytree.tree_flatten((output, target))
+    if not all(type(leaf) is Tensor for leaf in leaves if leaf is not None):
         return None
-    return output.shape, output.dtype, output.device, output.requires_grad, target.shape, target.dtype
+    kept = output.recording if isinstance(output, Unfinished) else None
+    return kept, str(spec), *(leaf is None or _form(leaf) for leaf in leaves)
+
+
+def _form(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _cpu(number: Any) -> Any:

@@ -17,10 +17,18 @@ class Count(NamedTuple):
     Attributes:
         value: a number, or a tensor without dimensions.
         replay: gives the part of any micro-batch from its target; None where it depends on more.
+        in_proportion: whether it is in proportion to the number of samples.
+        least: what the loss divides by if the sum is smaller, as in ``count.clamp(min=1)``.
     """
 
     value: float | Tensor
     replay: Replay | None = None
+    in_proportion: bool = False
+    least: float = 0.0
+
+    def bounded(self, total: float | Tensor) -> float | Tensor:
+        """Return the sum of all parts, or :attr:`least` if that is larger."""
+        return total.clamp(min=self.least) if isinstance(total, Tensor) else max(total, self.least)
 
 
 class Term(NamedTuple):
@@ -31,17 +39,23 @@ class Term(NamedTuple):
         coefficient: the number that it is multiplied by.
         divisor: what it is divided by; None for a sum, which is not.
         divided: whether ``tensor`` has been divided by the part of the count of its micro-batch.
+        least: of a count, what the loss takes in its place if that is larger.
     """
 
     tensor: Tensor
     coefficient: float | Tensor = 1.0
     divisor: Count | None = None
     divided: bool = False
+    least: float = 0.0
 
     @property
     def empty(self) -> bool | Tensor:
         """Whether it is a mean over nothing, which is not a number."""
         return self.divided and self.divisor is not None and self.divisor.value == 0
+
+    def share_of(self, total: float | Tensor) -> float | Tensor:
+        """Return the part of this micro-batch in the total count of the mini-batch; 1 for a sum."""
+        return 1.0 if self.divisor is None else self.divisor.value / total if total else 0.0
 
     def weight(self, total: float | Tensor) -> float | Tensor:
         """Return the gradient at ``tensor``, for the total count of the mini-batch."""

@@ -77,7 +77,7 @@ def result_of(
         replay = in_proportion(float(number))
     elif target is not None and given["target"].numel() == number:
         replay = lambda index: float(target(index).numel())  # noqa: E731
-    count = Count(number, replay)
+    count = Count(number, replay, rows.regular and not by_class)
     if by_class and given.get("weight") is not None and (isinstance(number, Tensor) or not number):
         # Where all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
         total = function(**{**given, "reduction": "sum"})

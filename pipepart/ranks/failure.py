@@ -6,6 +6,9 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+import torch
+
+_OF_THE_CPU = "can't allocate memory"  # in the RuntimeError that torch raises there
 _MOST = 1 << 16  # characters of a traceback; the middle of a longer one is left out
 _NOTE = "pipepart: "  # begins our notes: stage, layer, micro-batch
 
@@ -14,8 +17,25 @@ class RankError(RuntimeError):
     """Another rank has failed, is lost or has closed the pipeline. Its traceback, if it sent one, is in a note."""
 
 
-def told(error: BaseException) -> dict[str, str]:
-    """Return an exception as text: ``what`` it is, with our notes, and its ``traceback``. Never raises."""
+class RankOutOfMemoryError(RankError, torch.OutOfMemoryError):
+    """Another rank has run out of memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for an error of torch or Python that says that memory cannot be allocated, on any device."""
+    if isinstance(error, RankError):
+        return isinstance(error, RankOutOfMemoryError)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    """Return an exception as values for JSON. Never raises.
+
+    Returns:
+        ``what`` it is, with our notes; its ``traceback``; and ``out_of_memory``, whether memory was missing.
+    """
     what = type(error).__name__
     with suppress(Exception):  # the exception's own code may fail
         what += f": {text}" if (text := str(error)) else ""
@@ -26,17 +46,21 @@ def told(error: BaseException) -> dict[str, str]:
     text = what
     with suppress(Exception):
         text = "".join(traceback.format_exception(error))
-    return {"what": _cut(what, _MOST // 4), "traceback": _cut(text, _MOST)}
+    missing = False
+    with suppress(Exception):
+        missing = is_out_of_memory(error)
+    return {"what": _cut(what, _MOST // 4), "traceback": _cut(text, _MOST), "out_of_memory": missing}
 
 
 def raised_on(rank: int, story: dict[str, Any]) -> BaseException:
-    """Return the exception for what another rank has :func:`told`: a timeout stays one."""
+    """Return the exception for what another rank has :func:`told`: a timeout stays one, as does out of memory."""
     if story.get("late"):
         error: BaseException = TimeoutError(story["late"])
         for note in story["notes"]:
             error.add_note(note)
         return error
-    error = RankError(f"rank {rank} failed: {story['what']}")
+    kind = RankOutOfMemoryError if story.get("out_of_memory") else RankError
+    error = kind(f"rank {rank} failed: {story['what']}")
     error.add_note(f"pipepart: on rank {rank}:\n{story['traceback'].rstrip()}")
     return error
 

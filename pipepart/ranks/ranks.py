@@ -30,7 +30,7 @@ from .clock import offset_to_rank_0
 from .control import ControlThread
 from .doing import Doing, waits_in_vain
 from .exchange import Done, Exchange
-from .failure import RankError, has_closed, is_lost, raised_on, told
+from .failure import RankError, has_closed, is_lost, is_out_of_memory, raised_on, told
 from .groups import Edge, destroy, groups_of_pairs, own_group
 from .hub import Channel, Hub, Message
 from .leaving import waits_in_torch
@@ -229,12 +229,14 @@ class Ranks:
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
         """Return the error for a broken connection: the story of the rank that failed, if there is one.
 
+        An error that does not come from a connection, such as out of memory, is returned as it is.
+
         Args:
             error: of the connection.
             peer: the rank at its other end, if that is known.
         """
-        if not isinstance(error, RuntimeError):
-            return error  # not of the connection
+        if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+            return error
         end = time.monotonic() + _STORY_SECONDS
         while self.failure is None and not self.closed and time.monotonic() < end:
             time.sleep(0.01)

@@ -41,7 +41,8 @@ def show(*reports: RenderableType, file: TextIO | None = None) -> None:
         for index, report in enumerate(reports):
             if index:
                 console.print()
-            console.print(report, crop=False)  # tables fit; lines to copy are left to the terminal to wrap
+            # Tables fit; lines to copy are left to the terminal to wrap.
+            console.print(_Printable(report), crop=False)
     text = captured.get()
     try:
         text.encode(console.encoding)
@@ -52,13 +53,25 @@ def show(*reports: RenderableType, file: TextIO | None = None) -> None:
     print(text.encode(console.encoding, "replace").decode(console.encoding), file=console.file, flush=True)
 
 
+@dataclass(frozen=True)
+class _Printable:
+    """A report whose control characters are written out: names from files must not reach the terminal as codes."""
+
+    report: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report = Text(self.report) if isinstance(self.report, str) else self.report
+        for segment in console.render(report, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def labelled_lines(title: str, lines: Sequence[tuple[str, str]]) -> Group:
     """Lay out (label, text) pairs in two columns under a title."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, value in lines:
-        grid.add_row(label, Text(printable(value)))
+        grid.add_row(Text(printable(label)), Text(printable(value)))  # a plain string would be markup
     return Group(Text(title, style="bold"), grid)
 
 
@@ -149,7 +162,7 @@ class FittingTable:
         for column in columns:
             table.add_column(
                 # Titles stand on their line, cells that fold hang from theirs.
-                "\n" * (lines - column.header.count("\n")) + column.header,
+                Text("\n" * (lines - column.header.count("\n")) + printable(column.header)),
                 justify="left" if column.text else "right",
                 no_wrap=not (fold or column.folds),
                 overflow="fold",

@@ -1,4 +1,4 @@
-"""Table of a check's results, with the first layer that differs and the reason."""
+"""Table of a check's results, with the first layer that differs."""
 
 from __future__ import annotations
 

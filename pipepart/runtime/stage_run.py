@@ -280,9 +280,10 @@ class StageRun:
         self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
 
     def held(self) -> Held:
-        """Return how much the stage holds at present."""
-        away = sum(stash.saved is not None and stash.saved.is_on_host for stash in self.stashes.values())
-        return Held(len(self.stashes) - away, len(self.inputs) + away, len(self.deferred))
+        """Return how much the stage holds at present. Any thread may call this."""
+        stashes = list(self.stashes.values())  # in one go: the stage's worker may add and remove some
+        away = sum(stash.saved is not None and stash.saved.is_on_host for stash in stashes)
+        return Held(len(stashes) - away, len(self.inputs) + away, len(self.deferred))
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that the stage itself holds, without those that autograd saved."""

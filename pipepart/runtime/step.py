@@ -261,10 +261,10 @@ class Step:
                 return
             self._over = True
             self.failure, self.failed_on = error, worker
-            self.held = {number: run.held() for number, run in self.runs.items()}
-        self._mailboxes.stop()
+        self._mailboxes.stop()  # first of all: whatever goes wrong below, no worker waits for ever
         if self._remote is not None:
             self._remote.stop(error)
+        self.held = {number: run.held() for number, run in self.runs.items()}
 
     def finish(self) -> None:
         """Called after the last worker, whether the step has failed or not.

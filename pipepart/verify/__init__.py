@@ -1,4 +1,4 @@
-"""Checks that pipelines give the numbers of the plain model; if not, names the first layer that differs, and why."""
+"""Checks that pipelines give the numbers of the plain model; if not, names the first layer that differs."""
 
 from .compare import check
 from .report import CheckReport, CheckRow, DifferentNumbers, PlainFacts

@@ -19,32 +19,14 @@ from ..planning.compression import without_compression
 from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
-from . import plain
 from .arguments import require, require_known
+from .copies import own_dtype
 from .even_plans import even_plans
-from .first_difference import (
-    Difference,
-    LayerRecorder,
-    Part,
-    find_first_difference,
-    forward_order,
-    why_different,
-    why_other_loss,
-)
-from .plain import Reference
-from .report import CheckReport, CheckRow, PlainFacts
-from .training import (
-    Case,
-    Numbers,
-    Optimizer,
-    Reductions,
-    Training,
-    error_of_steps,
-    errors,
-    first_different_step,
-    own_dtype,
-    tensor_errors,
-)
+from .first_difference import LayerRecorder, find_first_difference, forward_orders
+from .numbers import Numbers, errors, first_different_step, tensor_errors
+from .plain import Reference, make_reference, recorded_step
+from .report import MINI_BATCH, CheckReport, CheckRow, PlainFacts
+from .training import Case, Optimizer, Reductions, Training
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
@@ -78,11 +60,12 @@ def check(
     """Train copies of ``model`` plainly and as pipelines, and compare losses, gradients, parameters and buffers.
 
     Each training has the same start, mini-batch and random draws. Each step of a pipeline starts from the plain model's
-    parameters and buffers. A pipeline is compared with the plain model run on the same micro-batches one after the
-    other, bit for bit, and with one loss over the whole mini-batch, up to rounding. If they differ, both run one step
-    again, to find the first layer that differs. The model, its gradients and all random states stay as they are.
+    parameters and buffers. The plain model is the user's, called as the user calls it; nothing that a pipeline has
+    recorded takes part. It runs on the same micro-batches one after the other, and a pipeline must have its numbers;
+    it is compared with one loss over the whole mini-batch, too. If a pipeline differs, both run one step again, to
+    find the first module that differs. The model, its gradients and all random states stay as they are.
 
-    Copies of a loss module are called; a loss function is called itself, in each of these trainings.
+    Copies of a loss module are called; a loss function is called itself, with copies of what it uses of the model.
 
     Args:
         model: any module, trained in the mode that it is in.
@@ -200,12 +183,12 @@ def _compared(
         for label, case in cases.items():
             allowed = _rounding_of(label) if tolerance is None else tolerance
             with _named(label, case):
-                reference = plain.make_reference(case, label, allowed)
+                reference = make_reference(case, label, allowed)
             facts.append(reference.facts)
             for tried in plans:
                 done((len(rows) + len(facts)) / runs)
                 with _named(label, case, tried.schedule):
-                    rows.append(_row(case, label, tried, reference))
+                    rows.append(_row(case, label, tried, reference, allowed))
     return rows, facts
 
 
@@ -214,10 +197,11 @@ def _rounding_of(label: str) -> float:
     return max(_TOLERANCES.get(part, 1e-4) for part in label.split(", "))
 
 
-def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
+def _row(case: Case, label: str, plan: Plan, reference: Reference, allowed: float) -> CheckRow:
     numbers = _train(Training(case), plan, reference)
-    found = errors(numbers, reference.micro_batched)
+    found = errors(numbers, reference.numbers)
     modes = {stage.recompute for stage in plan.stages}
+    compressed = [_COMPRESSED[dtype] for dtype in plan.cluster.compressed.values()]
     row = CheckRow(
         schedule=plan.schedule,
         recompute=modes.pop() if len(modes) == 1 else "mixed",
@@ -227,14 +211,15 @@ def _row(case: Case, label: str, plan: Plan, reference: Reference) -> CheckRow:
         gradients=found["gradients"],
         parameters=found["parameters"],
         buffers=found["buffers"],
-        mini_batch=None if reference.mini_batch is None else error_of_steps(numbers, reference.mini_batch),
-        tolerance=max(
-            [reference.tolerance, *(_COMPRESSED[dtype] for dtype in plan.cluster.compressed.values())]
-        ),
+        mini_batch=reference.mini_batch,
+        tolerance=max([allowed, *compressed]),
         compressed=plan.compressed,
     )
-    if row.same and row.ok:
+    if row.ok:
         return row
+    kinds = (row.losses, row.gradients, row.parameters, row.buffers)
+    if all(error is None or error <= row.tolerance for error in kinds):
+        return row.model_copy(update={"layer": "loss", "what": MINI_BATCH})
     if under_torchrun():
         return row.model_copy(update=_first_of_all_processes(numbers, reference))
     return row.model_copy(update=_first_difference(case, plan, row, numbers, reference))
@@ -253,7 +238,7 @@ def _train(
             lambda _, x, y: pipe.step(Arguments.of_input(x), target=y),
             steps,
             recorder=recorder,
-            follow=reference.micro_batched,
+            follow=reference.numbers,
             own={name for name, _ in pipe.named_parameters()} if under_torchrun() else None,
         )
 
@@ -262,53 +247,38 @@ def _first_of_all_processes(numbers: list[Numbers], reference: Reference) -> dic
     """The fields of a row that name the first tensor that differs, where no process has all layers."""
     found = (
         (step, kind, name)
-        for step, (mine, other) in enumerate(zip(numbers, reference.micro_batched, strict=True))
+        for step, (mine, other) in enumerate(zip(numbers, reference.numbers, strict=True))
         for kind in mine
         for name, error in tensor_errors(mine[kind], other[kind]).items()
         if error
     )
     step, kind, name = next(found, (0, "losses", ""))
-    return {
-        "layer": name.rpartition(".")[0] or "loss",
-        "what": f"the first of its {kind}, step {step}",
-        "why": "check without torchrun to see why",
-    }
+    return {"layer": name.rpartition(".")[0] or "loss", "what": f"the first of its {kind}, step {step}"}
 
 
 def _first_difference(
     case: Case, plan: Plan, row: CheckRow, numbers: list[Numbers], reference: Reference
-) -> dict[str, str]:
-    """The fields of a row that say which layer is the first to differ, and why."""
-    kinds = (row.losses, row.gradients, row.parameters, row.buffers)
-    close = all(error is None or error <= row.tolerance for error in kinds)
-    if close and not row.ok:  # as the micro-batches, and not as the mini-batch
-        last, module = Training(case).layers[-1]
-        own, error = case.loss_fn is None, row.mini_batch or 0.0
-        why = why_other_loss(case.loss_fn, case.reduction, error)
-        if error <= _rounding_of(row.dtype):
-            why = (
-                f"its sums have another order, which rounds otherwise: allow a tolerance of {1.1 * error:.1e}"
-            )
-        return {
-            "layer": last if own else "loss",
-            "kind": type(module).__name__ if own else "",
-            "what": "the loss of the mini-batch",
-            "why": why,
-        }
-    # Train both once more up to the step that differs, and record their layers in it.
-    allowed = 0.0 if close else row.tolerance
-    step = first_different_step(numbers, reference.micro_batched, allowed) or 0
-    theirs, plain_recorder, _ = plain.recorded_step(case, step)
+) -> dict[str, Any]:
+    """The fields of a row that say which module is the first to differ.
+
+    Both sides train once more, up to the first step that differs, and record their modules in it.
+    """
+    step = first_different_step(numbers, reference.numbers, row.tolerance)
+    theirs, plain_recorder, plain = recorded_step(case, step, reference.choices)
     training = Training(case)
-    recorder = LayerRecorder(training.layers, forward_order(plan, case.parts))
+    recorder = LayerRecorder(training.chain.places)
     ours = _train(training, plan, reference, step + 1, recorder)[-1]
-    found = find_first_difference(training.layers, (ours, recorder), (theirs, plain_recorder), allowed)
-    found = found or Difference("", "", Part.LOSS)
+    found = find_first_difference(
+        (ours, recorder, forward_orders(plan, training.chain, case.parts)),
+        (theirs, plain_recorder, {path: range(case.parts) for path, _ in plain.chain.places}),
+        row.tolerance,
+    )
+    repeats = not any(errors([theirs], [reference.numbers[step]]).values())
     return {
-        "layer": found.layer or "loss",
+        "layer": found.layer,
         "kind": found.kind,
         "what": f"{found.what}, step {step}",
-        "why": why_different(found, plan, case.parts, training.chain, reference.facts),
+        "repeats": repeats,
     }
 
 

@@ -1,265 +1,305 @@
-"""Trains the plain model in three ways, without stages, schedules or workers, and observes it.
+"""Trains the user's model as the user calls it, one micro-batch after the other: the numbers a pipeline must have.
 
-:func:`micro_batched` runs forward and backward of one micro-batch after the other: a pipeline must equal it bit for
-bit. :func:`gathered` computes one loss over the outputs of all micro-batches, so it does not depend on how their losses
-are combined. :func:`at_once` runs the whole mini-batch, which shows layers that mix samples. Random layers draw as in a
-pipeline, by seed, step, micro-batch and layer, because draws from torch's one generator could not be compared.
+Nothing here runs the layers of a pipeline. The losses of the micro-batches are combined by the rules of
+:mod:`pipepart.loss`, and the result is compared with one loss over all outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..capture import RecordedChain, Whole, loss_of, own_loss
-from ..data.arguments import call
+from ..autograd.own_copy import tensors
+from ..capture import own_loss
+from ..capture.restore import draws_restored
+from ..data.arguments import Arguments, call
 from ..data.gather import gather
-from ..data.recorded import entered
-from ..data.split import micro_batches_of
+from ..data.split import MicroBatches, micro_batches_of
+from ..input_error import InputError
 from ..loss import Reduction, StepLoss, collect_losses, value_of
-from ..loss.auxiliary import AddedLosses
+from ..loss.returned import check_returned
 from ..runtime.replay.randomness import RngKeys
-from ..runtime.sinks import MicroBatchLossSink
+from ..runtime.sinks import BatchLossSink, LossSink, MicroBatchLossSink
 from ..runtime.step_gradients import StepGradients
-from .first_difference import LayerRecorder, find_first_difference
+from .choices import Choices, Chosen, ModelDraws
+from .first_difference import LayerRecorder, mixing_module
+from .numbers import Numbers, errors, largest_error
 from .report import PlainFacts
-from .training import (
-    Case,
-    Numbers,
-    Tensors,
-    Training,
-    copy_of,
-    error_of_steps,
-    first_different_step,
-    recorded_chain,
-    tensor_errors,
-)
-
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+from .training import Case, Training
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The plain model's numbers of every step.
+    """The plain model's numbers.
 
     Attributes:
-        micro_batched: run on the same micro-batches one after the other.
-        mini_batch: losses and gradients of the whole mini-batch; None if they cannot be computed.
-        facts: further observations about the plain model.
-        tolerance: the largest error that counts as rounding in this dtype.
+        numbers: of every step.
+        mini_batch: error of loss and gradients against the whole mini-batch; None if that cannot be compared.
+        facts: further observations.
+        choices: of the pipeline that the plain model follows, if it draws random numbers or computes its own loss.
     """
 
-    micro_batched: list[Numbers]
-    mini_batch: list[Numbers] | None
+    numbers: list[Numbers]
+    mini_batch: float | None
     facts: PlainFacts
-    tolerance: float
+    choices: bool
 
 
 def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
-    """Train the plain model in each way that pipelines are compared with."""
-    first = Training(case)
-    before = dict(_python_state(first.model))
-    numbers = first.run(micro_batched)
-    after = dict(_python_state(first.model))
-    unsteady_step = first_different_step(Training(case).run(micro_batched), numbers, 0.0)
-    once = Training(case).run(at_once, follow=numbers)
-    at_once_error = error_of_steps(once, numbers)
-    mixes = _mixing_layer(case, tolerance) if at_once_error > tolerance and case.split is None else ""
-    mini_batch: list[Numbers] | None = None
-    if case.split is None and case.loss_fn is not None:
-        mini_batch = Training(case).run(gathered, follow=numbers)
-    elif case.split is None and mixes in ("", first.layers[-1][0]) and not first.drawn:
-        mini_batch = once
+    """Train the plain model, and compare its first step with the whole mini-batch."""
+    training, steps = Training(case), PlainSteps(case, case.loss_fn is None)
+    try:
+        numbers = training.run(steps)
+    except _DrawsError:
+        training, steps = Training(case), PlainSteps(case, True)
+        numbers = training.run(steps)
+    mini_batch, at_once, mixes = steps.mini_batch, None, ""
+    if case.split is None and not steps.drawing:
+        at_once = _error(numbers[:1], Training(case).run(_at_once, 1))
+        if at_once > tolerance:
+            mixes = _mixing_module(case, steps, tolerance)
+        if case.loss_fn is None and (not mixes or _is_last(case, mixes)):
+            mini_batch = at_once
     facts = PlainFacts(
         dtype=dtype,
-        repeats=unsteady_step is None,
-        unsteady="" if unsteady_step is None else _unsteady_layer(case, unsteady_step),
-        at_once=at_once_error,
+        at_once=at_once,
         mixes=mixes,
-        draws=tuple(name for name, _ in first.layers if name in first.drawn),
-        remembers=tuple(name for name, value in after.items() if name not in before or before[name] != value),
+        draws=tuple(steps.drawing),
+        draws_match=steps.draws_match,
     )
-    return Reference(numbers, mini_batch, facts, tolerance)
+    return Reference(numbers, mini_batch, facts, steps.choices is not None)
 
 
-def recorded_step(case: Case, step: int) -> tuple[Numbers, LayerRecorder, Training]:
-    """Train the plain model up to a step, and record the layers of that step."""
+def recorded_step(case: Case, step: int, choices: bool) -> tuple[Numbers, LayerRecorder, Training]:
+    """Train the plain model up to a step, and record its modules in that step."""
     training = Training(case)
-    recorder = LayerRecorder(training.layers, [range(case.parts)] * len(training.layers))
-    numbers = training.run(micro_batched, step + 1, recorder=recorder)
-    return numbers[-1], recorder, training
+    recorder = LayerRecorder(training.chain.places)
+    return training.run(PlainSteps(case, choices), step + 1, recorder=recorder)[-1], recorder, training
 
 
-def _unsteady_layer(case: Case, step: int) -> str:
-    """The first layer that differs between two plain runs; empty if this time they are equal."""
-    (ours, recorder, training), (theirs, other, _) = (recorded_step(case, step) for _ in range(2))
-    found = find_first_difference(training.layers, (ours, recorder), (theirs, other), 0.0)
-    return found.layer if found else ""
+class PlainSteps:
+    """Steps of the user's model on the same micro-batches as a pipeline, forward and backward of one after the other.
 
+    Args:
+        case: of the check.
+        choices: whether to ask what a pipeline chooses.
 
-def _mixing_layer(case: Case, allowed: float) -> str:
-    """The first layer whose outputs for the whole mini-batch are not those of its micro-batches."""
-    _, recorder, training = recorded_step(case, 0)
-    whole = Training(case)
-    once = LayerRecorder(whole.layers, [[0]] * len(whole.layers))
-    whole.run(_forward_at_once, 1, recorder=once)
-    for index, (name, _) in enumerate(training.layers):
-        parts, together = recorder.recorded(index), once.recorded(index)
-        if parts is not None and together is not None and _mixed(parts[0], together[0], allowed):
-            return name
-    return ""
-
-
-def _mixed(parts: Tensors, together: Tensors, allowed: float) -> bool:
-    """Whether the outputs of a layer for all micro-batches are not its outputs for the mini-batch, taken apart.
-
-    A tensor may have its samples in any dimension, or be the same for all micro-batches, as a mask of positions is.
+    Attributes:
+        mini_batch: the largest error of any step's loss, and of its gradients at the model's outputs, against one loss
+            over the outputs of all micro-batches; None if that cannot be computed.
+        drawing: the layers that draw random numbers.
+        draws_match: whether the model has always drawn as often as the layers of the pipeline.
     """
-    columns: dict[int, list[Tensor]] = {}
-    for (_, position), tensor in sorted(parts.items()):
-        if tensor is not None:
-            columns.setdefault(position, []).append(tensor)
-    for (_, position), whole in together.items():
-        column = columns.get(position, [])
-        if whole is None or not column:
-            continue
-        if all(one.shape == whole.shape for one in column):
-            pairs = {index: (one, whole) for index, one in enumerate(column)}
-        else:
-            sizes = [sum(one.shape[dim] for one in column) for dim in range(whole.dim())]
-            dims = [dim for dim, size in enumerate(sizes) if size == whole.shape[dim]]
-            if not dims:
-                return True
-            pairs = {0: (torch.cat(column, dims[0]), whole)}
-        ours, theirs = ({key: pair[side] for key, pair in pairs.items()} for side in (0, 1))
-        if max(tensor_errors(ours, theirs).values()) > allowed:
-            return True
-    return False
+
+    def __init__(self, case: Case, choices: bool) -> None:
+        self.choices = Choices(case) if choices else None
+        self.mini_batch: float | None = None
+        self.drawing: dict[str, None] = {}
+        self.draws_match = True
+
+    def __call__(self, training: Training, x: Any, y: Any) -> Tensor:
+        """Run a step; return the loss of the mini-batch.
+
+        Raises:
+            _DrawsError: the model draws random numbers, and the choices of a pipeline were not asked for.
+        """
+        chosen = self.choices.of_step(training.model, x, y) if self.choices else None
+        self._note_draws(chosen)
+        if chosen is not None and training.case.loss_fn is None and chosen.shares is None:
+            return _at_once(training, x, y)
+        batch = training.case.split_up(x, y)
+        gradients = StepGradients(training.model.parameters)
+        sink = _sink(training, batch, chosen, gradients)
+        combined = (
+            _Combined(batch) if isinstance(sink, MicroBatchLossSink) and not training.case.split else None
+        )
+        keys = RngKeys()
+        waiting: list[tuple[int, Sequence[GradientEdge], Sequence[GradientEdge]]] = []
+        for index, part in enumerate(batch.inputs):
+            counts = chosen.draws[index] if chosen else None
+            with collect_losses() as added, ModelDraws(keys, index, counts) as draws:
+                output = _call(training.model, graph_cut.part(part))
+            if chosen is None and draws.count:
+                raise _DrawsError
+            self.draws_match &= draws.matches
+            edges = [edge for tensor in tensors(output) for edge in graph_cut.roots(tensor)]
+            if combined is not None:
+                combined.keep(output)
+            own = sink.receive(index, output)
+            waiting.append((index, own, sink.receive_added(0, index, added.found)))
+            del output
+            if isinstance(sink, BatchLossSink) and index + 1 < len(batch.inputs):
+                continue  # the loss needs all outputs
+            for place, roots, extra in waiting:
+                weights = sink.gradients(place) if roots else ()
+                if combined is not None:
+                    combined.take(roots, weights, edges)
+                graph_cut.backward((*roots, *extra), (*weights, *sink.added_gradients(0, place)))
+            waiting.clear()
+        factor = sink.correction()
+        gradients.finish(factor)
+        keys.finish()
+        if combined and isinstance(sink, MicroBatchLossSink):
+            error = combined.error(training, sink, factor)
+            self.mini_batch = None if error is None else max(error, self.mini_batch or 0.0)
+        return sink.total
+
+    def _note_draws(self, chosen: Chosen | None) -> None:
+        if chosen is not None and self.choices is not None:
+            totals = [sum(column) for column in zip(*chosen.draws, strict=True)]
+            named = zip(self.choices.names, totals, strict=True)
+            self.drawing |= dict.fromkeys(name for name, count in named if count)
 
 
-def _python_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Numbers, strings and lengths of containers among the attributes of the model's modules."""
-    for name, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute in _MODULE_ATTRIBUTES:
-                continue
-            if isinstance(value, int | float | str):
-                yield f"{name}.{attribute}", value
-            elif isinstance(value, list | dict | set):
-                yield f"{name}.{attribute}", len(value)
+class _DrawsError(Exception):
+    """The model draws random numbers, and it is not known which ones the pipeline draws."""
 
 
-def micro_batched(training: Training, x: Any, y: Any) -> Tensor:
-    """Run one micro-batch after the other. With ``reduction="batch"`` the loss is that of :func:`gathered`."""
+class _OwnLossSink(LossSink):
+    """Takes the losses that the user's model computes, each with its share in the loss of the mini-batch."""
+
+    def __init__(self, batch: MicroBatches, chosen: Chosen) -> None:
+        super().__init__(batch.sizes)
+        self._chosen = chosen
+        self._losses: list[Tensor] = []
+
+    def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
+        loss = check_returned(own_loss(value))
+        self._losses.append(loss.detach())
+        return graph_cut.roots(loss)
+
+    def gradients(self, micro_batch: int) -> graph_cut.Gradients:
+        assert self._chosen.weights is not None
+        return [self._seed(self._chosen.weights[micro_batch], self._losses[micro_batch])]
+
+    def correction(self) -> float:
+        return self._chosen.factor
+
+    @property
+    def total(self) -> Tensor:
+        return self._with_added()
+
+    def _own_total(self) -> Tensor:
+        values = torch.stack(self._losses)
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        shares = torch.tensor(self._chosen.shares, dtype=values.dtype, device=values.device)
+        return (values.masked_fill(shares == 0, 0.0) * shares).sum().to(self._losses[0].dtype)
+
+
+class _Combined:
+    """Compares the losses of the micro-batches, and their gradients, with one loss over all outputs."""
+
+    def __init__(self, batch: MicroBatches) -> None:
+        self._batch = batch
+        self._outputs: list[Any] = []
+        self._gradients: list[Tensor | None] = []
+
+    def keep(self, output: Any) -> None:
+        """Keep a copy of the output of a micro-batch."""
+        own = pytree.tree_map_only(
+            Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), output
+        )
+        self._outputs.append(own)
+
+    def take(
+        self, roots: Sequence[GradientEdge], weights: graph_cut.Gradients, edges: Sequence[GradientEdge]
+    ) -> None:
+        """Compute the gradients of a micro-batch's loss at its output."""
+        found: Sequence[Tensor | None] = [None] * len(edges)
+        if roots and edges:
+            given = [torch.ones(()) if weight is None else weight for weight in weights]
+            found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True)
+        self._gradients += found
+
+    def error(self, training: Training, sink: MicroBatchLossSink, factor: float) -> float | None:
+        """Return the relative error of the loss and of the gradients at the outputs; None if they cannot be joined."""
+        loss_fn = training.loss_fn
+        assert loss_fn is not None
+        loss_fn = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+        leaves = [leaf for output in self._outputs for leaf in graph_cut.leaves(output)]
+        try:
+            output = gather(self._outputs, self._batch)
+        except InputError:
+            return None
+        with draws_restored(training.model):
+            target = self._batch.target
+            loss = value_of(loss_fn(output) if target is None else loss_fn(output, target))
+        whole = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves and loss.requires_grad else ()
+        added = sink.added_total()
+        own = sink.total if added is None else sink.total - added.to(sink.total.dtype)
+        scaled = [one if one is None or factor == 1.0 else one * factor for one in self._gradients]
+        return max(
+            largest_error({0: own.detach()}, {0: loss.detach()}),
+            largest_error(dict(enumerate(scaled)), dict(enumerate(whole))) if whole else 0.0,
+        )
+
+
+def _sink(training: Training, batch: MicroBatches, chosen: Chosen | None, gradients: StepGradients) -> Any:
     case = training.case
-    if case.reduction == "batch":
-        return gathered(training, x, y)
-    computed = loss_of if isinstance(training.chain, RecordedChain | Whole) else None
-    loss = StepLoss(training.loss_fn or computed, Reduction(case.reduction) if case.reduction else None)
-    batch = training.parts_of(x, y)
-    gradients = StepGradients(training.model.parameters)
-    sink = MicroBatchLossSink(loss, batch, before_backward=gradients.begin)
-    draws = RngKeys()
-    for index, part in enumerate(batch.inputs):
-        with collect_losses() as added:
-            output = _forward(training.layers, graph_cut.part(part), index, draws, training.drawn)
-        roots = sink.receive(index, output)
-        weights = sink.gradients(index) if roots else ()
-        if added.found:
-            roots = (*roots, *sink.receive_added(0, index, added.found))
-            weights = (*weights, *sink.added_gradients(0, index))
-        graph_cut.backward(roots, weights)
-    gradients.finish(sink.correction())
-    draws.finish()
-    return sink.total
+    if case.loss_fn is None:
+        assert chosen is not None
+        gradients.begin(certain=chosen.factor == 1.0)
+        return _OwnLossSink(batch, chosen)
+    loss = StepLoss(training.loss_fn, Reduction(case.reduction) if case.reduction else None)
+    if loss.reduction is Reduction.BATCH:
+        return BatchLossSink(loss, batch)
+    return MicroBatchLossSink(loss, batch, before_backward=gradients.begin)
 
 
-def gathered(training: Training, x: Any, y: Any) -> Tensor:
-    """Compute one loss over the outputs of all micro-batches.
-
-    A copy of the model computes the outputs first, so that here, too, each backward follows its own forward.
-    """
-    batch = training.parts_of(x, y)
-    parts = [graph_cut.part(part) for part in batch.inputs]
-    ahead = recorded_chain(copy_of(training.model, None)[0], training.case, x)
-    draws = RngKeys()
-    # Views of one copy, not copies of the parts: kernels may round otherwise where data is aligned otherwise.
-    again = pytree.tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), x)
-    outputs = [
-        graph_cut.cut(_forward(ahead.layers, graph_cut.part(part), index, draws))[0]
-        for index, part in enumerate(entered(ahead, training.case.split_up(again, y)).inputs)
-    ]
-    loss = _loss(training, gather(outputs, batch), batch.target)
-    leaves = [leaf for output in outputs for leaf in graph_cut.leaves(output)]
-    gradients = iter(torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ())
-    draws = RngKeys()
-    for index, (part, samples) in enumerate(zip(parts, batch.sizes, strict=True)):
-        with collect_losses() as added:
-            _, roots = graph_cut.cut(_forward(training.layers, part, index, draws, training.drawn))
-        extra = _weighed(added, samples / sum(batch.sizes))
-        loss = loss.detach() + extra.detach().to(loss.dtype)
-        more = graph_cut.roots(extra)
-        found = [*(next(gradients) for _ in roots), *(torch.ones_like(extra) for _ in more)]
-        graph_cut.backward((*roots, *more), found)
-    draws.finish()
-    return loss
+def _call(model: nn.Module, given: Any) -> Any:
+    """Call the model as the user does. The first layer of a plain ``nn.Sequential`` may take several arguments."""
+    several = type(given) is Arguments and (given.kwargs or len(given.args) != 1)
+    if (
+        not several
+        or not isinstance(model, nn.Sequential)
+        or type(model).forward is not nn.Sequential.forward
+    ):
+        return call(model, given)
+    first, *others = model
+    value = _call(first, given)
+    for layer in others:
+        value = layer(value)
+    return value
 
 
-def at_once(training: Training, x: Any, y: Any) -> Tensor:
-    """Run the whole mini-batch as one micro-batch."""
+def _at_once(training: Training, x: Any, y: Any) -> Tensor:
+    """Run a step of the user's model on the whole mini-batch."""
     whole = micro_batches_of(x, y, 1, training.case.split)
-    draws = RngKeys()
     with collect_losses() as added:
-        if isinstance(training.chain, RecordedChain):
-            output = call(training.model, graph_cut.part(whole.inputs[0]))
-        else:
-            output = _forward(training.layers, graph_cut.part(whole.inputs[0]), 0, draws)
-    loss = _loss(training, output, whole.targets[0]) + _weighed(added, 1.0)
-    draws.finish()
+        output = _call(training.model, graph_cut.part(whole.inputs[0]))
+    target, loss_fn = whole.targets[0], training.loss_fn
+    if loss_fn is None:
+        loss = check_returned(own_loss(output))
+    else:
+        loss = value_of(loss_fn(output) if target is None else loss_fn(output, target))
+    loss = loss + added.total().to(loss.device, loss.dtype)
     if loss.requires_grad:
         loss.backward()
     return loss
 
 
-def _forward_at_once(training: Training, x: Any, y: Any) -> Tensor:
-    """Run the layers on the whole mini-batch, forward only, so that each of them can be observed."""
-    whole = entered(training.chain, micro_batches_of(x, y, 1, training.case.split))
-    draws = RngKeys()
-    with collect_losses():
-        _forward(training.layers, graph_cut.part(whole.inputs[0]), 0, draws)
-    draws.finish()
-    return torch.zeros(())
+def _error(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> float:
+    found = errors(ours, theirs)
+    return max(found["losses"] or 0.0, found["gradients"] or 0.0)
 
 
-def _weighed(added: AddedLosses, share: float) -> Tensor:
-    """The losses that layers have added for a share of the samples, as they count in the mini-batch."""
-    weighed = [loss * (share if reduction is Reduction.MEAN else 1.0) for loss, reduction in added.found]
-    return torch.stack(weighed).sum() if weighed else torch.zeros(())
+def _mixing_module(case: Case, steps: PlainSteps, allowed: float) -> str:
+    """Return the first module whose outputs for the whole mini-batch are not those of its micro-batches."""
+    parts = recorded_step(case, 0, steps.choices is not None)[1]
+    whole = Training(case)
+    once = LayerRecorder(whole.chain.places)
+    whole.run(_at_once, 1, recorder=once)
+    return mixing_module(parts, once, case.parts, allowed)
 
 
-def _forward(
-    layers: Sequence[tuple[str, nn.Module]],
-    value: Any,
-    micro_batch: int,
-    draws: RngKeys,
-    drawn: set[str] | None = None,
-) -> Any:
-    """The output of the layers for one micro-batch. Adds the layers that draw random numbers to ``drawn``."""
-    for index, (name, layer) in enumerate(layers):
-        with draws.of(index, micro_batch) as own:
-            value = call(layer, value)
-        if own.used and drawn is not None:
-            drawn.add(name)
-    return value
-
-
-def _loss(training: Training, output: Any, target: Any) -> Tensor:
-    if training.loss_fn is None:
-        return value_of(own_loss(output))
-    return value_of(training.loss_fn(output) if target is None else training.loss_fn(output, target))
+def _is_last(case: Case, path: str) -> bool:
+    places = Training(case).chain.places
+    return bool(places) and places[-1][0] == path

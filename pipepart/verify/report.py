@@ -12,9 +12,15 @@ from ..document import Document, Value
 # 0 means equal bit for bit. Infinite: only one side has a tensor or a finite number.
 RelativeError = Annotated[float, Field(ge=0)]
 
+MINI_BATCH = "the loss of the mini-batch"
+_UNSTEADY = (
+    "Two plain runs from the same state and seed differ as well: an operation is not deterministic, or state is kept "
+    "outside of the model"
+)
+
 
 class DifferentNumbers(AssertionError):
-    """A pipeline does not give the numbers of the plain model. The message names schedule, layer and reason."""
+    """A pipeline does not give the numbers of the plain model. The message names schedule and layer."""
 
 
 class CheckRow(Value):
@@ -25,17 +31,18 @@ class CheckRow(Value):
         dtype: dtype of the numbers.
         losses, gradients, parameters, buffers: largest relative error of any step, against the plain model run on the
             same micro-batches one after the other. 0 is bit for bit; None if there are no such numbers.
-        mini_batch: largest relative error of losses and gradients against one loss over the outputs of all
-            micro-batches: the loss of the whole mini-batch. For a model that computes its own loss, against the model
-            run on the whole mini-batch. None if its layers draw random numbers or mix samples, or if the user splits
-            the mini-batch.
+        mini_batch: largest relative error against the loss of the whole mini-batch: of the loss and its gradients at
+            the model's outputs, against one loss over the outputs of all micro-batches. For a model that computes its
+            own loss: of loss and gradients of the first step, against the model run on the whole mini-batch. None if
+            there is no such loss: the user splits the mini-batch, the outputs cannot be joined, or a model with its
+            own loss draws random numbers or mixes samples.
         tolerance: the largest error that counts as rounding.
         compressed: what the plan compresses between stages; empty if nothing is.
-        layer: the first layer that differs, in the order of computation; ``"loss"`` for the loss; empty if all
-            numbers are equal bit for bit.
-        kind: class of that layer.
+        layer: path of the first module that differs, in the order of computation; ``"loss"`` for the loss; empty if
+            the row is ok.
+        kind: class of that module.
         what: what differs in it.
-        why: why it may differ.
+        repeats: whether the plain model gave the same bits a second time; None if the row is ok.
     """
 
     schedule: str
@@ -52,7 +59,7 @@ class CheckRow(Value):
     layer: str = ""
     kind: str = ""
     what: str = ""
-    why: str = ""
+    repeats: bool | None = None
 
     @property
     def ok(self) -> bool:
@@ -82,7 +89,18 @@ class CheckRow(Value):
         named = f"{self.schedule} in {self.dtype}{mode}"
         if not self.layer:
             return f"{named}: the same"
-        return f"{named}: {self.place} is the first to differ, in {self.what}: {self.why}"
+        if self.what == MINI_BATCH:
+            return f"{named}: {self._combination}"
+        unsteady = "" if self.repeats is not False else f". {_UNSTEADY}"
+        return f"{named}: {self.place} is the first to differ, in {self.what}{unsteady}"
+
+    @property
+    def _combination(self) -> str:
+        return (
+            "the micro-batches are those of the plain model, and their losses do not add up to the loss of the whole "
+            f"mini-batch (relative error {self.mini_batch or 0.0:.1e}). If that is more than rounding, declare "
+            "reduction='mean', 'sum' or 'batch', or return (sum, count); else allow a larger tolerance"
+        )
 
 
 class PlainFacts(Value):
@@ -90,51 +108,39 @@ class PlainFacts(Value):
 
     Attributes:
         dtype: dtype of the numbers.
-        repeats: whether a second plain run gave the same bits.
-        unsteady: if it did not, the first layer that differed.
-        at_once: relative error of loss and gradients on the whole mini-batch, against micro-batches.
-        mixes: the first layer whose output for a sample depends on the other samples; empty if there is none.
+        at_once: relative error of loss and gradients of the first step on the whole mini-batch, against micro-batches.
+            None if the model draws random numbers, or the user splits the mini-batch.
+        mixes: the first module whose output for a sample depends on the other samples; empty if there is none.
         draws: layers that drew random numbers.
-        remembers: attributes in Python that a step has changed, as in ``"2.count"``.
+        draws_match: whether the plain model drew as often as the layers of the pipeline, so that it got the same draws.
     """
 
     dtype: str
-    repeats: bool
-    unsteady: str = ""
-    at_once: RelativeError
+    at_once: RelativeError | None = None
     mixes: str = ""
     draws: tuple[str, ...] = ()
-    remembers: tuple[str, ...] = ()
-
-    @property
-    def unsteady_text(self) -> str:
-        """Why two plain runs differ."""
-        where = f"layer {self.unsteady!r}" if self.unsteady else "the model"
-        return (
-            f"two plain runs from the same state and seed differ as well, first in {where}: an operation is not "
-            "deterministic, or state is kept outside of the model"
-        )
+    draws_match: bool = True
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know about the plain model to understand the rows, as sentences."""
         notes = []
-        if not self.repeats:
-            notes.append(f"Two plain runs differ: {self.unsteady_text}.")
         if self.draws:
             notes.append(
                 f"Random layers ({listed(self.draws)}): the plain model was given the pipeline's random draws, by "
                 "seed, step, micro-batch and layer. By itself it draws other numbers."
             )
-        remembers = any(name.startswith(f"{self.mixes}.") for name in self.remembers)
-        if self.mixes and self.mixes not in self.draws and not remembers:
+        if not self.draws_match:
+            notes.append(
+                "The plain model draws random numbers more or less often than the layers of the pipeline, so that it "
+                "cannot be given the same draws."
+            )
+        if self.mixes:
             notes.append(
                 f"On the whole mini-batch the plain model gives other numbers ({self.at_once:.0e}): in layer "
                 f"{self.mixes!r} a sample's output depends on the other samples, and it sees one micro-batch at a "
                 "time, as in any training with micro-batches."
             )
-        if self.remembers:
-            notes.append(f"Attributes in Python that a step changes: {listed(self.remembers)}.")
         return notes
 
 

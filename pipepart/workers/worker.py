@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,8 +19,8 @@ Jobs = SimpleQueue[tuple[Job, Job | None] | None]
 class Worker:
     """Runs jobs one after the other on its own thread, bound to one device.
 
-    Jobs must not raise. The thread references its queue but not the pipeline, so an unreferenced pipeline is garbage
-    collected, which stops its workers.
+    Jobs handle their own errors: one that raises is reported by ``threading.excepthook``. The thread references its
+    queue but not the pipeline, so an unreferenced pipeline is garbage collected, which stops its workers.
     """
 
     def __init__(self, name: str, device: torch.device, threads: int | None) -> None:
@@ -85,6 +86,8 @@ def _work(
             del given
             try:
                 job()
+            except BaseException:  # the thread lives on: the next job would wait for ever
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             finally:
                 del job
                 if then is not None:

@@ -1,4 +1,4 @@
-"""Turns: every contender steps in every round, timed once, and nobody always goes first."""
+"""Turns: every contender steps in every round, and nobody always goes first."""
 
 import time
 
@@ -28,26 +28,21 @@ class Sleeper(InThisProcess):
         return {}
 
 
-def test_each_round_warms_and_times_every_contender_and_turns_the_order():
+def test_each_round_warms_up_and_times_every_contender_and_turns_the_order():
     diary: list[str] = []
     interleave([Sleeper(name, 0, diary) for name in "abc"], rounds=3)
-    assert "".join(diary) == "aabbcc" + "bbccaa" + "ccaabb"
+    assert "".join(diary) == "aaaaabbbbbccccc" + "bbbbbcccccaaaaa" + "cccccaaaaabbbbb"
 
 
-def test_only_the_second_step_of_a_turn_is_timed():
+def test_the_first_three_steps_of_a_turn_are_not_timed():
     class SlowStart(Sleeper):
         def step(self) -> None:
-            self._seconds = 0.3 if len(self._diary) % 2 == 0 else 0.0
+            self._seconds = 0.1 if len(self._diary) % 5 < 3 else 0.0
             super().step()
 
     samples = interleave([SlowStart("a", 0, [])], rounds=2)["a"]
-    assert len(samples.wall_seconds) == 2
-    assert max(samples.wall_seconds) < 0.3
-
-
-def test_sleeping_burns_no_cpu():
-    samples = interleave([Sleeper("slow", 0.05, [])], rounds=3)["slow"]
-    assert samples.cpu < 0.04
+    assert len(samples.wall_seconds) == 4
+    assert max(samples.wall_seconds) < 0.1
 
 
 def test_the_median_ignores_a_disturbed_round():

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.capture import other_file
 from tests.support.awkward import Base, D, refused, right
 
 COUNTS = {"forwards": 0}
@@ -291,3 +292,39 @@ class ReturnsAParameter(Base):
 
     def forward(self, x):
         return torch.cat([super().forward(x) * self.scale, self.scale[None].expand(len(x), -1)], 1)
+
+
+@refused(r"module 'blocks\.0' changes other_file\._STORE\.y")
+class BlocksShareAStoreOfAnotherFile(Base):
+    def make(self):
+        class First(nn.Linear):
+            def forward(self, input):
+                other_file.put("y", input.detach().mean())
+                return super().forward(input)
+
+        class Last(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) * other_file.get("y")
+
+        self.blocks = nn.ModuleList([First(D, D), nn.Linear(D, D), Last(D, D)])
+
+
+@refused(r"leaves a value for others in self\.aux at .*Return it with the output")
+class LeavesALossForOthers(Base):
+    def make(self):
+        self.aux = torch.zeros(())
+
+    def forward(self, x):
+        x = self.blocks[1](self.blocks[0](x))
+        self.aux = x.pow(2).mean()
+        return self.blocks[2](x)
+
+
+@refused(r"leaves a value for others in self\.last at .*Return it with the output")
+class LeavesANumberForOthers(Base):
+    last = None
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.last = x.detach().mean().item()
+        return x

@@ -208,7 +208,7 @@ class KeepsOutputsAside(Base):
         return x + sum(block.aside.square() for block in self.blocks)
 
 
-@refused("changes a list or dict")
+@refused("changes a list, a dict or an object")
 class FillsAList(Base):
     def make(self):
         class Block(nn.Linear):

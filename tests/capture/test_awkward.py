@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from pipepart.capture import CaptureError
-from tests.capture import awkward_code, awkward_hidden, awkward_state  # noqa: F401 - they fill the tables
+from tests.capture import (  # they fill the tables
+    awkward_calls,  # noqa: F401
+    awkward_code,  # noqa: F401
+    awkward_hidden,
+    awkward_reads,  # noqa: F401
+    awkward_sizes,  # noqa: F401
+    awkward_state,  # noqa: F401
+)
 from tests.support.awkward import REFUSED, RIGHT
 from tests.support.recorded import assert_same_step, chain_for, piped
 

@@ -78,3 +78,17 @@ def test_a_model_that_is_compiled_already_is_refused(in_place):
         model = torch.compile(model, backend="eager")
     with pytest.raises(CaptureError, match=r"compiled by torch\.compile.*compile=True"):
         piped(model, sample(5))
+
+
+def test_blocks_that_are_compiled_already_stay_whole():
+    torch.manual_seed(0)
+    model = Reads()
+    (plain,) = deep_copies(model)
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")  # type: ignore[assignment]
+    for block in model.blocks[1:]:
+        block.compile(backend="eager")
+    given = sample(5)
+    with piped(model, given, stages=3) as pipe:
+        loss = pipe.step(**given)
+    torch.testing.assert_close(loss, plainly(plain, given))
+    assert differing(model, plain) == []

@@ -9,7 +9,7 @@ import torch
 import pipepart
 from pipepart.capture import CaptureError
 from tests.capture.families import build
-from tests.support.recorded import assert_same_step, assert_that_of_the_whole, differing, piped
+from tests.support.recorded import assert_same_step, assert_that_of_the_whole, differing, piped, plainly
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -107,9 +107,22 @@ def test_dropout_draws_alike_for_every_cut():
 
 def test_a_cache_is_refused_with_the_words_to_write():
     model, sample = build("llama")
-    model.config.use_cache = True
     with pytest.raises(CaptureError, match=r"DynamicCache at .*modeling_llama\.py:\d+.*pass use_cache=False"):
-        piped(model, sample)
+        piped(model, {**sample, "use_cache": True})
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_the_default_cache_is_left_out_in_training_and_that_is_said_once(name):
+    (model, sample), (plain, _) = build(name), build(name)
+    model.config.use_cache = True
+    with pytest.warns(UserWarning, match=r"config\.use_cache of .* is taken as False in training") as said:
+        pipe = piped(model, sample)
+    with pipe:
+        loss = pipe.step(**sample)
+    assert len([one for one in said if "use_cache" in str(one.message)]) == 1
+    assert model.config.use_cache is True
+    torch.testing.assert_close(loss, plainly(plain, sample))
+    assert differing(model, plain) == []
 
 
 def test_a_target_beside_the_models_own_loss_is_refused():

@@ -3,8 +3,9 @@
 
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from enum import Enum
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 
 from pipepart import Arguments
 from pipepart.capture import CaptureError
+from tests.capture import other_file
 from tests.support.recorded import piped, plainly
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
 Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(4))
 SCALE = 1.0
 SCALES = {"all": 1.0}
+FACTOR: ContextVar[float] = ContextVar("FACTOR", default=1.0)
 
 
 def loss_fn(output: Tensor, target: Tensor) -> Tensor:
@@ -79,6 +82,8 @@ class Model(nn.Module):
         self.array = np.ones(2)
         self.kind: Any = OfClass
         self.tensor = torch.ones(6)
+        self.number_in_a_tensor = torch.ones(())
+        self.deep = {"a": {"b": {"c": {"d": types.SimpleNamespace(e=types.SimpleNamespace(scale=1.0))}}}}
         inside = 1.0
 
         def closed(x: Tensor) -> Tensor:
@@ -98,6 +103,8 @@ class Model(nn.Module):
         x = x * self.mode.value * self.of_class * self.tensor * SCALE * self.scaled(1.0)
         x = self.part(x) * self.slotted.scale * self.value() * float(self.array[0]) * self.kind.scale
         x = x * 2 if "added" in self._buffers else x
+        x = other_file.scaled(x) * FACTOR.get() * getattr(self.blocks[1], "by_name", 1.0)
+        x = x * self.number_in_a_tensor.item() * self.deep["a"]["b"]["c"]["d"].e.scale
         return self.closed(x if self.none is None else x * 5)
 
     def scaled(self, factor: float) -> float:
@@ -136,13 +143,19 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "added buffer": lambda model: model.register_buffer("added", torch.ones(1)),
     "hook": _hook,
     "forward": _forward,
+    "attribute by its name": lambda model: setattr(model.blocks[1], "by_name", 2.0),
+    "tensor filled in place": lambda model: model.number_in_a_tensor.fill_(2.0),
+    "deep in settings": lambda model: setattr(model.deep["a"]["b"]["c"]["d"].e, "scale", 2.0),
 }
 
 
-def _assert_right_after(change: Callable[[Model], Any]) -> None:
+def _assert_right_after(
+    change: Callable[[Model], Any], prepare: Callable[[Model], Any] = lambda _: None
+) -> None:
     torch.manual_seed(0)
     model, plain = Model(), Model()
     plain.load_state_dict(model.state_dict())
+    prepare(model)
     with piped(model, X, loss_fn=loss_fn) as pipe:
         pipe.step(X, target=Y)
         model.zero_grad()
@@ -167,6 +180,42 @@ def test_a_change_of_a_global_is_noticed(monkeypatch):
 
 def test_a_change_inside_a_global_that_a_method_reads_is_noticed(monkeypatch):
     _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0))
+
+
+def test_a_change_in_another_file_is_noticed(monkeypatch):
+    _assert_right_after(lambda _: monkeypatch.setitem(other_file.SCALE, "all", 2.0))
+
+
+def test_a_change_of_a_context_variable_is_noticed():
+    token = FACTOR.set(1.0)
+    try:
+        _assert_right_after(lambda _: FACTOR.set(2.0))
+    finally:
+        FACTOR.reset(token)
+
+
+class _Hooked:
+    """A forward that is an object, as libraries put it in the place of a method."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.old = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.old(*args, **kwargs)
+
+
+def _hooked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module._old_forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("way", ["partial", "object"])
+def test_a_change_behind_a_forward_that_was_replaced_is_noticed(monkeypatch, way):
+    def prepare(model: Any) -> None:
+        model._old_forward = old = model.forward
+        hooked = partial(_hooked, model) if way == "partial" else _Hooked(old)
+        model.forward = update_wrapper(hooked, old)
+
+    _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0), prepare)
 
 
 def test_a_change_of_the_class_is_noticed(monkeypatch):

@@ -1,6 +1,7 @@
 """What a failed check of a replay says: the first call or the first module that differs."""
 
 import itertools
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -66,6 +67,31 @@ def test_the_first_module_that_is_given_other_values_is_named():
     assert "what module 'blocks.2' (Linear), called at capture/test_verification.py:" in message
     assert "is given: float32[4, 6], largest difference " in message
     assert "The code after 'blocks.1' depends on something that a replay does not see" in message
+
+
+def test_a_gradient_that_differs_is_named():
+    def hooked(x: Tensor) -> Tensor:
+        if x.grad_fn is not None:
+            x.grad_fn.register_hook(lambda inputs, outputs: (inputs[0] * 2, *inputs[1:]))
+        return x
+
+    message = refusal(lambda x: hooked(torch.tanh(x)))
+    assert "a replay of Model gives another gradient of 'blocks.0.weight' than the model, by " in message
+    assert "such as a hook on grad_fn: move it into a module of its own" in message
+
+
+def test_a_replay_is_compared_again_in_steps_2_4_and_8():
+    factor = multiprocessing.Value("d", 1.0)  # which is nowhere in Python that could be looked at
+    model = Model(lambda x: x * factor.value)
+    chain = chain_for(model, X, loss_fn=nn.functional.mse_loss)
+    assert isinstance(chain, RecordedChain)
+    chain.enter_all([((X[:4],), {}), ((X[4:],), {})])
+    chain.enter_all([((X[:4],), {}), ((X[4:],), {})])
+    factor.value = 2.0
+    with pytest.raises(
+        CaptureError, match=r"mul\(\) at .* is given 1\.0 in one forward and 2\.0 in the next"
+    ):
+        chain.enter_all([((X[:4],), {}), ((X[4:],), {})])
 
 
 def test_without_a_check_nothing_is_said():

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from pipepart import Profile, profile
 from pipepart.cli import app
+
+COMMAND = get_command(app)  # reading all annotations takes 40 ms, so that it is done once
 
 MODELS = """
 import torch
@@ -127,8 +130,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run() -> Callable[[str], Result]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
     """Runs a command line, all after ``pipepart``."""
+    monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
     return lambda line: CliRunner().invoke(app, shlex.split(line))
 
 

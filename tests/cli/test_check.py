@@ -117,28 +117,6 @@ def test_a_model_without_a_loss_gets_one(run: Run) -> None:
     assert "the mean of the squares of the output is taken" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("models.py:layers", "returned a model without a sample"),
-        ("models.py:whole --schedule 1f1c", "did you mean 1f1b"),
-        ("models.py:whole --dtype float63", "'--dtype': 'float63'"),
-        ("models.py:whole --recompute often", "'--recompute': 'often': choose one of never"),
-        ("models.py:whole --reduction median", "'--reduction': 'median': did you mean mean"),
-        ("models.py:whole --devices 9", "has 9 stages, the model 5 layers"),
-        ("models.py:whole --plan gone.json", "cannot read the plan 'gone.json'"),
-        ("models.py:whole --plan plan.json --devices 2", "--devices: the plan says that"),
-        ("models.py:no_forward", "ModuleList has no forward"),
-        ("models.py:whole -o nowhere/check.json", "there is no directory"),
-    ],
-)
-def test_a_mistake_ends_with_status_2_and_a_line(run: Run, line: str, says: str) -> None:
-    result = run(f"check {line}")
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_modules_that_become_layers_are_named(run: Run) -> None:
     line = "check models.py:recorded --schedule gpipe --steps 1 --dtype own"
     assert run(f"{line} --layers embed,blocks").exit_code == 0

@@ -9,8 +9,6 @@ import pytest
 from typer.testing import Result
 
 from pipepart import Cluster, Plan, Profile, plan
-from pipepart.cli import options
-from pipepart.planning.export import ENGINES
 
 Run = Callable[[str], Result]
 
@@ -35,24 +33,3 @@ def test_the_files_are_saved_in_a_new_folder(run: Run, planned: Plan, directory:
     assert "Saved in out/deep/deepspeed_module.py." in result.stderr
     saved = (directory / "out" / "deep" / "deepspeed_module.py").read_text()
     assert saved == planned.export("deepspeed").files["deepspeed_module.py"]
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("export plan.json --to megatorn", "did you mean megatron?"),
-        ("export plan.json", "--to"),
-        ("export plan.json --to torchtitan", "torchtitan cannot run this plan"),
-        ("export missing.json --to megatron", "cannot read the plan 'missing.json'"),
-        ("export plan.json --to deepspeed -o plan.json", "cannot write into 'plan.json'"),
-    ],
-)
-def test_bad_input_ends_with_status_2(run: Run, planned: Plan, command: str, says: str) -> None:
-    result = run(command)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_the_command_knows_every_engine() -> None:
-    assert tuple(ENGINES) == options.ENGINES

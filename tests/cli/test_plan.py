@@ -46,34 +46,28 @@ def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
     assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
 
 
+def test_devices_micro_batches_and_stages_are_those_asked_for(run: Run, saved: str) -> None:
+    made = Plan.model_validate_json(
+        run(
+            f"plan {saved} --devices cpu,cpu,cpu --stages 2 --max-micro-batches 3 --schedule 1f1b --json"
+        ).stdout
+    )
+    assert [device.name for device in made.cluster.devices] == [
+        device.name for device in Cluster.of(["cpu"] * 3).devices
+    ]
+    assert (len(made.stages), made.micro_batches) == (2, 2)
+
+
 def test_a_cluster_is_read_from_its_file(run: Run, saved: str, directory: Path) -> None:
     Cluster.virtual(3).save(directory / "cluster.json")
     result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --schedule 1f1b --json")
     assert [d.memory_bytes for d in Plan.model_validate_json(result.stdout).cluster.devices] == [2**30] * 3
 
 
-def test_torch_devices_are_named(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices cpu,cpu --schedule 1f1b --json")
-    devices = Plan.model_validate_json(result.stdout).cluster.devices
-    assert [device.name for device in devices] == [
-        device.name for device in Cluster.of(["cpu", "cpu"]).devices
-    ]
-
-
-def test_the_number_of_stages_can_be_asked_for(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 3 --stages 2 --schedule 1f1b --json")
-    assert len(Plan.model_validate_json(result.stdout).stages) == 2
-
-
 def test_schedules_with_several_stages_a_device_are_planned(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --devices 2 --schedule looped-bfs --chunks 2 --micro-batches 4 --json")
     made = Plan.model_validate_json(result.stdout)
     assert (made.chunks, len(made.stages)) == (2, 4)
-
-
-def test_no_more_micro_batches_than_wished(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 2 --max-micro-batches 3 --schedule 1f1b --json")
-    assert Plan.model_validate_json(result.stdout).micro_batches == 2
 
 
 def test_no_more_micro_batches_than_wished_are_measured(run: Run) -> None:
@@ -139,9 +133,12 @@ def test_a_model_that_does_not_fit_is_told_as_json(run: Run, saved: str) -> None
     "request_of",
     [
         "--devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never",
-        "--device 8000B --device 8000B --schedule looped-bfs --chunks 2 --recompute never --micro-batches 2",
-        "--devices 2 --memory 1KiB",
-        "--devices 1 --memory 9200 --micro-batches 2 --recompute never",
+        pytest.param(
+            "--device 8000B --device 8000B --schedule looped-bfs --chunks 2 --recompute never --micro-batches 2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("--devices 2 --memory 1KiB", marks=pytest.mark.slow),
+        "--devices 1 --memory 9200 --micro-batches 2 --recompute never --schedule gpipe",
     ],
 )
 def test_each_line_of_options_gives_the_plan_that_it_promises(
@@ -162,62 +159,6 @@ def test_each_line_of_options_gives_the_plan_that_it_promises(
         )
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "give the devices in one way"),
-        ("--devices 2 --device 1GiB", "give the devices in one way"),
-        ("--devices 0", "at least 1 device"),
-        ("--devices two", "give a number of at least 1, or torch devices"),
-        ("--devices 2 --bandwidth 1GB/s", "goes with devices described"),
-        ("--devices 2 --host-link 1GB/s", "goes with devices described"),
-        ("--devices 2 --more-devices 0", "'--more-devices'"),
-        ("--device 1Gi", "'1Gi' is not a size"),
-        ("--device 1GiB@fast", "'fast' is not a speed"),
-        ("--device 1GiB --bandwidth 12", "'12' is not a bandwidth"),
-        ("--devices 2 --memory lots", "'lots' is not a size"),
-        ("--devices 2 --schedule zigzag", "'zigzag'"),
-        ("--devices 2 --schedule 1f1", "did you mean"),
-        ("--devices 2 --recompute sometimes", "choose one of auto, never, except-last, always"),
-        ("--devices 2 --schedule 1f1b --chunks 2", "has one stage a device, got chunks=2"),
-        ("--devices 2 --max-micro-batches 1", "max_micro_batches is 1"),
-        ("--devices 2 --pin 1", "give a layer and its stage"),
-        ("--devices 2 --pin 1=last", "give a layer and its stage"),
-        ("--devices 2 --pin 1=0 --pin 1=1", "layer '1' is pinned to stage 0 and to stage 1"),
-        ("--devices 2 --pin nine=0", "pin names layer 'nine'"),
-        ("--devices 2 --pin 1=1 --pin 2=0", "which runs after it"),
-        ("--devices 2 --colocate 1", "give layers with commas between them"),
-        ("--devices 2 --colocate 1,nine", "colocate names layer 'nine'"),
-        ("--devices 2 --cut-before 0", "the first layer: nothing comes before it"),
-        ("--devices 2 --cut-before 1 --no-cut-before 1", "both have layer '1'"),
-        ("--devices 2 --micro-batches 3", "profiled with 2, 4 micro-batches, not with 3"),
-        ("--devices 2 --micro-batches some", "'--micro-batches': 'some'"),
-        ("--devices 2 --schedule 1f1b --stages 3", "between 1 and 2"),
-        ("--devices 2 --input 3x3 --threads 1", "--input, --threads cannot change saved.json"),
-        ("--cluster nofile.json", "cannot read the cluster 'nofile.json'"),
-        ("--cluster saved.json", "saved.json is a profile, and this command takes a cluster"),
-    ],
-)
-def test_a_mistake_is_told_in_a_few_lines(run: Run, saved: str, line: str, says: str) -> None:
-    result = run(f"plan {saved} {line}")
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not result.stdout
-
-
-@pytest.mark.parametrize(("text", "says"), [("{", "Invalid JSON"), ('{"a": 1}', "model: Field required")])
-def test_a_file_that_is_no_profile_is_told_so(run: Run, directory: Path, text: str, says: str) -> None:
-    (directory / "odd.json").write_text(text)
-    result = run("plan odd.json --devices 2")
-    assert result.exit_code == 2
-    assert says in result.stderr
-
-
-def test_a_profile_that_is_not_there_is_told_so(run: Run) -> None:
-    assert "cannot read the profile 'gone.json'" in run("plan gone.json --devices 2").stderr
-
-
 def test_messages_are_compressed(run: Run, saved: str) -> None:
     result = run(
         f"plan {saved} --device 1GiB --device 1GiB --bandwidth 1GB/s --stages 2 --compress int8 --schedule 1f1b"
@@ -226,5 +167,3 @@ def test_messages_are_compressed(run: Run, saved: str) -> None:
     assert "--compress int8" in result.stdout
     named = run(f"plan {saved} --devices 2 --stages 2 --compress link=bf16 --schedule 1f1b --json")
     assert Plan.model_validate_json(named.stdout).cluster.compressed == {"link": "bf16"}
-    for wrong in ("fp8", "disk=bf16", "bf16 --compress int8"):
-        assert run(f"plan {saved} --devices 2 --compress {wrong}").exit_code == 2

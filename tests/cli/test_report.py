@@ -59,23 +59,3 @@ def test_two_runs_of_a_plan_go_by_the_names_of_their_traces(planned: None, run: 
     (directory / "later.json").write_bytes((directory / "one.trace.json").read_bytes())
     assert run("report one.json one.json --trace one.trace.json --trace later.json").exit_code == 0
     assert "<h1>one.trace and later</h1>" in (directory / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("one.json two.json one.json", "got 3 plans: a report shows one, or two side by side"),
-        (
-            "one.json two.json --trace one.trace.json",
-            "got 1 --trace for 2 plans: give one for each plan, or none",
-        ),
-        ("one.json --trace two.trace.json", "two.trace.json is no step of one.json"),
-        ("one.trace.json", "one.trace.json is a trace, and this command takes a plan"),
-        ("one.json -o nowhere/report.html", "there is no directory"),
-    ],
-)
-def test_wrong_arguments_are_named(planned: None, run: Run, directory: Path, arguments: str, message: str):
-    done = run(f"report {arguments}")
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert not (directory / "report.html").exists()

@@ -52,17 +52,6 @@ def test_the_figures_are_those_of_the_library(run: Run) -> None:
     ]
 
 
-def test_the_bound_is_no_longer_than_the_schedule(run: Run) -> None:
-    found = figures(run(f"simulate {NUMBERS} --json"))
-    assert found["bound_seconds"] == 27.0 < found["makespan_seconds"]
-
-
-def test_micro_batches_in_flight_are_counted_where_no_size_is_given(run: Run) -> None:
-    result = run(f"simulate {NUMBERS}")
-    assert "in flight" in result.stdout
-    assert "Does not fit" not in result.stdout
-
-
 def test_the_plans_own_schedule_takes_what_was_predicted(run: Run, planned: Plan) -> None:
     found = figures(run("simulate plan.json --json"))
     assert found["makespan_seconds"] == pytest.approx(planned.predicted.step_seconds, rel=1e-12)
@@ -188,50 +177,6 @@ def test_forwards_that_a_plan_runs_again_are_played(run: Run, measured: Profile,
     assert "0RECOMPUTE0" in found["actions"][0]
     again = figures(run("simulate plan.json --schedule-file order.csv --json"))
     assert again == {**found, "schedule": "order"}
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "give a saved plan, or describe the stages"),
-        ("--schedule 1f1b --devices 4", "give a saved plan, or describe the stages"),
-        ("--schedule 1f1c --devices 4 --micro-batches 8", "did you mean 1f1b"),
-        (f"{NUMBERS} --forward 1,2", "--forward has 2 numbers for 4 stages: give 1 or 4"),
-        (f"{NUMBERS} --forward slow", "'--forward': 'slow': give one number for all stages"),
-        (f"{NUMBERS} --forward -1", "costs are seconds from 0 to 1e+06"),
-        (f"{NUMBERS} --stash 1KiB,2KiB", "--stash has 2 numbers for 4 stages"),
-        (f"{NUMBERS} --stash much", "'much' is not a size"),
-        (f"{NUMBERS} --chunks 2", "1f1b needs chunks=1, got chunks=2"),
-        (f"{NUMBERS} --trace nowhere/trace.json", "there is no directory"),
-        (f"{NUMBERS} -o nowhere/picture.svg", "there is no directory"),
-        (
-            f"{NUMBERS} --schedule-file order.csv",
-            "--schedule, --micro-batches, --devices cannot change order.csv",
-        ),
-        ("--schedule-file order.csv --devices 2", "--devices cannot change order.csv"),
-        ("--schedule-file gone.csv", "cannot read the schedule 'gone.csv'"),
-        ("--schedule-file odd.csv", "odd.csv holds no schedule that runs"),
-        (
-            "--schedule-file odd.json",
-            "odd.json holds no schedule that runs: not a schedule as Schedule.to_json writes it",
-        ),
-        ("gone.json", "cannot read the plan 'gone.json'"),
-        ("plan.json --devices 2", "--devices cannot change plan.json"),
-        ("plan.json --forward 1", "--forward cannot change plan.json"),
-        ("plan.json --chunks 3", "--chunks 3 does not divide the 2 stages of the plan"),
-        ("plan.json --schedule zb-v", "--chunks 2 puts the 2 stages of the plan on 1 device"),
-        ("plan.json --schedule-file order.csv", "order is for 3 stages, the plan has 2"),
-    ],
-)
-def test_a_mistake_is_told_in_a_line(run: Run, planned: Plan, directory: Path, line: str, says: str) -> None:
-    (directory / "odd.csv").write_text("0F0,1B9\n")
-    (directory / "odd.json").write_text("{")
-    (directory / "order.csv").write_text(schedules.build("1f1b", devices=3, micro_batches=2).to_csv())
-    result = run(f"simulate {line}")
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not result.stdout
 
 
 def test_a_schedule_that_torch_wrote_is_played_on_a_plan(run: Run, planned: Plan, directory: Path) -> None:

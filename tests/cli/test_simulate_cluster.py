@@ -63,25 +63,6 @@ def test_chunks_are_those_of_the_schedule(run: Run, boxes: Cluster) -> None:
     assert sum(device["busy_seconds"] for device in found["devices"]) == pytest.approx(4 * (5 + 2 + 2))
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (f"{STAGES} --devices 4 --replicas 2 --micro-batches 8", "need 8 devices, and the cluster has 4"),
-        (f"{STAGES} --micro-batches 8 --latency 1", "--latency cannot change boxes.json"),
-        ("--cluster boxes.json --micro-batches 8", "describe the stages: --schedule"),
-        ("--schedule 1f1b --devices 2 --micro-batches 4 --replicas 2", "--replicas goes with --cluster"),
-        (f"{STAGES} --micro-batches 4 --message much", "'much' is not a size"),
-        (f"{STAGES} --micro-batches 4 --forward 1,2", "--forward has 2 numbers for 4 stages"),
-        ("--schedule 1f1b --cluster gone.json --micro-batches 4", "cannot read the cluster 'gone.json'"),
-    ],
-)
-def test_a_mistake_is_told_in_a_line(run: Run, boxes: Cluster, line: str, says: str) -> None:
-    result = run(f"simulate {line}")
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_thousands_of_devices_are_simulated_within_a_minute(run: Run, directory: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from typer.testing import Result
 
 import schedules
@@ -68,25 +67,3 @@ def test_a_plan_under_several_schedules_has_its_memory_and_devices(
     assert result.exit_code == 0, result.stderr
     assert "memory," in result.stdout
     assert "virtual:1" in (directory / "a.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (f"--schedule 1f1b {SIZES} -o a.pdf", "-o a.pdf: the suffix says what to save, give one of .svg"),
-        (f"--schedule 1f1b {SIZES} -o a", "-o a: the suffix says what to save"),
-        (f"--schedule 1f1b --schedule gpipe {SIZES} -o a.csv", "a.csv holds one schedule, and 2 are given"),
-        (f"--schedule 1f1b {SIZES} -o a.svg --width 20", "greater than or equal to 200"),
-        (
-            "--schedule gpipe --devices 300 --micro-batches 1 -o a.svg",
-            "room for 256 devices and gpipe has 300",
-        ),
-        (f"--schedule 1f1b --schedule gipe {SIZES}", "did you mean gpipe"),
-    ],
-)
-def test_a_mistake_is_told_in_a_line(run: Run, directory: Path, line: str, says: str) -> None:
-    result = run(f"simulate {line}")
-    assert result.exit_code == 2
-    assert says in " ".join(result.stderr.split())
-    assert not result.stdout
-    assert not list(directory.glob("a*"))

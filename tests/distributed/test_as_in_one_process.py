@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from tests.pipeline.conformance.modes import SCHEDULES
 from torch import nn
 
 from pipepart.runtime.engine import Engine
@@ -26,7 +27,6 @@ from tests.distributed.cases.layers import (
 from tests.distributed.cases.losses import divided_by_what_all_micro_batches_count
 from tests.distributed.cases.registry import CASES, Case, Function, params
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
-from tests.pipeline.conformance.modes import SCHEDULES
 from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied
 from tests.support.pieces import linear

@@ -1,7 +1,7 @@
 """The README and every page of docs/: Python blocks run, console blocks print what they show.
 
 - ``python`` blocks of a page run in order, in one namespace, in an empty directory with the files of docs/examples.
-  Blocks with ``>>>`` are doctests.
+  Those of the README stand alone: each can be pasted. Blocks with ``>>>`` are doctests.
 - In ``console`` blocks each ``$ pipepart ...`` line runs. Its output must be what stands below it, with ``...`` for
   any text. In ``console measured`` blocks figures are not compared, only the words.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import doctest
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_command() -> Iterator[None]:
+    """Reading the options of all commands takes 40 ms a call, so that it is done once."""
+    with pytest.MonkeyPatch.context() as patch:
+        command = get_command(app)
+        patch.setattr("typer.testing._get_command", lambda _: command)
+        yield
+
+
 def with_blocks(language: str) -> list[object]:
     pages = [page for page in PAGES if any(block.language == language for block in blocks_of(page))]
     return [pytest.param(page, id=page.stem) for page in pages]
@@ -80,6 +90,8 @@ def test_the_python_blocks_run_in_order(page: Path, directory: Path) -> None:
         if block.language == "python" and ">>>" in block.text:
             run_doctest(block, names, page)
         elif block.language == "python":
+            if page.stem == "README":
+                names = {"__name__": "__main__"}
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(page), "exec"), names)
     # An output with its graph reaches these names by the code of the model, which the garbage collector cannot see.

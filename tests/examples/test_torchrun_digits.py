@@ -24,7 +24,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("safetensors")
 
 ROOT = Path(__file__).parents[2]
-STEPS = 60
+STEPS = 36
 
 
 def start(folder: Path, *options: str, steps: int = STEPS, replicas: int = 1) -> subprocess.Popen[str]:
@@ -67,10 +67,18 @@ def assert_same(folder: Path, expected: dict[str, Tensor]) -> None:
     assert [name for name in found if not found[name].equal(expected[name])] == []
 
 
+def alone(folder: Path, steps: int = STEPS, replicas: int = 1) -> None:
+    """Train in this process."""
+    line = f"{folder} --steps {steps} --save-every 4 --replicas {replicas}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["torchrun_digits", *line.split()])
+        main()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    finish(start(folder, "--standalone", "--nproc-per-node", "2"))
+    alone(folder)
     return trained(folder)
 
 
@@ -112,22 +120,13 @@ def kill_one(process: subprocess.Popen[str], folder: Path, draw: random.Random) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", seeds(2, "killed"))
-def test_a_training_whose_processes_are_killed_ends_with_the_same_bits(seed, tmp_path, undisturbed):
+def test_a_training_whose_processes_are_killed_ends_with_the_same_bits(tmp_path, undisturbed):
+    (seed,) = seeds(1, "killed")
     draw = random.Random(seed)
-    process = start(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
-    for _ in range(3):
+    process = start(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+    for _ in range(2):
         kill_one(process, tmp_path, draw)
     finish(process)
-    assert_same(tmp_path, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_training_goes_on_with_fewer_processes(tmp_path, undisturbed):
-    finish(start(tmp_path, "--standalone", "--nproc-per-node", "3", steps=STEPS // 3))
-    text = finish(start(tmp_path, "--standalone", "--nproc-per-node", "2"))
-    assert f"2 stages, 1f1b> begins behind step {STEPS // 3}" in text
     assert_same(tmp_path, undisturbed)
 
 
@@ -156,17 +155,12 @@ def test_a_training_of_two_hosts_goes_on_when_a_process_and_then_a_host_ends(tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_replicas_that_load_a_part_each_train_as_one_process_does(tmp_path, monkeypatch):
+def test_replicas_that_load_a_part_each_train_as_one_process_does(tmp_path):
     """Two replicas of two stages go on with the checkpoint of one process, in the middle of an epoch."""
-
-    def alone(folder: Path, steps: int) -> None:
-        line = f"{folder} --steps {steps} --save-every 4 --replicas 2"
-        monkeypatch.setattr(sys, "argv", ["torchrun_digits", *line.split()])
-        main()
-
     one, four = tmp_path / "one", tmp_path / "four"
-    alone(one, STEPS - 8)
+    alone(one, STEPS - 8, replicas=2)
     shutil.copytree(one, four, symlinks=True)
-    alone(one, STEPS)
-    finish(start(four, "--standalone", "--nproc-per-node", "4", replicas=2))
+    alone(one, STEPS, replicas=2)
+    text = finish(start(four, "--standalone", "--nproc-per-node", "4", replicas=2))
+    assert f"1f1b> begins behind step {STEPS - 8}" in text
     assert_same(four, trained(one))

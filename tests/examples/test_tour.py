@@ -15,6 +15,7 @@ pytest.importorskip("ipykernel")
 NOTEBOOK = Path("examples/tour.ipynb")
 
 
+@pytest.mark.slow  # make examples runs it too
 def test_the_notebook_runs_and_becomes_a_page() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none is committed

@@ -17,7 +17,7 @@ transformers.logging.set_verbosity_error()
 
 from examples.transformers_trainer import PipelineTrainer, build, collate, data  # noqa: E402
 
-STEPS = 6
+STEPS = 4
 
 
 def model() -> Any:
@@ -48,9 +48,9 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
         "max_grad_norm": 0.5,
         "learning_rate": 1e-2,
         "logging_steps": 1,
-        "save_steps": 3,
+        "save_steps": 2,
         "eval_strategy": "steps",
-        "eval_steps": 3,
+        "eval_steps": 2,
         "report_to": [],
         "disable_tqdm": True,
         "use_cpu": True,
@@ -101,8 +101,8 @@ def assert_alike(found: Any, expected: Any) -> None:
     "settings",
     [
         {},
-        {"compute_loss_func": smoothed, "max_steps": 3},
-        {"counted": False, "max_steps": 3},
+        pytest.param({"compute_loss_func": smoothed, "max_steps": 2}, marks=pytest.mark.slow),
+        pytest.param({"counted": False, "max_steps": 2}, marks=pytest.mark.slow),
     ],
     ids=["own loss", "loss of the Trainer", "mean over steps"],
 )
@@ -115,9 +115,10 @@ def test_losses_metrics_and_parameters_are_those_of_the_plain_trainer(tmp_path, 
     assert found.evaluate()["eval_loss"] == pytest.approx(expected.evaluate()["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_autocast_of_the_trainer_holds_in_stages(tmp_path):
     found, expected, single = (
-        trainer_of(tmp_path / str(index), piped, max_steps=3, bf16=bf16)
+        trainer_of(tmp_path / str(index), piped, max_steps=2, bf16=bf16)
         for index, (piped, bf16) in enumerate([(True, True), (False, True), (False, False)])
     )
     for trainer in (found, expected, single):
@@ -135,19 +136,14 @@ def test_label_smoothing_of_the_trainer_is_refused(tmp_path):
         trainer_of(tmp_path, True, label_smoothing_factor=0.1)
 
 
-def test_training_goes_on_from_a_checkpoint(tmp_path):
+def test_training_goes_on_from_a_checkpoint_and_the_model_is_loaded_without_a_pipeline(tmp_path):
     whole = trainer_of(tmp_path / "whole", True)
     whole.train()
     resumed = trainer_of(tmp_path / "resumed", True)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert logged(resumed) == logged(whole)
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
-
-
-def test_a_saved_model_is_loaded_without_a_pipeline(tmp_path):
-    trainer = trainer_of(tmp_path, True, max_steps=2)
-    trainer.train()
-    trainer.save_model(tmp_path / "model")
-    again = type(trainer.model).from_pretrained(tmp_path / "model")
-    found = trainer.model.state_dict()
+    whole.save_model(tmp_path / "model")
+    again = type(whole.model).from_pretrained(tmp_path / "model")
+    found = whole.model.state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in again.state_dict().items())

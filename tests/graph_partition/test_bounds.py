@@ -17,7 +17,7 @@ from tests.graph_partition import oracle
 from tests.graph_partition.problems import random_problem
 
 
-@pytest.mark.parametrize("seed", range(75))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_search_that_may_keep_next_to_nothing_has_an_honest_bound(seed: int):
     graph, cluster, tensors = random_problem(seed)
     best = oracle.best(graph, cluster, tensors)
@@ -76,7 +76,8 @@ def test_a_network_of_cells_is_cut_better_than_any_of_its_orders(devices: int, g
 
 @pytest.mark.slow
 def test_a_tangle_is_cut_better_than_any_of_its_orders():
-    check_on_a_huge_lattice(tangled(500), 8)
+    found = check_on_a_huge_lattice(tangled(500), 8)
+    assert found.optimal == (found.gap == 0)
 
 
 def test_without_time_there_is_a_cut_and_its_gap():
@@ -99,7 +100,7 @@ class StepClock(Clock):
         return self.looks >= 0
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(6))
 def test_whenever_the_clock_stops_the_search_its_cut_and_bound_are_honest(seed: int):
     graph, cluster, tensors = random_problem(2 * seed)
     best = oracle.best(graph, cluster, tensors)
@@ -122,7 +123,7 @@ def grid(side: int) -> nx.DiGraph:
 
 
 @pytest.mark.parametrize(
-    "graph", [nx.empty_graph(200, nx.DiGraph), nx.path_graph(200, nx.DiGraph), grid(15)], ids=str
+    "graph", [nx.empty_graph(80, nx.DiGraph), nx.path_graph(200, nx.DiGraph), grid(10)], ids=str
 )
 def test_every_step_of_the_search_looks_at_the_clock(graph: nx.DiGraph):
     # Between two looks there is no loop over more than the nodes of the graph.

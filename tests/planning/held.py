@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import schedules
 from schedules import Kind, Schedule
-from tests.planning.layer import Layer
+from tests.planning.problems import Layer
 
 
 class Moment(NamedTuple):

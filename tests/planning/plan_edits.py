@@ -67,9 +67,3 @@ def swap(data: Data, field: str) -> None:
 
 def costs(data: Data) -> Data:
     return data["profile"]["costs"][0]
-
-
-def split_at(data: Data, border: int) -> None:
-    """Puts the border of the two stages before a layer."""
-    names = [name for stage in data["stages"] for name in stage["layers"]]
-    data["stages"][0]["layers"], data["stages"][1]["layers"] = names[:border], names[border:]

@@ -1,18 +1,31 @@
-"""Planning problems with made-up costs, and what every plan of one costs, found by trying all of them."""
+"""Planning problems with made-up costs, and what hypothesis draws them from."""
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-import schedules
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.capture import LayerInfo, SharedTensor
 from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
-from tests.planning.held import held_by, moments, peak
-from tests.planning.layer import Layer as Layer
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Costs of one layer of a problem; seconds are for one micro-batch."""
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 0.0
+    parameters: int = 0
+    trained: bool = True
+    output: int = 0
+    peak: int = 0
+    saved: int = 0
+    waiting: int = 0
+    keeps_input: bool = False
+    shares_with: tuple[int, ...] = ()
+    split: float | None = None
 
 
 def profile_of(
@@ -79,63 +92,6 @@ def pieces(layers: Sequence[Layer], input_bytes: int) -> tuple[SavedTensor, ...]
     ]
     own = [SavedTensor(bytes=layer.saved, layers=(index,)) for index, layer in enumerate(layers)]
     return (*inputs, *own)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to lay the layers: where stages begin and end, on which devices, with its load and its memory."""
-
-    edges: tuple[int, ...]
-    devices: tuple[int, ...]
-    bottleneck: float
-    shortage: float
-
-
-def every_cut(
-    layers: Sequence[Layer],
-    cluster: Cluster,
-    stages: int,
-    *,
-    schedule: str,
-    micro_batches: int,
-    loss_seconds: float = 0.0,
-    input_bytes: int = 0,
-) -> Iterator[Candidate]:
-    """Every allowed cut into ``stages`` stages, on every choice of devices in every order."""
-    built = schedules.build(schedule, devices=stages, micro_batches=micro_batches)
-    of_rows = [moments(built, row) for row in range(stages)]
-    for inner in itertools.combinations(range(1, len(layers)), stages - 1):
-        if any(_parts_sharers(layers, border) for border in inner):
-            continue
-        edges = (0, *inner, len(layers))
-        for devices in itertools.permutations(range(len(cluster.devices)), stages):
-            loads, lacks = [], []
-            for index, (start, end, site) in enumerate(zip(edges[:-1], edges[1:], devices, strict=True)):
-                device = cluster.devices[site]
-                compute = sum(_seconds(layer) for layer in layers[start:end])
-                compute += loss_seconds if end == len(layers) else 0
-                transfer = _crossing(layers, start, cluster.link) + _crossing(layers, end, cluster.link)
-                loads.append(compute / micro_batches / device.speed + transfer)
-                need = peak(of_rows[index], {index: held_by(layers, start, end, input_bytes)}, {})
-                lacks.append(need - (device.memory_bytes or math.inf))
-            yield Candidate(edges, devices, max(loads), max(lacks))
-
-
-def _seconds(layer: Layer) -> float:
-    return layer.forward + layer.backward_input + layer.backward_weight
-
-
-def _crossing(layers: Sequence[Layer], border: int, link: Link) -> float:
-    """Seconds to bring one micro-batch over a border, and its gradient back where one is needed."""
-    if border in (0, len(layers)):
-        return 0.0
-    once = link.latency + (layers[border - 1].output / link.bandwidth if link.bandwidth else 0.0)
-    trained_before = any(layer.trained and layer.parameters for layer in layers[:border])
-    return once * (2 if trained_before else 1)
-
-
-def _parts_sharers(layers: Sequence[Layer], border: int) -> bool:
-    return any(other < border <= index for index, layer in enumerate(layers) for other in layer.shares_with)
 
 
 seconds = st.integers(0, 64).map(lambda count: count / 8)

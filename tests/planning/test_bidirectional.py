@@ -14,6 +14,7 @@ from tests.planning.ways import unlike
 from tests.support.chains import Recompute
 
 MICRO_BATCHES = 4
+pytestmark = pytest.mark.usefixtures("no_suggestions")
 
 
 def made(
@@ -52,7 +53,7 @@ def every(profile: Profile, cluster: Cluster, mode: Recompute) -> Iterator[Plan]
     mode=st.sampled_from(["never", "always"]),
     summed=st.booleans(),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_plan_is_the_best_of_all(layers, cluster, mode, summed):
     """Without parameters the sums of gradients, which the search does not know, take no time."""
     own = layers if summed else [Layer(**{**vars(layer), "parameters": 0}) for layer in layers]
@@ -93,13 +94,6 @@ def test_an_odd_device_is_left_out_and_one_is_too_few():
         plan(profile, Cluster.virtual(1), schedule="chimera")
     with pytest.raises(ValueError, match="'chimera' has one stage a device, got chunks=2"):
         plan(profile, Cluster.virtual(2), schedule="chimera", chunks=2)
-
-
-def test_it_is_planned_only_if_named():
-    """It takes twice the weights, and rounds gradients in another order."""
-    profile = profile_of([Layer() for _ in range(4)], [MICRO_BATCHES])
-    best = plan(profile, Cluster.virtual(4))
-    assert "chimera" not in {best.schedule, *(other.schedule for other in best.alternatives)}
 
 
 def test_replicas_have_two_copies_each():

@@ -1,12 +1,13 @@
 """Clusters: detected, virtual or described."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pipepart import Cluster, Device, Link
-from pipepart.cluster import as_cluster
+from pipepart.cluster import as_cluster, real_devices
 
 
 def test_virtual_devices_share_the_threads_of_the_process():
@@ -62,18 +63,6 @@ def test_described_devices():
     assert all(device.torch_device is None for device in cluster.devices)
     assert cluster.link == Link(bandwidth=12e9, latency=1e-5)
     assert cluster.link.seconds(12e9) == pytest.approx(1.00001)
-
-
-def test_a_link_without_bandwidth_moves_any_size_in_its_latency():
-    assert Link(latency=0.5).seconds(10**12) == 0.5
-    assert Link().seconds(10**12) == 0
-
-
-def test_torch_devices_by_name():
-    cluster = Cluster.of(["cpu", torch.device("cpu")])
-    assert [device.name for device in cluster.devices] == ["cpu#0", "cpu#1"]
-    assert len({device.name for device in cluster.devices}) == 2
-    assert {device.torch_device for device in cluster.devices} == {"cpu"}
 
 
 def test_a_box_without_accelerators_has_its_cpu(monkeypatch):
@@ -147,3 +136,26 @@ def test_a_cluster_file_may_be_written_by_hand(tmp_path):
     path.write_text(json.dumps({"devices": [{"name": "a"}]}))
     with pytest.raises(ValueError, match=r"devices\.0\.kind"):
         Cluster.load(path)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_devices, "find_accelerators", lambda: [torch.device("cuda:0")])
+    properties = SimpleNamespace(total_memory=1000, name="made up")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def test_stages_may_use_what_is_left(one_gpu):
+    assert Cluster.of(["cuda:0"]).devices[0].memory_bytes == 920
+    (device,) = Cluster.of(["cuda:0"], headroom=0.25).devices
+    assert (device.memory_bytes, device.headroom) == (750, 0.25)
+
+
+def test_a_device_named_twice_shares_it(one_gpu):
+    assert [device.memory_bytes for device in Cluster.of(["cuda:0"] * 2, headroom=0.5).devices] == [250, 250]
+
+
+@pytest.mark.parametrize("headroom", [-0.1, 1.0])
+def test_a_headroom_is_a_part(one_gpu, headroom):
+    with pytest.raises(ValueError, match="headroom is a part of the memory"):
+        Cluster.of(["cuda:0"], headroom=headroom)

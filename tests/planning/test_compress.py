@@ -70,14 +70,6 @@ def test_links_are_chosen_by_tier(profile):
     assert made.compressed.startswith("activations and gradients as bf16 and int8")
 
 
-def test_the_step_is_that_of_a_faster_network(profile):
-    """Ports that devices share carry fewer bytes, too."""
-    made = planned(profile, two_hosts(), compress="bf16")
-    fast = Cluster.parse(["1GiB"], hosts=2, devices_per_host=2, link="10MB/s", network=rates(made)[1])
-    found = made.model_copy(update={"cluster": fast}).predict().predicted.step_seconds
-    assert made.predicted.step_seconds == pytest.approx(found, rel=1e-3)
-
-
 def test_sums_over_replicas_are_not_compressed(profile):
     options: dict[str, Any] = {"cut_before": ("2",), "replicas": 2, "schedule": "1f1b"}
     kinds: list[Any] = ["bf16", {"link": "int8", "network": "int8"}]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, Link, Plan
-from pipepart.cluster import PairLink
+from pipepart import Cluster, Plan
 from pipepart.units import counted
 from tests.planning.held import held_by, moments, peak
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
@@ -41,12 +40,9 @@ def test_figures_in_the_file_are_not_believed(tied, tmp_path):
 
 BOUND_EDITS: dict[str, Callable[[Data], object]] = {
     "the border": lambda d: move(d, 0, 1),
-    "a device's memory": lambda d: d["cluster"]["devices"][0].update(memory_bytes=5000),
     "the speed of a device that is not used": lambda d: d["cluster"]["devices"][2].update(speed=9.0),
-    "the schedule": lambda d: d.update(schedule="gpipe"),
     "a cost": lambda d: costs(d)["layers"][0]["forward"].update(seconds=0.5),
     "the bound beyond the cut": lambda d: d["prediction"].update(bottleneck_bound=1e6),
-    "the prediction away": lambda d: d.update(prediction=None),
 }
 
 
@@ -58,42 +54,6 @@ def test_of_an_edited_plan_no_best_and_no_runners_up_are_known(edit, tied, tmp_p
     assert read.predicted.bottleneck_bound == 0
     assert not read.predicted.bottleneck_optimal
     assert read.alternatives == ()
-
-
-def unlike(*speeds: float) -> Cluster:
-    devices = tuple(
-        Device(name=f"d{index}", kind="made up", speed=speed, memory_bytes=10**6 + index)
-        for index, speed in enumerate(speeds)
-    )
-    links = (PairLink(between=("d0", "d1"), bandwidth=3.0, latency=0.1),)
-    return Cluster(devices=devices, link=Link(bandwidth=7.0, latency=0.3), links=links)
-
-
-RECOMPUTE = ["never", "except-last", "always", "auto"]
-SCHEDULES = [
-    "auto", "1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "looped-bfs", "zb-v", "dualpipe-v", "hanayo"
-]  # fmt: skip
-CLUSTERS = [unlike(1, 0.3), unlike(1, 0.7, 1.9)]
-ALL = list(itertools.product(SCHEDULES, RECOMPUTE, CLUSTERS))
-
-
-def check_unedited(schedule: str, recompute: Any, cluster: Cluster, folder: Path) -> None:
-    layers = [Layer(forward=0.1 * index, parameters=index, output=index, saved=3) for index in range(1, 10)]
-    profile = profile_of(layers, [2, 4], loss_seconds=0.7)
-    plan = pipepart.plan(profile, cluster, schedule=schedule, recompute=recompute)
-    plan.save(folder / "plan.json")
-    assert Plan.load(folder / "plan.json") == plan
-
-
-@pytest.mark.parametrize(("schedule", "recompute", "cluster"), ALL[::7])  # each value of each, mixed
-def test_an_unedited_file_is_the_same_value(schedule, recompute, cluster, tmp_path):
-    check_unedited(schedule, recompute, cluster, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "recompute", "cluster"), ALL)
-def test_every_unedited_file_is_the_same_value(schedule, recompute, cluster, tmp_path):
-    check_unedited(schedule, recompute, cluster, tmp_path)
 
 
 def from_scratch(
@@ -211,7 +171,7 @@ each_schedule = pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleav
 
 @each_schedule
 @given(**EDITED)
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=AS_DRAWN)
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=AS_DRAWN)
 def test_a_plan_that_was_edited_costs_what_its_layers_cost(
     schedule, layers, cluster, micro_batches, data, tmp_path
 ):
@@ -221,7 +181,7 @@ def test_a_plan_that_was_edited_costs_what_its_layers_cost(
 @pytest.mark.slow
 @each_schedule
 @given(**EDITED)
-@settings(max_examples=60, deadline=None, suppress_health_check=AS_DRAWN)
+@settings(max_examples=30, deadline=None, suppress_health_check=AS_DRAWN)
 def test_many_plans_that_were_edited_cost_what_their_layers_cost(
     schedule, layers, cluster, micro_batches, data, tmp_path
 ):

@@ -15,7 +15,6 @@ from rich.console import Console
 import pipepart
 import schedules
 from pipepart import InfeasiblePlanError, Plan
-from pipepart.planning.request import CHUNKS
 from pipepart.reporting import plan_reports
 from tests.planning.hostile import Request, drawn_request
 from tests.support.seeds import seeds
@@ -87,36 +86,21 @@ def assert_kept(plan: Plan, request: Request) -> None:
             assert all(stage_of[owner] == stage_of[layer.name] for owner in layer.shares_with)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(7))
 def test_a_sound_plan_or_an_error(seed, tmp_path):
     check(seed, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_a_sound_plan_or_an_error_for_many(block, tmp_path):
-    for seed in seeds(30, f"hostile plans {block}"):
+    for seed in seeds(25, f"hostile plans {block}"):
         check(seed, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a search may take a minute while time stands still
-@pytest.mark.parametrize("block", range(2))
-def test_auto_is_no_slower_than_any_schedule(block):
-    for seed in seeds(12, f"hostile choices {block}"):
-        request = drawn_request(seed)
-        best = planned(request)
-        for name in (*CHUNKS, "search"):
-            other = planned(request, schedule=name)
-            if isinstance(other, Plan):
-                assert isinstance(best, Plan), f"{name} has a plan"
-                assert best.predicted.step_seconds <= other.predicted.step_seconds * (1 + 1e-9), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(2))
-def test_every_suggestion_is_the_plan_that_it_promises(block):
-    for seed in seeds(30, f"hostile suggestions {block}"):
+def test_every_suggestion_is_the_plan_that_it_promises():
+    for seed in seeds(25, "hostile suggestions"):
         request = drawn_request(seed)
         error = planned(request)
         for one in error.suggestions if isinstance(error, InfeasiblePlanError) else ():

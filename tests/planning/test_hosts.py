@@ -145,13 +145,6 @@ def test_links_are_measured_once_and_again_if_asked(tmp_path, monkeypatch):
     assert "median of 5 copies" in first.method
 
 
-def test_a_cache_that_cannot_be_read_or_written_is_no_error(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    machine = Machine()
-    assert local_links(machine.devices, time_copy=machine.time_copy).devices == machine.devices
-
-
 def test_measured_links_become_those_of_the_cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     machine = Machine()

@@ -17,6 +17,7 @@ from tests.planning.problems import Layer, chains, clusters, profile_of
 
 MODES = ("never", "except-last", "always")
 slow_data = [HealthCheck.too_slow]
+pytestmark = pytest.mark.usefixtures("no_suggestions")
 
 
 def every_step(
@@ -106,19 +107,19 @@ def trained(layers: Sequence[Layer]) -> list[Layer]:
 
 
 problems = {
-    "layers": chains(most=5).map(trained),
+    "layers": chains(most=4).map(trained),
     "counts": st.sampled_from([(1,), (2,), (3,), (2, 4)]),
 }
 
 
 @given(cluster=clusters(limited=False).filter(lambda cluster: len(cluster) <= 3), **problems)
-@settings(max_examples=6, deadline=None, suppress_health_check=slow_data)
+@settings(max_examples=4, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
 
 
 @given(cluster=clusters().filter(lambda cluster: len(cluster) <= 2), **problems)
-@settings(max_examples=6, deadline=None, suppress_health_check=slow_data)
+@settings(max_examples=2, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
 
@@ -126,8 +127,8 @@ def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
 @pytest.mark.slow
 @given(
     cluster=clusters().filter(lambda cluster: len(cluster) <= 3),
-    **{**problems, "layers": chains(most=6).map(trained)},
+    **{**problems, "layers": chains(most=5).map(trained)},
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=slow_data)
+@settings(max_examples=25, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_in_larger_problems_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)

@@ -1,6 +1,5 @@
 """Orders of devices over hosts, and the price of replicas between hosts: proofs, closed forms, thousands of devices."""
 
-import itertools
 import math
 import time
 
@@ -51,24 +50,11 @@ def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> P
     return candidate.plan_of(found.first_layers[1:], found.device_indices, found.bound)
 
 
-@pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 64), (8, 8, 50), (3, 4, 12), (64, 8, 90)])
+@pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 50), (3, 4, 12)])
 def test_orders_of_alike_hosts_are_proven(hosts, each, stages):
     cluster = Cluster.parse(["1GiB"], hosts=hosts, devices_per_host=each, link=1e6, network=1e5)
     found = smallest_bottleneck(chain(96), cluster, stages).predicted
     assert found.bottleneck_seconds == pytest.approx(found.bottleneck_bound, rel=1e-9)
-
-
-def test_no_order_over_two_hosts_has_a_smaller_bottleneck():
-    cluster = Cluster.parse(["1GiB", "1GiB@0.5"], hosts=2, link=2000.0, network=500.0)
-    layers = chain(6)
-    best = smallest_bottleneck(layers, cluster, 4).predicted
-    candidate = candidate_of(layers, cluster, 4)
-    ways = itertools.product(itertools.combinations(range(1, 6), 3), itertools.permutations(range(4)))
-    plans = [candidate.plan_of(cut, order, 0.0) for cut, order in ways]
-    loads = [plan.predicted.bottleneck_seconds for plan in plans if plan.fits]
-    assert len(loads) == 10 * 24
-    assert best.bottleneck_seconds <= min(loads) * (1 + 1e-9)
-    assert best.bottleneck_bound == pytest.approx(best.bottleneck_seconds)
 
 
 def test_orders_that_are_too_many_keep_a_bound():
@@ -144,23 +130,25 @@ def test_a_port_that_replicas_share_slows_all_of_them():
     assert steps[0] - steps[1] == pytest.approx(2 * 50 / 50)
 
 
-@pytest.mark.parametrize("schedule", ["auto", "1f1b", "interleaved-1f1b", "v-half"])
 @pytest.mark.parametrize(
-    ("layers", "devices", "micro_batches"), [(300, 64, 512), (40, 1100, 1024), (1, 3, 1024)]
+    ("schedule", "layers", "devices", "micro_batches"),
+    [
+        ("auto", 40, 1100, 1024),
+        ("1f1b", 300, 64, 512),
+        ("1f1b", 1, 3, 1024),
+        ("interleaved-1f1b", 300, 64, 512),
+    ],
 )
 def test_a_plan_that_is_affordable_to_simulate_is_made_when_the_time_is_up(
     schedule, layers, devices, micro_batches
 ):
     cluster = Cluster.parse([f"1TiB@{1 + index % 97}" for index in range(devices)])
-    chunked = schedule in ("interleaved-1f1b", "v-half")
-    if chunked and layers == 1:
-        return
     made = pipepart.plan(profile_of(chain(layers), [micro_batches]), cluster, schedule=schedule, seconds=1e-9)
     assert made.out_of_time
     assert made.fits
     size = len(made.stages) * micro_batches  # what a simulation takes grows with it
     assert size <= 4700
-    if not chunked:
+    if schedule != "interleaved-1f1b":
         assert size > 3500 or len(made.stages) == layers
 
 

@@ -1,22 +1,27 @@
-"""replan() makes what plan() would make with the same keywords and the measured costs."""
+"""What is kept of a request: in the file of its plan, in its alternatives, and when it is made again from a step."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 import pipepart
-from pipepart import Cluster, Plan
+from pipepart import Cluster, Plan, Profile
 from pipepart.planning import PlanOptions, refine, replan
-from tests.planning.measured_steps import cluster_of, measured, true_layers
+from tests.planning.measured_steps import measured
 from tests.planning.problems import Layer, profile_of
 
-COUNTS = [2, 4, 8]
-THREE = cluster_of(1, 1, 1)
+COUNTS = [2, 4]
+LAYERS = [
+    Layer(cost, 2 * cost, 1 + cost % 3, parameters=5, output=4, saved=8, waiting=3, split=0.1)
+    for cost in (3, 1, 4, 1, 5, 2)
+]
+TWO = Cluster.parse(["1KiB", "1KiB@0.5"], link="50B/s", latency=0.01)
 
 
-def layer_stages(plan: Plan) -> dict[str, int]:
+def stage_of(plan: Plan) -> dict[str, int]:
     """The stage of each layer."""
     return {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
 
@@ -25,39 +30,45 @@ def begins(plan: Plan) -> list[str]:
     return [stage.layers[0] for stage in plan.stages[1:]]
 
 
+def values(plan: Plan, name: str) -> set[Any]:
+    """What the plan and its alternatives have there."""
+    return {getattr(plan, name), *(getattr(other, name) for other in plan.alternatives)}
+
+
 # The keywords of a plan, and what is true of every plan that keeps them.
-CASES: dict[str, tuple[dict, Callable[[Plan], bool]]] = {
-    "any schedule": ({}, lambda plan: len(plan.alternatives) > 3),
-    "a searched order": ({"schedule": "search"}, lambda plan: plan.schedule == "search"),
-    "a named schedule": ({"schedule": "sequential"}, lambda plan: plan.schedule == "sequential"),
-    "fewer stages": ({"schedule": "1f1b", "stages": 2}, lambda plan: len(plan.stages) == 2),
+CASES: dict[str, tuple[dict[str, Any], Callable[[Plan], bool]]] = {
+    "any schedule": ({"max_micro_batches": 2}, lambda plan: len(plan.alternatives) > 3),
+    "a searched order": ({"schedule": "search", "micro_batches": 2}, lambda plan: plan.schedule == "search"),
     "any number of stages": (
         {"schedule": "gpipe", "stages": "auto"},
         lambda plan: plan.schedule == "gpipe" and any(other.stages == 1 for other in plan.alternatives),
     ),
     "chunks": ({"schedule": "interleaved-1f1b", "chunks": 3}, lambda plan: plan.chunks == 3),
-    "replicas": ({"schedule": "1f1b", "replicas": 3}, lambda plan: plan.replicas == 3),
+    "replicas": ({"schedule": "1f1b", "replicas": 2}, lambda plan: plan.replicas == 2),
     "any number of replicas": (
         {"schedule": "1f1b", "replicas": "auto"},
-        lambda plan: {plan.replicas, *(other.replicas for other in plan.alternatives)} == {1, 3},
+        lambda plan: values(plan, "replicas") == {1, 2},
     ),
     "micro-batches": ({"schedule": "1f1b", "micro_batches": 2}, lambda plan: plan.micro_batches == 2),
     "at most so many micro-batches": (
-        {"schedule": "1f1b", "max_micro_batches": 4},
-        lambda plan: {plan.micro_batches, *(other.micro_batches for other in plan.alternatives)} == {2, 4},
+        {"schedule": "1f1b", "max_micro_batches": 2},
+        lambda plan: values(plan, "micro_batches") == {2},
     ),
-    "pin": ({"schedule": "1f1b", "pin": {"layer9": 1}}, lambda plan: layer_stages(plan)["layer9"] == 1),
+    "pin": (
+        {"schedule": "1f1b", "pin": {"layer4": 0}, "stages": 2},
+        lambda plan: stage_of(plan)["layer4"] == 0,
+    ),
     "colocate": (
-        {"schedule": "1f1b", "colocate": [["layer1", "layer9"]]},
-        lambda plan: layer_stages(plan)["layer1"] == layer_stages(plan)["layer9"],
+        {"schedule": "1f1b", "colocate": [["layer1", "layer4"]]},
+        lambda plan: stage_of(plan)["layer1"] == stage_of(plan)["layer4"],
     ),
     "no cut": (
-        {"schedule": "1f1b", "no_cut_before": [f"layer{at}" for at in range(3, 9)]},
-        lambda plan: not set(begins(plan)) & {f"layer{at}" for at in range(3, 9)},
+        {"schedule": "1f1b", "no_cut_before": ["layer2", "layer3"]},
+        lambda plan: not {*begins(plan)} & {"layer2", "layer3"},
     ),
     "the whole cut": (
-        {"schedule": "1f1b", "cut_before": ["layer1", "layer2"]},
-        lambda plan: begins(plan) == ["layer1", "layer2"],
+        {"schedule": "1f1b", "cut_before": ["layer1"]},
+        lambda plan: begins(plan) == ["layer1"],
     ),
     "recompute": (
         {"schedule": "1f1b", "recompute": "except-last"},
@@ -65,10 +76,7 @@ CASES: dict[str, tuple[dict, Callable[[Plan], bool]]] = {
     ),
     "the loss of the whole mini-batch": (
         {"reduction": "batch"},
-        lambda plan: (
-            {plan.schedule, *(other.schedule for other in plan.alternatives)}
-            <= {"gpipe", "looped-bfs", "sequential"}
-        ),
+        lambda plan: values(plan, "schedule") <= {"gpipe", "looped-bfs", "sequential"},
     ),
 }
 
@@ -76,63 +84,105 @@ CASES: dict[str, tuple[dict, Callable[[Plan], bool]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_plan_made_again_keeps_what_was_asked(case, tmp_path):
     options, kept = CASES[case]
-    layers = true_layers(12)
-    profile = profile_of(layers, COUNTS)
-    first = pipepart.plan(profile, THREE, **options)
+    profile = profile_of(LAYERS, COUNTS)
+    first = pipepart.plan(profile, TWO, **options)
     assert kept(first)
-    # The layers in front are three times as slow as was thought.
-    true = [
-        replace(layer, forward=3 * layer.forward, backward_input=3 * layer.backward_input)
-        for layer in layers[:4]
-    ] + layers[4:]
-    trace = measured(first, profile_of(true, COUNTS))
-    again = replan(first, trace, profile)
-    assert kept(again)
-    assert again == pipepart.plan(refine(profile, first, trace), THREE, **options)
-    assert again.constraints == first.constraints
     first.save(tmp_path / "plan.json")
-    assert replan(Plan.load(tmp_path / "plan.json"), trace, profile) == again
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == first
+    # The layers in front are three times as slow as was thought.
+    slow = [
+        replace(one, forward=3 * one.forward, backward_input=3 * one.backward_input) for one in LAYERS[:2]
+    ]
+    trace = measured(first, profile_of([*slow, *LAYERS[2:]], COUNTS))
+    again = replan(loaded, trace, profile)
+    assert kept(again)
+    assert again == pipepart.plan(refine(profile, first, trace), TWO, **options)
+    assert again.constraints == first.constraints
+
+
+def check_alternatives(profile: Profile, cluster: Cluster, **request: Any) -> int:
+    """Each alternative, pasted back as keywords, gives a plan with the step and the memory that it shows."""
+    plan = pipepart.plan(profile, cluster, **request)
+    shown = [other for other in plan.alternatives if other.step_seconds is not None]
+    for other in shown:
+        pasted = pipepart.plan(profile, cluster, **{**request, **other.keywords})
+        assert pasted.predicted.step_seconds == pytest.approx(other.step_seconds, rel=1e-9), other
+        assert max(pasted.predicted.memory_bytes) == other.memory_bytes, other
+        assert (pasted.schedule, pasted.micro_batches) == (other.schedule, other.micro_batches)
+        assert (len(pasted.stages), pasted.replicas) == (other.stages, other.replicas)
+    return len(shown)
+
+
+ALTERNATIVES = ["any number of stages", "any number of replicas", "the loss of the whole mini-batch"]
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in ALTERNATIVES else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_each_alternative_gives_the_plan_that_it_shows(case):
+    check_alternatives(profile_of(LAYERS, COUNTS), TWO, **CASES[case][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host_link", [None, 30.0], ids=["recompute", "offload"])
+def test_each_alternative_of_tight_memory_gives_the_plan_that_it_shows(host_link):
+    cluster = Cluster.parse(["145B"] * 2, host_link=host_link)
+    assert check_alternatives(profile_of(LAYERS, [8]), cluster) > 2
+
+
+def test_alternatives_that_were_not_planned_to_the_end_are_not_faster():
+    """What their keywords give takes at least as long as the row says, or does not fit."""
+    profile = profile_of(LAYERS, COUNTS)
+    plan = pipepart.plan(profile, TWO)
+    others = [other for other in plan.alternatives if other.step_seconds is None]
+    assert others
+    for other in others:
+        try:
+            pasted = pipepart.plan(profile, TWO, **other.keywords)
+        except pipepart.InfeasiblePlanError:
+            assert "does not fit" in other.why
+        else:
+            assert other.why.startswith("at least ")
+            assert pasted.predicted.step_seconds >= plan.predicted.step_seconds * (1 - 1e-9)
+            assert pasted.schedule == other.schedule
 
 
 def test_layers_that_share_parameters_may_stay_apart():
     layers = [Layer(parameters=1)] * 5 + [Layer(parameters=1, shares_with=(0,))]
-    profile = profile_of(layers)
     split = pipepart.plan(
-        profile, Cluster.parse(["1GiB", "1GiB"]), schedule="1f1b", stages=2, allow_split_ties=True
+        profile_of(layers), Cluster.parse(["1GiB"] * 2), schedule="1f1b", stages=2, allow_split_ties=True
     )
-    assert len(replan(split, split.simulate()).stages) == 2
     assert replan(split, split.simulate()) == split
 
 
 def test_keywords_of_the_call_replace_those_of_the_plan():
-    profile = profile_of(true_layers(12), COUNTS)
-    three = pipepart.plan(profile, THREE, schedule="interleaved-1f1b", chunks=3, micro_batches=8)
+    profile = profile_of(LAYERS, COUNTS)
+    three = pipepart.plan(profile, TWO, schedule="interleaved-1f1b", chunks=3, micro_batches=4)
     trace = three.simulate()
     assert replan(three, trace, schedule="1f1b") == replan(three, trace, schedule="1f1b", chunks=None)
     assert replan(three, trace, profile, micro_batches=2).micro_batches == 2
-    assert replan(three, trace, chunks=2).chunks == 2
     assert replan(three, trace, chunks=2).constraints.chunks == 2
 
 
 def test_a_plan_keeps_every_keyword():
     """A keyword that a plan forgets would be lost when it is made again."""
-    signature = inspect.signature(pipepart.plan)
     keywords = {
         name: one.default
-        for name, one in signature.parameters.items()
+        for name, one in inspect.signature(pipepart.plan).parameters.items()
         if one.kind is inspect.Parameter.KEYWORD_ONLY
     }
     assert {field.name: field.default for field in fields(PlanOptions)} == keywords
 
 
 def test_sets_of_layers_are_kept_in_order():
-    profile = profile_of([Layer(parameters=1)] * 6)
     plan = pipepart.plan(
-        profile,
+        profile_of([Layer(parameters=1)] * 6),
         Cluster.virtual(2),
+        schedule="1f1b",
         colocate=[{"layer3", "layer1", "layer2"}],
         no_cut_before={"layer5", "layer4"},
     )
     assert plan.constraints.colocate == (("layer1", "layer2", "layer3"),)
     assert plan.constraints.no_cut_before == ("layer4", "layer5")
-    assert list(plan.constraints.given) == ["colocate", "no_cut_before"]
+    assert list(plan.constraints.given) == ["schedule", "colocate", "no_cut_before"]

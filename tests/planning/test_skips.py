@@ -1,4 +1,4 @@
-"""Plans of chains whose values skip layers: loads, messages and memory of every cut, against a model hop by hop."""
+"""Values that several layers use: loads, messages and memory of every cut, against a model hop by hop."""
 
 import io
 import itertools
@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from pipepart.reporting import plan_reports, show
 from pipepart.units import format_bytes
 from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
+from tests.planning.ways import partitioned
 
 LATENCY, BANDWIDTH = 0.01, 1000.0
 Values = Sequence[tuple[int, tuple[int, ...]]]  # bytes, and the layers that make or use it
@@ -121,8 +121,8 @@ def cuts(layers: int, stages: int) -> list[list[int]]:
     return [[0, *inner, layers] for inner in itertools.combinations(range(1, layers), stages - 1)]
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stages", [2, 4])
 def test_the_best_cut_of_one_stage_a_device_is_that_of_all_cuts(seed, stages):
     layers, values, profile = problem(seed)
     cluster = Cluster.parse(["1GiB"] * stages, link=BANDWIDTH, latency=LATENCY)
@@ -144,8 +144,8 @@ def test_the_best_cut_of_one_stage_a_device_is_that_of_all_cuts(seed, stages):
     assert bottlenecks[found.first_layers] == pytest.approx(found.bound, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-v"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
 @pytest.mark.parametrize("unlike", [False, True])
 def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
     layers, values, profile = problem(seed)
@@ -170,7 +170,7 @@ def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
         assert [stage.transfer_seconds for stage in predicted] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_memory_of_every_stage(seed):
     layers, values, profile = problem(seed)
     costs = ChainCosts(profile, profile.costs[0])
@@ -203,44 +203,35 @@ def test_memory_of_every_stage(seed):
         assert (row.waiting[at], row.passing[at]) == (waiting, passing)
 
 
-def test_a_plan_is_found_where_estimated_outputs_are_smaller_than_the_values_in_them():
-    _, _, profile = problem(0)
-    (costs,) = profile.costs
-    bare = [layer.model_copy(update={"output_bytes": 0}) for layer in costs.layers]
-    profile = profile.model_copy(update={"costs": (costs.model_copy(update={"layers": tuple(bare)}),)})
-    made = pipepart.plan(profile, Cluster.parse(["1GiB"] * 4, link=BANDWIDTH), schedule="1f1b")
-    assert all(stage.output_bytes == 0 and stage.transient_bytes == 0 for stage in made.stages)
-
-
 def test_the_bytes_of_a_plan_are_those_that_travel():
     torch.manual_seed(0)
-    model = handwritten.UNet(levels=4)
-    x, y = torch.ones(4, 3, 16, 16), torch.zeros(4, 2, 16, 16)
+    model = handwritten.UNet(levels=3)
+    x, y = torch.ones(4, 3, 8, 8), torch.zeros(4, 2, 8, 8)
     profile = pipepart.profile(
         model, x, loss_fn=F.mse_loss, target=y, micro_batches=[1, 2], seconds=0, progress=False
     )
     skips = skipping(profile.at(2))
-    assert skips == [2 * 4 * 16 * 16 * 4 // 2**level for level in range(4)]
+    assert skips == [2 * 4 * 8 * 8 * 4 // 2**level for level in range(3)]
     assert skipping(profile.at(1)) == [2 * size for size in skips]
     assert skipping(pipepart.planning.estimate(profile, 4).at(4)) == [size // 2 for size in skips]
     # Of the model's graph, the edges that skip layers are those of the U.
     graph = profile.graph
-    assert graph.edges["down.0", "up.3"]["bytes"] == 2 * skips[0]
-    assert list(graph.successors("down.0")) == ["pool", "up.3"]
+    assert graph.edges["down.0", "up.2"]["bytes"] == 2 * skips[0]
+    assert list(graph.successors("down.0")) == ["pool", "up.2"]
     captured = pipepart.capture.capture(model, x)
     assert list(captured.edges(data="bytes")) == list(graph.edges(data="bytes"))
-    plan = pipepart.plan(profile, Cluster.virtual(8, threads=1), schedule="1f1b", micro_batches=2)
+    plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2)
     ways = {way.maker: way for way in value_ways(plan)}
     deepest = ways["down.0"]  # which the last block up takes
     assert deepest.bytes == skips[0]
     assert "down.0" in plan.stages[deepest.stages[0]].layers
-    assert "up.3" in plan.stages[deepest.stages[-1]].layers
+    assert "up.2" in plan.stages[deepest.stages[-1]].layers
     text = io.StringIO()
     show(*plan_reports(plan), file=text)
     ends = " → ".join(map(str, deepest.stages))
     first = deepest.stages[0]  # which depends on measured times
     border, size = rf"\n{first} \| {first + 1} ", format_bytes(deepest.bytes)
-    row = rf"{border}.*(\n  .*)*output of down.0 +{size} +([\w.@]+, )*up.3 +{ends}\n"
+    row = rf"{border}.*(\n  .*)*output of down.0 +{size} +([\w.@]+, )*up.2 +{ends}\n"
     assert re.search(row, text.getvalue())
     assert any(stage.skips for stage in plan.stages)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
@@ -260,21 +251,23 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     assert +travelled == {ends: size for ends, size in planned.items() if size}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_plan_for_little_memory_fits_and_is_called_optimal_only_if_it_is(seed):
     layers, _, profile = problem(seed, count=7)
     free = Cluster.parse(["1GiB"] * 3, link=BANDWIDTH)
     options = {"schedule": "1f1b", "stages": 3, "micro_batches": 1, "recompute": "never"}
-    most = max(pipepart.plan(profile, free, **options).predicted.memory_bytes)
+    roomy = partitioned(profile, free, **options)
+    assert isinstance(roomy, pipepart.Plan)
+    most = max(roomy.predicted.memory_bytes)
     for part in (0.95, 0.8):
         cluster = Cluster.parse([str(int(most * part))] * 3, link=BANDWIDTH)
         found = []
         for edges in cuts(len(layers), 3):
             names = [f"layer{first}" for first in edges[1:-1]]
-            with suppress(pipepart.InfeasiblePlanError):
-                made = pipepart.plan(profile, cluster, cut_before=names, **options)
+            made = partitioned(profile, cluster, cut_before=tuple(names), **options)
+            if isinstance(made, pipepart.Plan) and made.fits:
                 found.append(made.predicted.bottleneck_seconds)
-        with suppress(pipepart.InfeasiblePlanError):
-            made = pipepart.plan(profile, cluster, **options)
+        made = partitioned(profile, cluster, **options)
+        if isinstance(made, pipepart.Plan) and made.fits:
             assert max(made.predicted.memory_bytes) <= most * part
             assert made.predicted.bottleneck_bound <= min(found) * (1 + 1e-9)

@@ -40,10 +40,6 @@ def test_parts_that_were_not_timed_are_not_counted_on() -> None:
     assert made.predicted.step_seconds == pytest.approx(15)
 
 
-def test_parts_that_cost_more_than_they_gain_stay_whole() -> None:
-    assert planned([replace(layer, split=2.5) for layer in LAYERS]).split_critical == ()
-
-
 def test_memory_that_does_not_do_for_it_is_kept_to() -> None:
     free = planned(schedule="1f1b")
     plain = planned([replace(layer, split=None) for layer in LAYERS])
@@ -52,28 +48,6 @@ def test_memory_that_does_not_do_for_it_is_kept_to() -> None:
     layers = [replace(layer, waiting=2000) for layer in LAYERS]
     tight = planned(layers, memory=max(planned(layers).predicted.memory_bytes) - 1)
     assert tight.split_critical == ()
-
-
-def test_every_schedule_is_listed_with_what_it_gains() -> None:
-    made = planned(schedule="auto")
-    assert made.predicted.step_seconds <= planned().predicted.step_seconds
-    assert {"1f1b", "gpipe", "zb-h1"} <= {made.schedule, *(other.schedule for other in made.alternatives)}
-    for other in made.alternatives:
-        step = planned(**other.keywords).predicted.step_seconds
-        assert step == other.step_seconds or (other.step_seconds is None and "at least" in other.why)
-        assert step >= made.predicted.step_seconds
-
-
-def test_a_searched_plan_has_none() -> None:
-    made = planned(schedule="search")
-    assert made.split_critical == ()
-    assert made.predicted.step_seconds <= planned().predicted.step_seconds * (1 + 1e-9)
-
-
-def test_a_plan_keeps_them_in_its_file(tmp_path) -> None:
-    made = planned()
-    made.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == made
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pipepart
-from pipepart import Cluster, InfeasiblePlanError, Plan, Profile
+from pipepart import Cluster, InfeasiblePlanError, Profile
 from pipepart.capture import SharedTensor
 from tests.planning.problems import Layer, profile_of
 from tests.support import plain
@@ -39,7 +39,7 @@ def test_they_stay_together_where_a_cut_into_as_many_stages_keeps_them():
         assert [len(stage.layers) for stage in plan.stages] == [1, 3, 1]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_joint_search_splits_no_tie_that_as_many_stages_keep_together(seed):
     pick = Random(seed)
     layers = [Layer(forward=pick.uniform(0.5, 2), output=5) for _ in range(8)]
@@ -59,12 +59,6 @@ def test_a_stage_counts_its_copy_of_the_parameter_to_the_byte():
     assert pipepart.plan(tied(), Cluster.parse([f"{need}B"] * 2), **options).stages == free.stages
     with pytest.raises(InfeasiblePlanError):
         pipepart.plan(tied(shared_bytes=400), Cluster.parse([f"{need}B"] * 2), **options)
-
-
-def test_a_parted_plan_comes_back_from_a_file(tmp_path):
-    plan = pipepart.plan(tied(), Cluster.virtual(2), allow_split_ties=True)
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
 
 
 def test_auto_trains_a_tied_embedding_and_head_on_two_devices():

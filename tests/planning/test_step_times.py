@@ -7,9 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import pipepart
-from pipepart import Cluster
-from pipepart.planning import Plan
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import CHUNKS, read_request
 from pipepart.planning.search.named import candidates_of
@@ -17,17 +14,31 @@ from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, chains, profile_of
 from tests.planning.ways import unlike
 
+CASES = {
+    "layers": chains(most=6),
+    "cluster": unlike(most=3),
+    "schedule": st.sampled_from([*CHUNKS, "pipedream"]),
+    "recompute": st.sampled_from(["auto", "always", "except-last"]),
+    "micro_batches": st.integers(1, 5),
+}
 
-@given(
-    layers=chains(most=6),
-    cluster=unlike(most=3),
-    schedule=st.sampled_from([*CHUNKS, "pipedream"]),
-    recompute=st.sampled_from(["auto", "always", "except-last"]),
-    micro_batches=st.integers(1, 5),
-    split=st.sampled_from([None, 0.0, 0.25, -0.25]),
-)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_each_step_is_that_of_the_plan(layers, cluster, schedule, recompute, micro_batches, split):
+
+@pytest.mark.parametrize("split", [None, 0.25, -0.25])
+@given(**CASES)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_each_step_is_that_of_the_plan(split, **drawn):
+    check(split=split, **drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [None, 0.0, 0.25, -0.25])
+@given(**CASES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_each_of_many_steps_is_that_of_the_plan(split, **drawn):
+    check(split=split, **drawn)
+
+
+def check(layers, cluster, schedule, recompute, micro_batches, split) -> None:
     profile = profile_of([Layer(**{**vars(layer), "split": split}) for layer in layers], [micro_batches])
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(schedule=schedule, recompute=recompute)))
     for (candidate,) in candidates_of(part):
@@ -43,19 +54,3 @@ def test_each_step_is_that_of_the_plan(layers, cluster, schedule, recompute, mic
             if plan.fits:
                 assert deficit <= 0
                 assert step == pytest.approx(plan.predicted.step_seconds, rel=1e-12)
-
-
-def test_a_long_chain_needs_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All neighbours of a cut are simulated at once; plans are made of the first cut and of the best one."""
-    layers = [Layer(forward=1 + index % 7 / 8, backward_weight=1 + index % 3) for index in range(200)]
-    made: list[Plan] = []
-    predict = Plan.predict
-
-    def counted(plan: Plan, *arguments: object) -> Plan:
-        made.append(plan)
-        return predict(plan, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Plan, "predict", counted)
-    plan = pipepart.plan(profile_of(layers, [16]), Cluster.virtual(8), schedule="interleaved-1f1b")
-    assert len(made) <= 9
-    assert plan.predicted.step_seconds < 1.1 * plan.predicted.serial_seconds / 8 * (16 + 7 / 2) / 16

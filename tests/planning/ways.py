@@ -68,15 +68,22 @@ def older_versions(schedule: Schedule, stage: int) -> int:
     return max(sum(made[v] < step < last[v] for v in range(len(made))) for step in steps)
 
 
+INPUT_BYTES = 7
+
+
 def every_way(
-    layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, modes: Sequence[str]
+    layers: Sequence[Layer],
+    cluster: Cluster,
+    schedule: Schedule,
+    modes: Sequence[str],
+    loss_seconds: float = 0.0,
 ) -> Iterator[Way]:
     """Every cut, order of devices and choice of what each device makes again."""
     rows = [schedule.stages_of(row) for row in range(schedule.devices)]
 
     @cache
     def parts_of(start: int, end: int) -> Held:
-        return held_by(layers, start, end)
+        return held_by(layers, start, end, INPUT_BYTES)
 
     @cache
     def moments_of(row: int, mode: str) -> list[dict[int, Moment]]:
@@ -86,9 +93,10 @@ def every_way(
     def choices(row: int, pieces: tuple[tuple[int, int], ...]) -> list[tuple[int, float]]:
         """Bytes and seconds of a device for each mode."""
         parts = [parts_of(*piece) for piece in pieces]
-        seconds = sum(_seconds(layers[start:end]) for start, end in pieces)
+        loss = loss_seconds if pieces[-1][1] == len(layers) else 0.0
+        seconds = sum(_seconds(layers[start:end]) for start, end in pieces) + loss
         again = sum(
-            sum(layer.forward for layer in layers[start:end])
+            sum(layer.forward for layer in layers[start:end]) + (loss if end == len(layers) else 0.0)
             for (start, end), own in zip(pieces, parts, strict=True)
             if own.backward
         )
@@ -101,6 +109,8 @@ def every_way(
         return found
 
     for inner in itertools.combinations(range(1, len(layers)), schedule.stages - 1):
+        if any(_parts_sharers(layers, border) for border in inner):
+            continue
         edges = (0, *inner, len(layers))
         pieces = list(itertools.pairwise(edges))
         for order in itertools.permutations(range(len(cluster)), schedule.devices):
@@ -118,6 +128,10 @@ def every_way(
 
 def _seconds(layers: Sequence[Layer]) -> float:
     return sum(one.forward + one.backward_input + one.backward_weight for one in layers)
+
+
+def _parts_sharers(layers: Sequence[Layer], border: int) -> bool:
+    return any(other < border <= index for index, layer in enumerate(layers) for other in layer.shares_with)
 
 
 def _borders(
@@ -155,15 +169,20 @@ def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | In
 
 
 def check_against_every_way(
-    layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, recompute: str, chunks: int = 1
+    layers: Sequence[Layer],
+    cluster: Cluster,
+    schedule: Schedule,
+    recompute: str,
+    chunks: int = 1,
+    loss_seconds: float = 0.0,
 ) -> None:
     """The plan has the smallest bottleneck of all that fit; if none does, the reason has the bytes that are missing.
 
     With several stages a device there is a plan if a cut fits, and no bottleneck is promised.
     """
-    ways = list(every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,))))
+    ways = list(every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,)), loss_seconds))
     found = partitioned(
-        profile_of(layers, [schedule.micro_batches]),
+        profile_of(layers, [schedule.micro_batches], loss_seconds, INPUT_BYTES),
         cluster,
         schedule=schedule.name,
         stages=schedule.stages,
@@ -184,8 +203,10 @@ def check_against_every_way(
             step = found.device_bytes(found.simulate())
             assert any(need > limits[name] for name, need in step.items())
         return
-    least = min(way.shortage for way in ways)
     assert isinstance(found, Infeasible)
+    if not ways:  # layers that share a parameter leave no border
+        return
+    least = min(way.shortage for way in ways)
     assert found.deficit_bytes >= least
     proven = "at best" if found.deficit_bytes == least else "in the best cut found"
     assert f"short by {counted(found.deficit_bytes, 'byte')} {proven}" in found.text
@@ -204,9 +225,8 @@ def check_memory(plan: Plan) -> None:
 
 def least_shortage(layers: Sequence[Layer], cluster: Cluster, schedule: Schedule, recompute: str) -> float:
     """What the way that comes nearest lacks; negative where it has more than it needs."""
-    return min(
-        way.shortage for way in every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,)))
-    )
+    ways = every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,)))
+    return min((way.shortage for way in ways), default=math.inf)
 
 
 @st.composite

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from tests.capture.families import FAMILIES
 from tests.support.two_parts import SPLITS
 
 CPU = Roofline(device="cpu", flops_per_second=5e10, bytes_per_second=1e10, seconds_per_operation=1e-5)
-
-PARTS = ("forward", "backward_input", "backward_weight")
 
 
 class Gated(nn.Module):
@@ -82,11 +79,6 @@ def attention(*args: Any) -> tuple[Any, ...]:
     return nn.Sequential(Attention(*args), Attention(*args)), torch.randn(4, 6, 16)
 
 
-def encoder() -> tuple[Any, ...]:
-    layers = (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
-    return nn.Sequential(*layers), torch.randn(4, 6, 16)
-
-
 def gated(masked: int) -> tuple[Any, ...]:
     mask = torch.ones(8).index_fill(0, torch.arange(masked), 0.0)
     return Gated(nn.Linear(4, 4), nn.Linear(4, 4)), {"x": torch.randn(8, 4), "mask": mask}
@@ -101,16 +93,12 @@ MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "perceptron": perceptron,
     "convolutions": convolutions,
     "attention": attention,
-    "attention, dropout": lambda: attention(0.1),
     "attention, trained mask": lambda: attention(0.0, "trained"),
     "attention, constant mask": lambda: attention(0.0, "allowed"),
-    "encoder": encoder,
     "mask of ones": lambda: gated(0),
-    "mask with zeros": lambda: gated(3),
-    # Its loss reads the lengths that it is given.
-    **{name: lambda name=name: family(name) for name in FAMILIES if name != "wav2vec2"},
+    **{name: lambda name=name: family(name) for name in ("gpt2", "t5", "mixtral", "swin", "clip")},
 }
-QUICK = set(MODELS) - set(FAMILIES) | {"gpt2", "llama", "t5", "mixtral", "swin"}
+QUICK = set(MODELS) - set(FAMILIES) | {"gpt2"}
 
 
 def profiled(given: tuple[Any, ...], **options: Any) -> Profile:
@@ -139,7 +127,7 @@ def test_bytes_are_those_of_a_measured_profile(name: str) -> None:
         assert mine.forward_workspace_bytes == pytest.approx(its.forward_workspace_bytes, rel=0, abs=64)
 
 
-@pytest.mark.parametrize("name", ["perceptron", "mask of ones", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["perceptron", "mask of ones", "attention, trained mask"])
 def test_a_model_on_the_meta_device_has_the_profile_of_a_real_one(name: str) -> None:
     given = MODELS[name]()
     expected = profiled(given, measure=False, roofline=CPU)
@@ -212,10 +200,8 @@ def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
     assert Roofline.load(tmp_path / "cpu.json") == CPU
 
 
-@pytest.mark.parametrize("name", ["perceptron", "gpt2"])
-def test_a_plan_from_estimates_trains(name: str) -> None:
-    given: tuple[Any, ...] = (*MODELS[name](), None, None)
-    model, sample, target, loss_fn = given[:4]
+def test_a_plan_from_estimates_trains() -> None:
+    model, sample, target, loss_fn = MODELS["perceptron"]()
     made = profiled((model, sample, target, loss_fn), micro_batches=2, measure=False, roofline=CPU)
     plan = pipepart.plan(made, Cluster.virtual(2, threads=1), schedule="1f1b", allow_split_ties=True)
     with pipepart.Pipeline(model, plan, loss_fn=loss_fn) as pipe:
@@ -225,46 +211,16 @@ def test_a_plan_from_estimates_trains(name: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_a_cut_by_estimates_has_the_bottleneck_of_a_cut_by_those_times() -> None:
-    """Deterministic times of a device that no roofline describes: a tenth slower or faster, layer by layer."""
-    widths = (64, 256, 128, 512, 64, 256, 256, 128, 64)
-    model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
-    made = pipepart.profile(model, torch.randn(64, 64), micro_batches=4, measure=False, roofline=CPU)
-    factors = [1.1 if index % 3 else 0.9 for index in range(len(made.layers))]
-    layers = [
-        cost.model_copy(
-            update={
-                part: pipepart.profiling.Timing(seconds=getattr(cost, part).seconds * factor)
-                for part in PARTS
-            }
-        )
-        for cost, factor in zip(made.costs[0].layers, factors, strict=True)
-    ]
-    costs = made.costs[0].model_copy(update={"layers": tuple(layers)})
-    true = made.model_copy(update={"costs": (costs,)})
-    cluster = Cluster.virtual(3)
-
-    def bottleneck(profile: Profile) -> float:
-        stages = pipepart.plan(profile, cluster, schedule="1f1b", stages=3).stages
-        seconds = {info.name: cost.seconds for info, cost in zip(true.layers, layers, strict=True)}
-        return max(sum(seconds[name] for name in stage.layers) for stage in stages)
-
-    assert bottleneck(made) <= 1.15 * bottleneck(true)
-
-
 READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "branch": lambda x: 1 if x.sum() > 0 else 0,
-    "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
     "numpy": lambda x: x.detach().numpy(),
-    "list": lambda x: x.tolist(),
     "another device": lambda x: x.cpu(),
 }
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(("read", "recorded"), [*((read, False) for read in READS), ("branch", True)])
 def test_a_layer_that_reads_values_is_refused_by_name(read: str, recorded: bool) -> None:
     blocks = (nn.Linear(4, 4), Loop(READS[read]))
     model, name = (Gated(*blocks), "blocks.1") if recorded else (nn.Sequential(*blocks), "1")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart.profiling import Costs
 from tests.support.counted_work import Block, D, counted_in_place_of_time
 from tests.support.tally import calls
 
@@ -48,9 +47,7 @@ def test_equal_layers_are_timed_once_and_the_profile_says_so():
 
 ORDERS: dict[str, Callable[[], list[nn.Module]]] = {
     "a run of equal ones": lambda: [Block() for _ in range(5)],
-    "two kinds in turn": lambda: [Block(1 + i % 2) for i in range(7)],
     "a kind that comes back behind another": lambda: [Block(1 + i) for i in (0, 1, 2, 3, 1, 4, 1, 2)],
-    "one that comes back at the end": lambda: [Block(), Block(), Block(2), Block()],
     "writes in place": lambda: [
         *(
             Block(),
@@ -70,11 +67,10 @@ ORDERS: dict[str, Callable[[], list[nn.Module]]] = {
 }
 
 
-@pytest.mark.parametrize("loss_fn", [None, nn.MSELoss()], ids=["no loss", "loss"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_shared_costs_are_those_that_each_layer_has(order, loss_fn):
+def test_shared_costs_are_those_that_each_layer_has(order):
     model = nn.Sequential(*ORDERS[order]())
-    options: dict[str, Any] = {"loss_fn": loss_fn, "target": None if loss_fn is None else torch.zeros(N, D)}
+    options: dict[str, Any] = {"loss_fn": nn.MSELoss(), "target": torch.zeros(N, D)}
     shared, each = (profile(model, **options, share=share).costs[0] for share in (True, False))
     assert shared == each.model_copy(update={"repeats": shared.repeats})
     assert sum(cost.forward.seconds for cost in shared.layers) >= N * D
@@ -129,11 +125,6 @@ class Scales(Numbered):
         return super().forward(x) / (self.layer_idx + 1)
 
 
-def closure(block: nn.Module, factor: float) -> nn.Module:
-    block.scale = lambda x: x * factor  # type: ignore[assignment]
-    return block
-
-
 def listing(values: list[Any]) -> nn.Module:
     block = Block()
     block.values = values  # type: ignore[assignment]
@@ -166,25 +157,18 @@ def reordered() -> list[nn.Module]:
 
 
 PAIRS: dict[str, tuple[Callable[[], list[nn.Module]], bool]] = {
-    "the same": (lambda: [Block(), Block()], True),
     "another number of their own": (lambda: [Numbered(1), Numbered(2)], True),
     "the same module twice": (lambda: [nn.Tanh()] * 2, True),
     "equal lists of numbers": (lambda: [listing([1, 2.5]), listing([1, 2.5])], True),
-    "unequal lists of numbers": (lambda: [listing([1, 2.5]), listing([1, 2])], False),
     "one object": (lambda: (lambda thing: [listing([thing]), listing([thing])])(object()), True),
     "objects of their own": (lambda: [listing([object()]), listing([object()])], False),
     "another setting": (lambda: [Block(1), Block(2)], False),
-    "a setting of a child": (lambda: [nn.Sequential(nn.Dropout(p)) for p in (0.1, 0.2)], False),
     "another number, used": (lambda: [Scales(1), Scales(2)], False),
     "a frozen bias": (lambda: [Block(), _frozen(Block())], False),
-    "another mode": (lambda: [nn.BatchNorm1d(D), nn.BatchNorm1d(D).eval()], False),
     "a hook more": (lambda: [Block(), hooked(Block(), some_hook)], False),
-    "hooks": (lambda: [hooked(Block(), some_hook) for _ in range(2)], False),
-    "closures": (lambda: [closure(Block(), 1.0), closure(Block(), 2.0)], False),
     "forwards of their own": (lambda: [own_forward(Block()), own_forward(Block())], False),
     "a weight in two layers": (tied, False),
     "another memory layout": (reordered, False),
-    "a reference to another block": (lambda: [listing([]), listing([Block()])], False),
 }
 
 
@@ -198,13 +182,6 @@ def test_layers_are_shared_if_nothing_can_tell_them_apart(pair):
     make, equal = PAIRS[pair]
     model = nn.Sequential(Block(5), *make(), Block(6))
     assert timed(model) == (3 if equal else 4)
-
-
-def test_a_layer_whose_input_needs_no_gradient_is_unlike_one_whose_input_does():
-    model = nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Linear(D, D), nn.ReLU(), nn.ReLU())
-    costs: Costs = profile(model).costs[0]
-    assert timed(model) == 3
-    assert [cost.saved_bytes > 0 for cost in costs.layers] == [False, False, True, True, True]
 
 
 class Joined(nn.Module):

@@ -1,5 +1,6 @@
-"""Bytes of a layer, against what is known of torch's layers by hand."""
+"""Bytes that a layer keeps, sends and works with, against what is known of torch's layers by hand."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,20 +10,28 @@ from torch.utils.checkpoint import checkpoint
 
 import pipepart
 from pipepart.profiling import Costs
+from tests.support.two_parts import splits
 
 N, D = 32, 24
 FLOAT = 4
 ACTIVATION = N * D * FLOAT
 
 
+class Calls(nn.Module):
+    """A layer without parameters that is one function of its input."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
 def costs_of(*modules: nn.Module, x: Tensor | None = None, **options: Any) -> Costs:
     model = nn.Sequential(*modules)
     sample = torch.randn(N, D) if x is None else x
     return pipepart.profile(model, sample, seconds=0, devices=1, progress=False, **options).costs[0]
-
-
-def saved_by(*modules: nn.Module, **options: Any) -> list[int]:
-    return [layer.saved_bytes for layer in costs_of(*modules, **options).layers]
 
 
 def stash(costs: Costs) -> int:
@@ -34,20 +43,47 @@ def linear() -> nn.Linear:
     return nn.Linear(D, D)
 
 
-def test_a_trained_linear_saves_its_input_and_not_its_weight():
-    assert saved_by(linear(), linear()) == [ACTIVATION, ACTIVATION]
+def frozen() -> nn.Linear:
+    return linear().requires_grad_(False)
 
 
-def test_a_frozen_linear_saves_nothing():
-    assert saved_by(linear(), linear().requires_grad_(False), linear()) == [ACTIVATION, 0, ACTIVATION]
+def no_gradient(x: Tensor) -> Tensor:
+    for _ in range(5):
+        x.exp().exp().sum()
+    return x * 2
 
 
-def test_layers_before_the_first_trained_one_save_nothing():
-    frozen = linear().requires_grad_(False)
-    assert saved_by(frozen, nn.Tanh(), nn.BatchNorm1d(D, affine=False), linear()) == [0, 0, 0, ACTIVATION]
+# What each layer saves: a trained linear layer its input, and not its weight.
+SAVED: dict[str, tuple[list[nn.Module], list[int]]] = {
+    "trained": ([linear(), linear()], [ACTIVATION, ACTIVATION]),
+    "frozen": ([linear(), frozen(), linear()], [ACTIVATION, 0, ACTIVATION]),
+    "before the first trained one": (
+        [frozen(), nn.Tanh(), nn.BatchNorm1d(D, affine=False), linear()],
+        [0, 0, 0, ACTIVATION],
+    ),
+    "the input of a derivative": ([linear(), nn.GELU(), nn.Identity()], [ACTIVATION, ACTIVATION, 0]),
+    "two numbers a channel": ([linear(), nn.BatchNorm1d(D)], [ACTIVATION, ACTIVATION + 2 * D * FLOAT]),
+    "two numbers a row": ([linear(), nn.LayerNorm(D)], [ACTIVATION, ACTIVATION + 2 * N * FLOAT]),
+    "dropout in evaluation": ([linear(), nn.Dropout().eval()], [ACTIVATION, 0]),
+    "views": (
+        [linear(), nn.Unflatten(1, (4, 6)), nn.Flatten(), nn.Identity(), linear()],
+        [ACTIVATION, 0, 0, 0, ACTIVATION],
+    ),
+    "a view of part of a tensor": (
+        [linear(), Calls(lambda x: x[:, : D // 2]), nn.Linear(D // 2, 3)],
+        [ACTIVATION, 0, ACTIVATION],
+    ),
+    "graphs that a forward drops": ([linear(), Calls(no_gradient)], [ACTIVATION, 0]),
+}
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.ReLU(inplace=True)])
+@pytest.mark.parametrize("case", SAVED)
+def test_what_layers_save(case):
+    layers, expected = SAVED[case]
+    assert [layer.saved_bytes for layer in costs_of(*layers).layers] == expected
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.ReLU(inplace=True)])
 def test_an_activation_saves_its_output_once_with_the_layer_behind_it(activation):
     """The linear layer after it saves the same memory as its input: a stage of both pays once."""
     costs = costs_of(linear(), activation, linear())
@@ -55,74 +91,17 @@ def test_an_activation_saves_its_output_once_with_the_layer_behind_it(activation
     assert stash(costs) == 2 * ACTIVATION
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.Softplus()])
-def test_an_activation_whose_derivative_needs_the_input_saves_that(activation):
-    costs = costs_of(linear(), activation, nn.Identity())
-    assert [layer.saved_bytes for layer in costs.layers][1:] == [ACTIVATION, 0]
-    assert costs.layers[1].saved_bytes == ACTIVATION
-
-
-def test_batch_norm_saves_its_input_and_two_numbers_a_channel():
-    assert saved_by(linear(), nn.BatchNorm1d(D))[1] == ACTIVATION + 2 * D * FLOAT
-
-
-def test_layer_norm_saves_its_input_and_two_numbers_a_row():
-    assert saved_by(linear(), nn.LayerNorm(D))[1] == ACTIVATION + 2 * N * FLOAT
-
-
-def test_dropout_saves_its_mask_in_training_and_nothing_in_evaluation():
-    assert saved_by(linear(), nn.Dropout())[1] in (ACTIVATION, ACTIVATION // FLOAT)
-    assert saved_by(linear(), nn.Dropout().eval())[1] == 0
-
-
-def test_max_pooling_saves_its_input_and_the_places_it_took():
+def test_a_dropout_saves_its_mask_and_a_pooling_its_input_and_the_places_it_took():
+    assert costs_of(linear(), nn.Dropout()).layers[1].saved_bytes in (ACTIVATION, ACTIVATION // FLOAT)
     x = torch.randn(2, 3, 8, 8)
-    saved = saved_by(nn.Conv2d(3, 3, 1), nn.MaxPool2d(2), x=x)[1]
+    saved = costs_of(nn.Conv2d(3, 3, 1), nn.MaxPool2d(2), x=x).layers[1].saved_bytes
     assert saved == x.nbytes + 2 * 3 * 4 * 4 * 8
 
 
-def test_views_save_nothing_and_share_their_memory():
-    costs = costs_of(linear(), nn.Unflatten(1, (4, 6)), nn.Flatten(), nn.Identity(), linear())
-    assert [layer.saved_bytes for layer in costs.layers] == [ACTIVATION, 0, 0, 0, ACTIVATION]
-    assert stash(costs) == 2 * ACTIVATION
-
-
-def test_a_view_of_part_of_a_tensor_keeps_the_whole():
-    class Half(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x[:, : D // 2]
-
-    assert saved_by(linear(), Half(), nn.Linear(D // 2, 3))[2] == ACTIVATION
-
-
-def test_memory_that_a_layer_saves_several_times_counts_once():
-    class Cube(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * x.view(-1).view(N, D) * 1.0 + x.t().t() * x
-
-    assert saved_by(linear(), Cube())[1] in (ACTIVATION, 2 * ACTIVATION)
-    assert saved_by(linear(), nn.Identity())[1] == 0
-
-
 def test_an_embedding_saves_its_indices():
-    x = torch.randint(10, (N, 5))
-    costs = costs_of(nn.Embedding(10, 4), x=x)
+    costs = costs_of(nn.Embedding(10, 4), x=torch.randint(10, (N, 5)))
     assert costs.layers[0].saved_bytes == N * 5 * 8
     assert (costs.layers[0].input_bytes, costs.layers[0].output_bytes) == (N * 5 * 8, N * 5 * 4 * FLOAT)
-
-
-def test_graphs_that_a_forward_drops_are_not_saved():
-    class Discards(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(5):
-                x.exp().exp().sum()
-            return x * 2
-
-    assert saved_by(linear(), Discards()) == [ACTIVATION, 0]
-
-
-def test_double_precision_takes_twice_as_much():
-    assert saved_by(linear().double(), nn.Tanh(), x=torch.randn(N, D).double()) == [2 * ACTIVATION] * 2
 
 
 def test_checkpointed_layers_save_their_input_alone():
@@ -138,33 +117,22 @@ def test_checkpointed_layers_save_their_input_alone():
 
 
 def test_what_the_loss_saves_counts_with_the_last_layer():
-    y = torch.randn(N, D)
-    alone = saved_by(linear(), nn.Identity())
-    with_loss = saved_by(linear(), nn.Identity(), loss_fn=nn.MSELoss(), target=y)
-    assert alone == [ACTIVATION, 0]
-    assert with_loss[0] == ACTIVATION
-    assert with_loss[1] in (ACTIVATION, 2 * ACTIVATION)  # output and target
+    costs = costs_of(linear(), nn.Identity(), loss_fn=nn.MSELoss(), target=torch.randn(N, D))
+    assert costs.layers[0].saved_bytes == ACTIVATION
+    assert costs.layers[1].saved_bytes in (ACTIVATION, 2 * ACTIVATION)  # output and target
 
 
 def test_inputs_and_outputs_of_nests_are_summed():
-    class Fork(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            return x * 2, {"half": x[:, : D // 2] * 1, "flag": x > 0}
-
-    class Join(nn.Module):
-        def forward(self, nest: tuple[Tensor, dict[str, Tensor]]) -> Tensor:
-            return nest[0].sum(dim=1)
-
-    fork, join = costs_of(Fork(), Join()).layers
-    assert fork.input_bytes == ACTIVATION
-    assert fork.output_bytes == join.input_bytes == ACTIVATION + ACTIVATION // 2 + N * D
-    assert join.output_bytes == N * FLOAT
+    fork = Calls(lambda x: (x * 2, {"half": x[:, : D // 2] * 1, "flag": x > 0}))
+    first, second = costs_of(fork, Calls(lambda nest: nest[0].sum(dim=1))).layers
+    assert first.input_bytes == ACTIVATION
+    assert first.output_bytes == second.input_bytes == ACTIVATION + ACTIVATION // 2 + N * D
+    assert second.output_bytes == N * FLOAT
 
 
 def test_costs_are_those_of_the_largest_micro_batch():
-    profile = pipepart.profile(
-        nn.Sequential(linear(), linear()), torch.randn(10, D), micro_batches=[1, 3, 10], seconds=0.01
-    )
+    model = nn.Sequential(linear(), linear())
+    profile = pipepart.profile(model, torch.randn(10, D), micro_batches=[1, 3, 10], seconds=0)
     assert [(costs.micro_batches, costs.samples) for costs in profile.costs] == [(1, 10), (3, 4), (10, 1)]
     for costs in profile.costs:
         assert [layer.saved_bytes for layer in costs.layers] == [costs.samples * D * FLOAT] * 2
@@ -173,20 +141,19 @@ def test_costs_are_those_of_the_largest_micro_batch():
 def test_a_large_intermediate_is_seen_as_needed_for_a_while():
     """Ten activations at once that nothing keeps: the peak holds them, the stash does not."""
 
-    class Wide(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                scale = x.repeat(1, 10).sum(dim=1, keepdim=True)
-            return x * 2 + 0 * scale
+    def wide(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.repeat(1, 10).sum(dim=1, keepdim=True)
+        return x * 2 + 0 * scale
 
-    wide = costs_of(linear(), Wide(), linear()).layers[1]
-    assert wide.saved_bytes == 0
-    assert 10 * ACTIVATION <= (wide.forward_workspace_bytes or 0) <= 14 * ACTIVATION
+    layer = costs_of(linear(), Calls(wide), linear()).layers[1]
+    assert layer.saved_bytes == 0
+    assert 10 * ACTIVATION <= (layer.forward_workspace_bytes or 0) <= 14 * ACTIVATION
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("momentum", 1), ("adam", 2), ("AdamW", 2)])
 def test_optimizer_state_of_trained_parameters(optimizer, states):
-    model = nn.Sequential(linear(), linear().requires_grad_(False))
+    model = nn.Sequential(linear(), frozen())
     profile = pipepart.profile(model, torch.randn(N, D), optimizer=optimizer, seconds=0)
     size = (D * D + D) * FLOAT
     assert [layer.parameter_bytes for layer in profile.layers] == [size, size]
@@ -195,29 +162,58 @@ def test_optimizer_state_of_trained_parameters(optimizer, states):
     assert profile.optimizer == optimizer.lower()
 
 
-def test_a_sparse_buffer_is_none_of_what_is_saved():
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("graph", torch.eye(D).to_sparse())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
-
-    costs = costs_of(linear(), Graph(), linear())
-    assert costs.layers[1].saved_bytes == 0
-    assert costs.layers[1].output_bytes == ACTIVATION
-
-
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_sparse_tensor_that_is_saved_counts_with_its_places(layout: torch.layout):
-    class Masked(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            mask = (x.detach()[:, :N] > 10).float()
-            mask[0, 0] = 1
-            sparse = mask.to_sparse(layout=layout)
-            return torch.sparse.mm(sparse, x)
+    def masked(x: Tensor) -> Tensor:
+        mask = (x.detach()[:, :N] > 10).float()
+        mask[0, 0] = 1
+        return torch.sparse.mm(mask.to_sparse(layout=layout), x)
 
-    _, layer = costs_of(nn.Linear(N, N), Masked(), x=torch.randn(N, N)).layers
+    _, layer = costs_of(nn.Linear(N, N), Calls(masked), x=torch.randn(N, N)).layers
     places = 2 * 8 if layout is torch.sparse_coo else (N + 1 + 1) * 8
     assert layer.saved_bytes >= places + FLOAT
+
+
+class Two(nn.Module):
+    """Two weights that need one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = linear(), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.one(x)) + torch.cos(self.other(x))
+
+
+class Positions(nn.Module):
+    """A weight whose input is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(N, D)
+        self.register_buffer("positions", torch.arange(N))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table(self.positions)
+
+
+# What waits between the two parts of a backward: inputs of weights, and gradients of outputs.
+DEFERRED: dict[str, tuple[list[nn.Module], Tensor, list[int]]] = {
+    "linear": ([linear(), nn.Linear(D, 2 * D)], torch.randn(N, D), [2 * ACTIVATION, 3 * ACTIVATION]),
+    "convolution": ([nn.Conv2d(3, 5, 3, padding=1)], torch.randn(4, 3, 8, 8), [4 * 4 * (3 + 5) * 8 * 8]),
+    "embedding": (
+        [nn.Embedding(10, D)],
+        torch.zeros(N, 4, dtype=torch.int64),
+        [8 * N * 4 + 4 * N * 4 * D],
+    ),
+    "weights that do not wait": ([nn.LayerNorm(D), nn.GELU(), frozen()], torch.randn(N, D), [0, 0, 0]),
+    "one input of two weights": ([Two()], torch.randn(N, D), [3 * ACTIVATION]),
+    "a buffer as input": ([Positions()], torch.randn(N, D), [ACTIVATION]),
+}
+
+
+@splits
+@pytest.mark.parametrize("case", DEFERRED)
+def test_what_waits_between_the_parts_of_a_backward(case):
+    layers, x, expected = DEFERRED[case]
+    assert [layer.deferred_bytes for layer in costs_of(*layers, x=x).layers] == expected

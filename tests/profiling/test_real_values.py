@@ -17,13 +17,6 @@ class RetainsGradients(nn.Module):
         return y
 
 
-class Hooked(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * 2
-        y.register_hook(lambda gradient: gradient * 0.5)
-        return y
-
-
 class Gradient(nn.Module):
     """Differentiates in its forward, as a physics-informed network does."""
 
@@ -73,7 +66,6 @@ def tokens() -> Tensor:
 
 CASES: dict[str, tuple[nn.Sequential, Any]] = {
     "retained gradients": (nn.Sequential(nn.Linear(4, 4), RetainsGradients()), torch.ones(4, 4)),
-    "hooks on activations": (nn.Sequential(nn.Linear(4, 4), Hooked()), torch.ones(4, 4)),
     "gradients in a forward": (nn.Sequential(nn.Linear(4, 4), Gradient()), torch.ones(4, 4)),
     "lengths that are read": (nn.Sequential(Embedded(), Packed()), tokens()),
     "keyword arguments": (

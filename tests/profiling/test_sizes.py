@@ -37,10 +37,6 @@ def test_seconds_are_means_bytes_those_of_the_largest_and_scale_has_each_size():
     assert sum(costs.scale) == pytest.approx(8)
 
 
-def test_equal_sizes_have_no_scale():
-    assert profile(3).costs[0].scale == ()
-
-
 def test_a_split_function_has_the_sizes_that_it_makes():
     def split(pair, parts):
         return [(part, None) for part in pair[0].split([1, 3, 5])] if parts == 3 else [pair]

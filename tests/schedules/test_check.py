@@ -2,17 +2,7 @@
 
 import pytest
 
-from schedules import Schedule, ScheduleError, StageCosts, build, check, names
-
-
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 4), (4, 8), (8, 16)])
-def test_every_generated_schedule_passes(name, devices, micro_batches):
-    try:
-        schedule = build(name, devices, micro_batches)
-    except ScheduleError as error:
-        pytest.skip(str(error))
-    check(schedule)
+from schedules import Schedule, ScheduleError, StageCosts, build, check
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Every written form of a schedule reads back as the same schedule."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -12,28 +10,28 @@ from schedules import (
     Schedule,
     ScheduleError,
     StageCosts,
-    Timeline,
     build,
     insert_reduce_grad,
-    names,
     simulate,
 )
 
-ALL = [(name, 4, 8) for name in names()]
 
-
-@pytest.mark.parametrize(
-    "text",
-    ["0F0", "3F5", "12I31", "1W3", "0B1", "3SEND_F1", "2RECV_B7", "0REDUCE_GRAD", "2OPT_STEP", "2OPT_STEP5"],
-)
-def test_an_action_prints_as_it_was_parsed(text):
-    assert str(Action.parse(text)) == text
-
-
-def test_an_overlapped_action_prints_as_torch_writes_it():
-    action = Action.overlap(Action(Kind.F, 0, 1), Action(Kind.B, 3, 2))
-    assert str(action) == "(0F1;3B2)OVERLAP_F_B"
-    assert Action.parse("(0F1;3B2)OVERLAP_F_B") == action
+def test_an_action_prints_as_it_was_parsed():
+    for text in (
+        "0F0",
+        "12I31",
+        "1W3",
+        "0B1",
+        "3SEND_F1",
+        "2RECV_B7",
+        "0REDUCE_GRAD",
+        "2OPT_STEP",
+        "2OPT_STEP5",
+    ):
+        assert str(Action.parse(text)) == text
+    pair = Action.overlap(Action(Kind.F, 0, 1), Action(Kind.B, 3, 2))
+    assert Action.parse("(0F1;3B2)OVERLAP_F_B") == pair
+    assert str(pair) == "(0F1;3B2)OVERLAP_F_B"
 
 
 @pytest.mark.parametrize(
@@ -48,28 +46,8 @@ def test_text_that_is_not_exactly_one_action_is_refused(text):
         Action.parse(text)
 
 
-@pytest.mark.parametrize(("name", "devices", "micro_batches"), ALL)
-def test_json_keeps_everything(name, devices, micro_batches):
-    schedule = build(name, devices, micro_batches)
-    assert Schedule.from_json(schedule.to_json()) == schedule
-
-
-@pytest.mark.parametrize(("name", "devices", "micro_batches"), ALL)
-def test_csv_keeps_actions_and_placement(name, devices, micro_batches):
-    schedule = build(name, devices, micro_batches)
-    read = Schedule.from_csv(schedule.to_csv(), replicas=schedule.replicas)
-    assert read.actions == schedule.actions
-    assert read.device_of == schedule.device_of
-    assert read.micro_batches == schedule.micro_batches
-
-
-def test_csv_is_one_row_of_cells_per_device():
-    rows = list(csv.reader(io.StringIO(build("gpipe", 2, 2).to_csv())))
-    assert rows == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
-
-
-def test_csv_skips_empty_cells():
-    assert Schedule.from_csv("0F0,,0B0\n,1F0,1B0\n").actions == build("1f1b", 2, 1).actions
+def test_csv_skips_empty_cells_and_lines():
+    assert Schedule.from_csv("0F0,,0B0\n,1F0,1B0\n\n , \n").actions == build("1f1b", 2, 1).actions
 
 
 def test_csv_refuses_a_stage_on_two_devices():
@@ -80,23 +58,6 @@ def test_csv_refuses_a_stage_on_two_devices():
 def test_csv_names_the_device_of_a_bad_cell():
     with pytest.raises(ScheduleError, match="device 1: '1F0x' is no action"):
         Schedule.from_csv("0F0,0B0\n1F0x,1B0\n")
-
-
-def test_json_refuses_unknown_fields():
-    fields = json.loads(build("1f1b", 2, 2).to_json()) | {"surprise": 1}
-    with pytest.raises(ScheduleError, match="surprise"):
-        Schedule.from_json(json.dumps(fields))
-
-
-@pytest.mark.parametrize(("name", "devices", "micro_batches"), ALL)
-def test_a_chrome_trace_reads_back_to_the_last_bit(name, devices, micro_batches):
-    schedule = build(name, devices, micro_batches)
-    stages = schedule.model_stages
-    costs = StageCosts(
-        [0.1 + 0.01 * s for s in range(stages)], [0.13] * stages, [0.07] * stages, latency=0.003
-    )
-    timeline = simulate(schedule, costs)
-    assert Timeline.from_trace(json.loads(json.dumps(timeline.to_trace()))) == timeline
 
 
 def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
@@ -110,11 +71,6 @@ def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
     assert counts == [1, 2, 1, 0]
 
 
-def test_csv_skips_blank_lines_at_the_end():
-    text = build("1f1b", 2, 2).to_csv()
-    assert Schedule.from_csv(f"{text}\n , \n").actions == build("1f1b", 2, 2).actions
-
-
 def test_csv_skips_the_cells_of_torch_that_gather_and_free_weights():
     """The table of torch's 1F1B with its compute_comms: weights are gathered first and freed last."""
     text = "0UNSHARD,0F0,0F1,0B0,0B1,0RESHARD,0REDUCE_GRAD\n1UNSHARD,1F0,1B0,1F1,1B1,1RESHARD,1REDUCE_GRAD\n"
@@ -124,17 +80,11 @@ def test_csv_skips_the_cells_of_torch_that_gather_and_free_weights():
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("micro_batches", "2", "micro_batches: Input should be a valid integer"),
         ("micro_batches", 2.5, "micro_batches"),
-        ("device_of", [0, True], "device_of.1: Input should be a valid integer"),
-        ("device_of", None, "device_of"),
-        ("actions", [["0F0", 3]], "actions.0.1: Input should be a valid string"),
-        ("actions", "0F0", "actions"),
-        ("versions", [1], "versions.0"),
+        ("device_of", [0, True], "device_of.1"),
         ("replicas", 0, "replicas"),
-        ("meta", [], "meta"),
-        ("name", 5, "name"),
         ("version", 2, "version"),
+        ("surprise", 1, "surprise"),
     ],
 )
 def test_json_refuses_fields_of_other_types(field, value, says):
@@ -143,7 +93,7 @@ def test_json_refuses_fields_of_other_types(field, value, says):
         Schedule.from_json(json.dumps(fields))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_json_that_holds_no_schedule_is_refused(text):
     with pytest.raises(ScheduleError, match="not a schedule as"):
         Schedule.from_json(text)

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from schedules import ScheduleError, StageCosts, build, check, in_flight, names, simulate
+from schedules import ScheduleError, StageCosts, build, in_flight, simulate
 
-SIZES = [(2, 4), (3, 6), (4, 8), (4, 13), (8, 16)]
+SIZES = [(2, 4), (3, 6), (4, 13)]
 
 
 def equal(schedule, forward=1.0, inputs=1.0, weights=1.0, **more):
@@ -31,29 +31,8 @@ def random_costs(seed):
     return draw.uniform(0.6, 1.4), draw.uniform(1.0, 1.6) * weights, weights
 
 
-def per_chunk(name):
-    return {"hanayo": (2, 4)}.get(name, (1, 2, 3)) if name in CHUNKED else (None,)
-
-
-CHUNKED = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "hanayo")
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_schedule_is_legal_for_small_numbers(name):
-    for p in range(1, 6):
-        for m in (1, 2, 3, 4, 5, 7, 8, 11):
-            for chunks in per_chunk(name):
-                try:
-                    schedule = build(name, p, m, chunks=chunks)
-                except ScheduleError as error:
-                    assert str(p) in str(error) or str(m) in str(error)  # noqa: PT017
-                    assert name in ("chimera", "pipedream-2bw")
-                    continue
-                check(schedule)
-
-
 @pytest.mark.parametrize(("p", "m"), SIZES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_1f1b_and_gpipe_idle_for_p_minus_1_micro_batches(p, m, seed):
     costs = random_costs(seed)
     for name in ("gpipe", "1f1b", "eager-1f1b", "pipedream", "looped-bfs"):
@@ -61,9 +40,9 @@ def test_1f1b_and_gpipe_idle_for_p_minus_1_micro_batches(p, m, seed):
         assert timeline(name, p, m, costs, **options).makespan == pytest.approx((m + p - 1) * sum(costs))
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (8, 16)])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8)])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_chunks_divide_the_ramps_of_interleaved_1f1b_and_looped_bfs(p, m, chunks, seed):
     costs = random_costs(seed)
     expected = m * sum(costs) + (p - 1) * sum(costs) / chunks
@@ -71,7 +50,7 @@ def test_chunks_divide_the_ramps_of_interleaved_1f1b_and_looped_bfs(p, m, chunks
         assert timeline(name, p, m, costs, chunks=chunks).makespan == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (8, 16)])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8)])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_latency_costs_interleaved_1f1b_two_hops_per_stage(p, m, chunks):
     schedule = build("interleaved-1f1b", p, m, chunks=chunks)
@@ -82,7 +61,7 @@ def test_latency_costs_interleaved_1f1b_two_hops_per_stage(p, m, chunks):
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_zb_h1_idles_for_f_plus_i_less_w(p, m, seed):
     f, i, w = costs = random_costs(seed)
     assert timeline("zb-h1", p, m, costs).makespan == pytest.approx(m * (f + i + w) + (p - 1) * (f + i - w))
@@ -92,8 +71,8 @@ def test_zb_h1_idles_for_f_plus_i_less_w(p, m, seed):
             assert timeline("interleaved-zb", p, m, costs, chunks=chunks).makespan == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (8, 16)])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8)])
+@pytest.mark.parametrize("seed", range(2))
 def test_zb_h2_idles_for_the_ramp_of_the_forwards_alone(p, m, seed):
     f, i, w = costs = random_costs(seed)
     assert timeline("zb-h2", p, m, costs).makespan == pytest.approx(m * (f + i + w) + (p - 1) * f)
@@ -104,28 +83,12 @@ def test_zb_h2_and_zb_v_have_no_bubble_where_steps_overlap():
     assert timeline("zb-v", 4, 8).zero_bubble == pytest.approx(0)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
-def test_zb_v_idles_for_half_a_ramp_of_forwards(p, m):
-    assert timeline("zb-v", p, m).makespan == pytest.approx(3 * m + (p - 1) / 2)
-
-
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16), (3, 7)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_dualpipe_v_run_one_after_the_other_idles_like_interleaved_zb(p, m, seed):
     f, i, w = costs = random_costs(seed)
     expected = m * (f + i + w) + (p - 1) * (f + i - w) / 2
     assert timeline("dualpipe-v", p, m, costs).makespan == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (3, 9), (4, 24)])
-def test_dualpipe_v_idles_no_longer_than_its_readme_says(p, m):
-    schedule = build("dualpipe-v", p, m)
-    f, i, w = 0.5, 0.55, 0.4
-    pair = f + i + w - 0.5 * f  # half of the forward is hidden
-    costs = StageCosts([f] * 2 * p, [i] * 2 * p, [w] * 2 * p, overlap=0.5)
-    found = simulate(schedule, costs)
-    assert found.makespan - min(found.busy) <= (p - 1) * (pair + i + w - 3 * w)
-    assert found.makespan < simulate(build("zb-v", p, m), costs).makespan
 
 
 @pytest.mark.parametrize("p", [4, 6, 8, 16])

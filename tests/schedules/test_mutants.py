@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from schedules import (
-    Action,
     Kind,
     Schedule,
     ScheduleError,
@@ -138,7 +137,7 @@ def refused(schedule):
 @pytest.mark.parametrize("mutate", MUTATIONS)
 def test_a_mutant_is_refused_exactly_where_it_is_no_correct_step(name, mutate):
     draw = random.Random(f"{name} {mutate.__name__}")
-    for p, m, mutants in ((2, 4, 30), (4, 4, 20), (4, 8, 5)):
+    for p, m, mutants in ((2, 4, 10), (4, 4, 6)):
         schedule = build(name, p, m)
         assert is_a_correct_step(schedule)
         for _ in range(mutants):
@@ -174,69 +173,26 @@ def has_bad_pair(schedule):
     )
 
 
-def with_everything(name, p, m):
-    schedule = insert_reduce_grad(build(name, p, m))
-    return insert_messages(schedule if schedule.versions else insert_optimizer_step(schedule))
-
-
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("mutate", [drop, duplicate, move, renumber])
 def test_a_message_a_reduction_or_a_step_cannot_be_lost_doubled_or_renamed(name, mutate):
     draw = random.Random(f"{name} {mutate.__name__} all")
-    schedule = with_everything(name, 4, 4)
-    check(schedule)
+    reduced = insert_reduce_grad(build(name, 4, 4))
+    schedule = insert_messages(reduced if reduced.versions else insert_optimizer_step(reduced))
     survivors = 0
-    for _ in range(20):
+    for _ in range(8):
         changed = mutant(draw, schedule, mutate)
         if changed.actions != schedule.actions and not refused(changed):
             survivors += 1
             assert mutate is move
             assert [sorted(row) for row in changed.actions] == [sorted(row) for row in schedule.actions]
-    assert survivors < 10
-
-
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v", "hanayo"])
-def test_swapped_messages_are_refused_or_still_meet_their_other_ends(name):
-    draw = random.Random(name)
-    schedule = insert_messages(build(name, 4, 4))
-    for _ in range(30):
-        changed = mutant(draw, schedule, swap)
-        if not refused(changed):
-            assert meets_in_order(changed)
-
-
-def meets_in_order(schedule):
-    """Play with sends that wait: two devices at the two ends of one message go on together."""
-    opposite = {
-        "SEND_F": ("RECV_F", 1),
-        "RECV_F": ("SEND_F", -1),
-        "SEND_B": ("RECV_B", -1),
-        "RECV_B": ("SEND_B", 1),
-    }
-    queues = [list(row) for row in schedule.actions]
-    moved = True
-    while moved:
-        moved = False
-        for queue in queues:
-            while queue and queue[0].kind not in opposite:
-                queue.pop(0)
-                moved = True
-            if not queue:
-                continue
-            kind, step = opposite[queue[0].kind]
-            other = Action(Kind(kind), queue[0].stage + step, queue[0].micro_batch)
-            peer = queues[schedule.device_of[other.stage]]
-            if peer and peer[0] == other:
-                queue.pop(0)
-                peer.pop(0)
-                moved = True
-    return not any(queues)
+    assert survivors < 5
 
 
 def test_recomputes_keep_their_place():
     schedule = insert_recompute(build("1f1b", 3, 4))
     draw = random.Random(0)
-    for _ in range(80):
+    for _ in range(40):
         changed = mutant(draw, schedule, swap)
         if refused(changed):
             continue

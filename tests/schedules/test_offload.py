@@ -1,14 +1,13 @@
 """Offload: where the copies between a device and its host stand, what they take, and what they free."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
 import schedules
 from schedules import Action, Kind, Schedule, ScheduleError, StageCosts
 
-NAMES = ("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved-1f1b", "dualpipe-v", "chimera")
+NAMES = ("1f1b", "zb-v", "dualpipe-v", "chimera")
 _NEEDED = {Kind.OFFLOAD: Kind.F, Kind.B: Kind.RELOAD, Kind.I: Kind.RELOAD}
 
 
@@ -94,23 +93,9 @@ def test_copies_of_a_device_follow_one_another(copy: float, blocked: float):
     timeline = schedules.simulate(offloaded, costs)
     assert timeline.makespan == pytest.approx(played_on_one_device(offloaded, costs))
     assert timeline.idle[0].transfer == pytest.approx(timeline.idle[0].total)
-
-
-def test_copies_are_transfers_of_their_stage():
-    offloaded = schedules.insert_offload(built("gpipe", 1, 5))
-    costs = replace(costs_of(offloaded, copy=0.5), forward=(1.0,))
-    timeline = schedules.simulate(offloaded, costs)
-    first = next(one for one in timeline.transfers if one.kind is Kind.OFFLOAD)
-    assert (first.source, first.target, first.micro_batch, first.start, first.end, first.bytes) == (
-        0,
-        0,
-        0,
-        1,
-        1.5,
-        9,
+    assert [one.micro_batch for one in timeline.transfers if one.kind is Kind.RELOAD] == list(
+        range(9 if copy else 0)
     )
-    back = [one for one in timeline.transfers if one.kind is Kind.RELOAD]
-    assert [one.micro_batch for one in back] == list(range(5))
     assert schedules.Timeline.from_trace(timeline.to_trace()) == timeline
 
 
@@ -148,8 +133,5 @@ def test_copies_out_of_place_are_refused(old: str, new: str, message: str):
     assert old in text
     with pytest.raises(ScheduleError, match=message):
         schedules.check(Schedule.from_csv(text.replace(old, new)))
-
-
-def test_a_stage_that_does_not_exist_is_refused():
     with pytest.raises(ScheduleError, match="1f1b has no stage 9 to offload among 4"):
         schedules.insert_offload(built("1f1b"), [9])

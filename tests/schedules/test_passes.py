@@ -13,55 +13,15 @@ from schedules import (
     insert_optimizer_step,
     insert_recompute,
     insert_reduce_grad,
-    names,
     permute_devices,
     simulate,
     split_backward,
     split_overlaps,
 )
 
-PASSES = (
-    split_overlaps,
-    split_backward,
-    fuse_backward,
-    insert_recompute,
-    insert_reduce_grad,
-    insert_messages,
-)
-SIZES = [(2, 3), (4, 4), (4, 8)]
-
 
 def rows(schedule):
     return [" ".join(map(str, row)) for row in schedule.actions]
-
-
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("apply", PASSES)
-def test_every_pass_keeps_a_schedule_legal_and_is_idempotent(name, apply):
-    for p, m in SIZES:
-        try:
-            schedule = build(name, p, m)
-        except ScheduleError:
-            continue
-        once = apply(schedule)
-        check(once)
-        assert apply(once) == once
-
-
-@pytest.mark.parametrize("name", names())
-def test_all_passes_together_make_a_legal_schedule_that_can_be_played(name):
-    for p, m in SIZES:
-        try:
-            schedule = split_overlaps(build(name, p, m))
-        except ScheduleError:
-            continue
-        whole = insert_reduce_grad(insert_recompute(schedule))
-        whole = whole if whole.versions else insert_optimizer_step(whole)
-        whole = insert_messages(whole)
-        check(whole)
-        stages = whole.model_stages
-        costs = StageCosts([1] * stages, [1] * stages, [1] * stages, latency=0.1, reduce_grad=[0.5] * stages)
-        assert simulate(whole, costs).makespan > simulate(schedule, costs).makespan
 
 
 def test_split_and_fused_backwards():
@@ -90,25 +50,6 @@ def test_messages_stand_after_what_makes_them_and_before_what_needs_them():
 
 def test_stages_on_the_same_device_need_no_message():
     assert not any("SEND" in row for row in rows(insert_messages(build("zb-v", 1, 3))))
-
-
-@pytest.mark.parametrize(
-    "name", ["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v", "v-half", "chimera", "hanayo"]
-)
-def test_messages_change_no_time(name):
-    schedule = build(name, 4, 8)
-    stages = schedule.model_stages
-    costs = StageCosts(
-        [1 + 0.1 * s for s in range(stages)], [1.2] * stages, [0.7] * stages, latency=0.3,
-        message_bytes=[1] * stages, bandwidth=10.0,
-    )  # fmt: skip
-    with_messages = insert_messages(schedule)
-    for contention in (False, True):
-        implicit, explicit = (simulate(s, costs, contention=contention) for s in (schedule, with_messages))
-        assert explicit.makespan == pytest.approx(implicit.makespan)
-        for device, row in enumerate(schedule.actions):
-            for action in row:
-                assert explicit.span(action) == pytest.approx(implicit.span(action)), device
 
 
 def test_a_trace_draws_messages_as_arrows_from_send_to_receive():

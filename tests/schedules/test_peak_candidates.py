@@ -30,10 +30,6 @@ def test_what_waits_for_the_weights_is_there_from_the_first_part_to_the_second()
     assert counts("0F0,0I0,0F1,0I1,0W0,0W1\n") == [[[0, 0, 2]], [[1, 0, 1]]]
 
 
-def test_what_waits_is_counted_right_after_the_first_part_whatever_comes_next():
-    assert counts("0F0,0I0,0W0\n") == [[[0, 0, 1]], [[1, 0, 0]]]
-
-
 def test_inputs_become_stashes_where_their_forward_runs_again():
     assert counts("0F0,0F1,0F2,0RECOMPUTE0,0B0,0RECOMPUTE1,0B1,0RECOMPUTE2,0B2\n") == [
         [[0, 3, 0]],
@@ -46,10 +42,6 @@ def test_a_stash_made_again_stays_until_the_first_part_of_its_backward():
     assert counts(text) == [[[0, 0, 2]], [[0, 1, 1]], [[0, 2, 0]], [[1, 0, 1]], [[1, 1, 0]]]
 
 
-def test_the_last_micro_batch_may_be_whole_beside_one_that_is_made_again():
-    assert counts("0F0,0F1,0RECOMPUTE0,0B0,0B1\n") == [[[1, 1, 0]], [[2, 0, 0]]]
-
-
 def test_stages_of_one_device_are_counted_together():
     """Stage 0 holds two while stage 1 holds none, and one while stage 1 holds one."""
     text = "0F0,1F0,1B0,0F1,0B0,1F1,1B1,0B1\n"
@@ -59,11 +51,6 @@ def test_stages_of_one_device_are_counted_together():
 def test_an_overlapped_pair_releases_nothing_before_it_has_ended():
     assert counts("0F0,0B0,0F1,0B1\n") == [[[1, 0, 0]]]
     assert counts("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n") == [[[2, 0, 0]]]
-
-
-def test_a_device_without_actions_keeps_nothing():
-    schedule = Schedule("made up", ((), ()), (0, 1), 1)
-    assert [moments.tolist() for moments in peak_candidates(schedule)] == [[[[0, 0, 0]]], [[[0, 0, 0]]]]
 
 
 @st.composite
@@ -88,7 +75,7 @@ sizes = st.lists(st.integers(0, 1000), min_size=8, max_size=8)
 
 
 @given(schedule=schedules_with_recompute(), stashes=sizes, inputs=sizes, waiting=sizes)
-@settings(max_examples=75, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_the_peak_of_any_sizes_is_that_of_the_simulation(schedule: Schedule, stashes, inputs, waiting):
     """Inputs, and what waits for the weights, larger than what a stage keeps among them."""
     stages = schedule.model_stages
@@ -101,12 +88,7 @@ def test_the_peak_of_any_sizes_is_that_of_the_simulation(schedule: Schedule, sta
         own = [stage % stages for stage in schedule.stages_of(device)]
         weights = [[stashes[stage], inputs[stage], waiting[stage]] for stage in own]
         assert (moments * weights).sum(axis=(1, 2)).max() == pytest.approx(peak, abs=0)
-
-
-@given(schedule=schedules_with_recompute())
-@settings(max_examples=25, deadline=None, derandomize=True)
-def test_no_moment_is_there_that_another_exceeds(schedule: Schedule):
-    for moments in peak_candidates(schedule):
+        # No moment is there that another one exceeds.
         for index, one in enumerate(moments):
             for other in moments[index + 1 :]:
                 assert (one > other).any()

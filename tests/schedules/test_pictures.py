@@ -127,11 +127,11 @@ def test_a_transparent_picture_takes_the_colour_of_the_page() -> None:
 
 
 def test_a_long_timeline_shows_shares_of_time() -> None:
-    svg = timeline("1f1b", 64, 512).svg()
+    svg = timeline("1f1b", 32, 256).svg()
     assert len(svg) < 200_000
     assert not boxes(svg)
     areas = list(ElementTree.fromstring(svg).iter(f"{SVG}polygon"))
-    assert len(areas) == 64 * 2
+    assert len(areas) == 32 * 2
     # In the steady state the lower edge of the backwards is at a third of the row of 24 pixels: forwards take a third.
     upper = [tuple(map(float, corner.split(","))) for corner in areas[1].attrib["points"].split()]
     lower = [tuple(map(float, corner.split(","))) for corner in areas[0].attrib["points"].split()]
@@ -149,20 +149,13 @@ def test_a_long_timeline_shows_shares_of_time() -> None:
         ({"width": 20}, "width=20"),
         ({"labels": ["one"]}, "1 labels for 2 devices"),
         ({"labels": "ab"}, "labels='ab'"),
-        ({"labels": [0, 1]}, r"labels=\[0, 1\]"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         timeline("1f1b", 2, 2).svg(**arguments)
-
-
-def test_too_many_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="256 devices and gpipe has 257"):
         timeline("gpipe", 257, 1).svg()
-
-
-def test_an_empty_timeline_is_a_picture() -> None:
     assert "step of 0 s" in Timeline(Schedule("none", ((), ()), (0, 1), 0), ((), ()), ((), ())).svg()
 
 

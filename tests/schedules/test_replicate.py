@@ -4,20 +4,16 @@ import pytest
 
 from schedules import (
     Kind,
-    Schedule,
     ScheduleError,
     StageCosts,
     build,
     check,
     insert_messages,
     insert_reduce_grad,
-    names,
     replicate,
     simulate,
     split_backward,
 )
-
-SYNCHRONOUS = [name for name in names() if not name.startswith("pipedream")]
 
 
 def costs_of(schedule, **more):
@@ -36,25 +32,6 @@ def micro_batches_of(schedule, row):
     return sorted({leaf.micro_batch for action in row for leaf in action.leaves if leaf.kind is Kind.F})
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-@pytest.mark.parametrize("copies", [2, 3])
-def test_every_schedule_has_legal_copies(name, copies):
-    one = build(name, 2, 4)
-    for micro_batches in (None, 4 * copies - 1, copies + 1, copies, 1):
-        whole = replicate(one, copies, micro_batches)
-        check(whole)
-        assert whole.micro_batches == (micro_batches or 4 * copies)
-        assert (whole.replicas, whole.devices) == (copies * one.replicas, copies * 2)
-
-
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_copies_take_as_long_and_hold_as_much_as_one(name):
-    one = build(name, 2, 4)
-    alone, together = (simulate(s, costs_of(one)) for s in (insert_reduce_grad(one), replicate(one, 3)))
-    assert together.makespan == alone.makespan
-    assert together.peak_bytes == 3 * alone.peak_bytes
-
-
 def test_the_sum_of_the_gradients_is_priced_once_all_copies_are_done():
     one = build("gpipe", 2, 2)
     costs = costs_of(one, reduce_grad=[5, 7])
@@ -71,11 +48,6 @@ def test_a_slower_copy_keeps_the_others_waiting():
     assert timeline.span(whole.actions[0][-1]) == (18, 19)
 
 
-def test_what_a_stage_sends_is_no_matter_between_copies_of_one_stage():
-    costs = StageCosts([1], [1], [1], latency=100, bandwidth=1, message_bytes=[100])
-    assert simulate(replicate(build("gpipe", 1, 2), 2), costs).makespan == 6
-
-
 def test_micro_batches_are_dealt_out_in_turn():
     whole = replicate(build("1f1b", 1, 3), 3, 7)
     assert [micro_batches_of(whole, row) for row in whole.actions] == [[0, 3, 6], [1, 4], [2, 5]]
@@ -87,6 +59,7 @@ def test_a_copy_without_micro_batches_only_reduces():
 
 
 def test_copies_of_copies_are_copies():
+    assert replicate(build("1f1b", 2, 4), 1) == build("1f1b", 2, 4)
     assert replicate(replicate(build("gpipe", 2, 2), 2), 2).replicas == 4
     whole = replicate(build("chimera", 2, 2), 2)
     check(whole)
@@ -112,23 +85,6 @@ def test_reductions_that_are_there_stay_where_they_are():
         row.format(0, 1, 1, 1, 1, 0, 0, 0, m=0),
         row.format(2, 3, 3, 3, 3, 2, 2, 2, m=1),
     ]
-
-
-@pytest.mark.parametrize("name", ["1f1b", "dualpipe-v", "chimera"])
-def test_copies_survive_csv_and_json(name):
-    whole = replicate(build(name, 2, 4), 2)
-    assert Schedule.from_json(whole.to_json()) == whole
-    read = Schedule.from_csv(whole.to_csv(), replicas=whole.replicas)
-    assert (read.actions, read.device_of, read.micro_batches) == (
-        whole.actions,
-        whole.device_of,
-        whole.micro_batches,
-    )
-
-
-def test_one_copy_is_the_schedule_itself():
-    one = build("1f1b", 2, 4)
-    assert replicate(one, 1) == one
 
 
 @pytest.mark.parametrize(

@@ -72,19 +72,19 @@ def gap(record, effort):
     return seconds_of(found, costs, objective) / record["obj"] - 1
 
 
-def test_search_is_near_every_proven_optimum_on_a_line_and_never_below():
-    gaps = [gap(record, effort=0.1) for record in LINEAR]
+@pytest.mark.parametrize(
+    ("records", "effort", "mean"),
+    [
+        pytest.param(LINEAR[::4], 0.1, 0.005, id="some on a line"),
+        pytest.param(LINEAR, 0.1, 0.005, id="line", marks=pytest.mark.slow),
+        pytest.param([r for r in PROVEN if r["place"] == "v"], 0.3, 0.01, id="vee", marks=pytest.mark.slow),
+    ],
+)
+def test_search_is_near_the_proven_optima_and_never_below(records, effort, mean):
+    gaps = [gap(record, effort) for record in records]
     assert min(gaps) > -1e-9
     assert max(gaps) <= 0.03
-    assert sum(gaps) / len(gaps) <= 0.005
-
-
-@pytest.mark.slow
-def test_search_is_near_every_proven_optimum_on_a_vee_and_never_below():
-    gaps = [gap(record, effort=1.0) for record in PROVEN if record["place"] == "v"]
-    assert min(gaps) > -1e-9
-    assert max(gaps) <= 0.03
-    assert sum(gaps) / len(gaps) <= 0.01
+    assert sum(gaps) / len(gaps) <= mean
 
 
 def unequal(case):
@@ -143,8 +143,7 @@ def random_problem(draw, p, chunks=1):
     return costs, [draw.uniform(2.0, 1.5 * p) * 1.5 * chunks for _ in range(p)]
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("chunks", "seed"), [(1, 0), (1, 1), (2, 2), (3, 3)])
 def test_search_lies_between_the_bound_and_every_fixed_schedule_that_fits(chunks, seed):
     draw = random.Random(f"{chunks} {seed}")
     p, m = draw.choice([2, 3, 4]), draw.randint(2, 9)
@@ -163,19 +162,12 @@ def test_search_lies_between_the_bound_and_every_fixed_schedule_that_fits(chunks
             assert taken <= simulate(fixed, costs).makespan + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_search_beats_the_fixed_schedules_where_stages_are_uneven(seed):
-    draw = random.Random(seed)
+def test_search_beats_the_fixed_schedules_where_stages_are_uneven():
+    draw = random.Random(0)
     scale = [draw.uniform(0.7, 1.3) for _ in range(4)]
     costs = StageCosts(scale, [1.1 * s for s in scale], [0.8 * s for s in scale], 0.1, stash_bytes=[1.0] * 4)
     found = search(costs, 4, 8, [6] * 4, effort=0.2)
     assert simulate(found, costs).makespan < simulate(build("zb-h1", 4, 8), costs).makespan
-
-
-def test_search_is_the_same_for_the_same_seed():
-    costs, memory = random_problem(random.Random(1), 4)
-    first, second = (search(costs, 4, 8, memory, seed=7, effort=0.1) for _ in range(2))
-    assert first == second
 
 
 def test_search_does_not_depend_on_the_unit_of_seconds():
@@ -187,7 +179,8 @@ def test_search_does_not_depend_on_the_unit_of_seconds():
         latency=[[seconds * unit for seconds in row] for row in cast(list[list[float]], costs.latency)],
         **{name: [seconds * unit for seconds in getattr(costs, name)] for name in fields},
     )
-    assert search(small, 4, 8, memory, effort=0.1) == search(costs, 4, 8, memory, effort=0.1)
+    found = search(costs, 4, 8, memory, effort=0.05)
+    assert search(small, 4, 8, memory, effort=0.05) == found == search(costs, 4, 8, memory, effort=0.05)
 
 
 def test_the_clock_of_an_allowance_says_whether_it_cut_a_search_short():
@@ -253,12 +246,6 @@ def test_search_keeps_the_order_of_micro_batches(seed):
     assert all(order == sorted(order, key=str) for order in streams.values())
 
 
-def test_search_takes_an_overlapped_schedule_where_overlap_pays():
-    costs = StageCosts([1.0] * 8, [1.0] * 8, [1.0] * 8, stash_bytes=[1.0] * 8, overlap=1.0)
-    best = simulate(search(costs, 4, 16, effort=0.05), costs).makespan
-    assert best <= simulate(build("dualpipe-v", 4, 16), costs).makespan
-
-
 def test_build_makes_a_searched_schedule_from_costs():
     costs, memory = random_problem(random.Random(5), 3)
     check(build("search", 3, 6, costs=costs, memory=memory, effort=0.02), costs, memory)
@@ -276,8 +263,12 @@ def test_what_no_schedule_can_do_is_refused_with_the_numbers():
         search(costs, 3, 4)
     with pytest.raises(ScheduleError, match="memory has 1 numbers for 2 devices"):
         bound(costs, 2, 4, memory=[4])
-    with pytest.raises(ScheduleError, match="objective is one of makespan, zero-bubble, got 'speed'"):
-        bound(costs, 2, 4, objective="speed")
+    for ask in (bound, search):
+        with pytest.raises(ScheduleError, match="objective is one of makespan, zero-bubble, got 'speed'"):
+            ask(costs, 2, 4, objective="speed")
+    for wrong in (float("nan"), -1.0):
+        with pytest.raises(ScheduleError, match=f"memory of device 1 is {wrong}"):
+            search(costs, 2, 4, memory=[4, wrong])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -290,7 +281,7 @@ def test_replaying_after_a_change_is_playing_from_the_start(seed):
     rows = problem.rows_of(build("zb-h1", p, m))
     ends, done = play(problem.table, rows)
     assert done
-    for _ in range(300):
+    for _ in range(150):
         device, at = draw.randrange(p), draw.randrange(3 * m - 1)
         rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
         played, done = play(problem.table, rows)
@@ -304,22 +295,13 @@ def test_replaying_after_a_change_is_playing_from_the_start(seed):
             ends = played
 
 
-def test_unknown_objectives_and_impossible_memory_are_refused():
-    costs = StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[1, 1])
-    with pytest.raises(ScheduleError, match="objective is one of makespan, zero-bubble, got 'speed'"):
-        search(costs, 2, 4, objective="speed")
-    for wrong in (float("nan"), -1.0):
-        with pytest.raises(ScheduleError, match=f"memory of device 1 is {wrong}"):
-            search(costs, 2, 4, memory=[4, wrong])
-
-
 def test_devices_without_memory_run_stages_without_stash():
     costs = StageCosts([1], [1], [1])
     assert bound(costs, 1, 4, memory=[0]) == 12
     assert simulate(search(costs, 1, 4, memory=[0]), costs).makespan == 12
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_search_is_no_slower_than_a_named_schedule_or_its_split_critical_form(seed):
     """Full backwards that are cheaper than their parts, and weight gradients that hold more than the stash."""
     draw = random.Random(seed)

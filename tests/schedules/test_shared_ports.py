@@ -49,13 +49,6 @@ def test_a_port_is_busy_for_the_bytes_that_pass_it():
     assert [(t.start, t.end) for t in two_pairs(quick).transfers] == [(1, 4), (2, 5)]
 
 
-def test_without_contention_ports_change_nothing():
-    costs = StageCosts([1] * 4, [1] * 4, [1] * 4, bandwidth=1.0, message_bytes=[2] * 4)
-    shared = StageCosts([1] * 4, [1] * 4, [1] * 4, bandwidth=1.0, message_bytes=[2] * 4, ports=TWO_HOSTS)
-    order = build("1f1b", 4, 8)
-    assert simulate(order, shared).ends == simulate(order, costs).ends
-
-
 def test_directions_do_not_disturb_each_other():
     """1F1B over a border of hosts: an output and a gradient cross it at the same time."""
     order = build("1f1b", 2, 8)
@@ -68,7 +61,7 @@ times = st.lists(st.integers(0, 5), min_size=8, max_size=8)
 
 
 @given(st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]), times, times, times, times)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_a_port_for_each_pair_is_a_link_that_carries_one_message_at_a_time(name, f, i, w, sizes):
     chunks = 2 if name in ("interleaved-1f1b", "zb-v") else 1
     order = build(name, 4, 4, chunks)
@@ -83,7 +76,7 @@ def test_a_port_for_each_pair_is_a_link_that_carries_one_message_at_a_time(name,
 
 
 @given(st.integers(1, 12), times)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_no_port_carries_two_messages_at_a_time(micro_batches, sizes):
     order = schedules.replicate(build("1f1b", 2, micro_batches), 2)
     where = {(0, 1): [("out", 1.0)], (2, 3): [("out", 1.0)], (1, 0): [("in", 1.0)], (3, 2): [("in", 1.0)]}

@@ -1,8 +1,5 @@
 """What the simulator says of schedules whose times are known."""
 
-from typing import Any
-
-import numpy as np
 import pytest
 
 from schedules import Action, Schedule, ScheduleError, StageCosts, build, in_flight, simulate
@@ -10,14 +7,6 @@ from schedules import Action, Schedule, ScheduleError, StageCosts, build, in_fli
 
 def equal(stages, forward=1.0, inputs=1.0, weights=1.0, **more):
     return StageCosts([forward] * stages, [inputs] * stages, [weights] * stages, **more)
-
-
-@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 4), (4, 8), (4, 2), (8, 32)])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
-def test_synchronous_pipes_fill_and_drain_once(name, p, m):
-    timeline = simulate(build(name, p, m), equal(p, 1.0, 1.3, 0.6))
-    assert timeline.makespan == pytest.approx((m + p - 1) * 2.9)
-    assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1))
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (3, 2), (4, 8)])
@@ -54,29 +43,12 @@ def test_latency_is_read_from_row_to_column():
     assert simulate(build("1f1b", 2, 1), costs).makespan == 1 + 5 + 3 + 0.25 + 2
 
 
-def test_a_message_takes_its_bytes_over_the_bandwidth():
-    costs = equal(2, message_bytes=[8, 0], bandwidth=4.0)
-    assert simulate(build("1f1b", 2, 1), costs).makespan == 6 + 2 * 2.0
-
-
 def test_contention_lets_a_link_carry_one_message_at_a_time():
     costs = equal(2, 1, 1, 1, message_bytes=[30, 0], bandwidth=10.0)
     gpipe = build("gpipe", 2, 3)
     free, shared = (simulate(gpipe, costs, contention=contention) for contention in (False, True))
     assert [free.span(Action.parse(f"1F{k}"))[0] for k in range(3)] == [4, 5, 6]
     assert [shared.span(Action.parse(f"1F{k}"))[0] for k in range(3)] == [4, 7, 10]
-
-
-def test_contention_changes_nothing_on_links_that_are_never_shared():
-    costs = equal(4, message_bytes=[1] * 4, bandwidth=10.0, latency=0.05)
-    schedule = build("1f1b", 4, 8)
-    free, shared = (simulate(schedule, costs, contention=contention) for contention in (False, True))
-    assert shared.makespan == pytest.approx(free.makespan)
-
-
-def test_cost_sequences_may_be_arrays():
-    ones: Any = np.ones(3)
-    assert simulate(build("1f1b", 3, 3), StageCosts(ones, ones, ones)).makespan == 15.0
 
 
 def test_costs_of_another_number_of_stages_are_refused():

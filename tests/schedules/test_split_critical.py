@@ -49,19 +49,14 @@ def kinds(schedule: Schedule) -> Counter[Kind]:
     return Counter(action.kind for row in schedule.actions for action in row)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 32)])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
 def test_equal_stages_save_a_weight_gradient_at_each_border(p: int, m: int) -> None:
     costs = StageCosts([1.0] * p, [1.0] * p, [1.0] * p)
     early = split_critical(build("1f1b", p, m), costs)
     assert simulate(early, costs).makespan == 3 * (m + p - 1) - (p - 1)
 
 
-def test_gpipe_saves_as_much_where_every_path_is_critical() -> None:
-    costs = StageCosts([1.0] * 4, [1.0] * 4, [1.0] * 4)
-    assert simulate(split_critical(build("gpipe", 4, 8), costs), costs).makespan == 33 - 3
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("name", "chunks"), NAMES)
 def test_the_order_of_the_work_is_the_same_and_never_takes_longer(name: str, chunks: int, seed: int) -> None:
     schedule = build(name, 4, 8, chunks)
@@ -107,7 +102,7 @@ def test_a_full_backward_costs_what_it_is_said_to() -> None:
     assert simulate(split_backward(schedule), costs).makespan == 1 + 1 + 1 + 1 + 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_nothing_beats_the_bound_where_a_full_backward_is_cheaper_than_its_parts(seed: int) -> None:
     costs = random_costs(4, seed)
     least = bound(costs, 4, 8, placement=range(4))
@@ -119,12 +114,6 @@ def test_nothing_beats_the_bound_where_a_full_backward_is_cheaper_than_its_parts
     ]:
         if schedule.device_of == (0, 1, 2, 3):
             assert simulate(schedule, costs).makespan >= least * (1 - 1e-9)
-
-
-def test_a_search_does_not_split_what_costs_more_in_parts() -> None:
-    costs = StageCosts([1, 1], [1.5, 1.5], [1.5, 1.5], backward=[2, 2])
-    found = search(costs, 2, 4, effort=0.05)
-    assert simulate(found, costs).makespan <= simulate(build("1f1b", 2, 4), costs).makespan
 
 
 def test_only_what_is_there_can_be_split() -> None:

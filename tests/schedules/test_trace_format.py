@@ -13,10 +13,8 @@ from schedules import (
     StageCosts,
     Timeline,
     build,
-    insert_messages,
     insert_offload,
     insert_recompute,
-    names,
     replicate,
     side_by_side,
     simulate,
@@ -28,22 +26,6 @@ def costs_of(stages: int, **more: object) -> StageCosts:
     seconds = [0.1 + 0.013 * stage for stage in range(stages)]
     stash = [2.0**20 * (stage + 1) for stage in range(stages)]
     return StageCosts(seconds, seconds, seconds, latency=0.003, stash_bytes=stash, **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_schedule_is_a_trace_of_slices_arrows_messages_and_counters(name: str) -> None:
-    schedule = build(name, 4, 8)
-    costs = costs_of(schedule.model_stages)
-    timeline = simulate(schedule, costs)
-    counts = check_trace_format(json.loads(json.dumps(timeline.to_trace(costs=costs))))
-    assert counts["X"] == sum(map(len, timeline.schedule.actions))
-    assert counts["b"] == len(timeline.transfers) == counts["s"]
-
-
-def test_messages_that_are_actions_have_threads_of_their_own() -> None:
-    timeline = simulate(insert_messages(build("1f1b", 3, 4)), costs_of(3))
-    counts = check_trace_format(timeline.to_trace())
-    assert counts["s"] == 2 * 2 * 4
 
 
 @pytest.mark.parametrize("change", [insert_recompute, insert_offload])

@@ -12,8 +12,6 @@ from schedules import (
     Timeline,
     Transfer,
     build,
-    insert_messages,
-    names,
     replicate,
     side_by_side,
     simulate,
@@ -36,43 +34,6 @@ def test_a_message_that_waits_for_its_link_leaves_when_that_is_free():
     costs = StageCosts([1, 0], [1, 1], [1, 1], bandwidth=1.0, message_bytes=[3.0, 0.0])
     sent = [(t.start, t.end) for t in simulate(build("gpipe", 2, 2), costs, contention=True).transfers]
     assert sent[:2] == [(1.0, 4.0), (4.0, 7.0)]
-
-
-def test_links_that_cost_nothing_have_no_transfers():
-    assert list(simulate(build("1f1b", 2, 4), equal(2)).transfers) == []
-
-
-@pytest.mark.parametrize("overlap", [0.0, 0.5])
-@pytest.mark.parametrize("name", names())
-def test_a_transfer_leads_from_the_action_that_makes_it_to_the_one_that_takes_it(name, overlap):
-    schedule = build(name, 4, 8)
-    timeline = simulate(schedule, equal(schedule.model_stages, latency=0.25, overlap=overlap))
-    spans = {
-        (leaf.kind is Kind.F, leaf.stage, leaf.micro_batch): (start, end)
-        for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
-        for action, start, end in zip(*row, strict=True)
-        for leaf in action.leaves
-        if leaf.kind in (Kind.F, Kind.B, Kind.I)
-    }
-    assert {t.kind for t in timeline.transfers} == {Kind.F, Kind.B}
-    for transfer in timeline.transfers:
-        forward = transfer.kind is Kind.F
-        assert spans[forward, transfer.source, transfer.micro_batch][1] == transfer.start
-        assert spans[forward, transfer.target, transfer.micro_batch][0] >= transfer.end
-    crossed = [
-        (stage, following)
-        for stage in range(schedule.stages)
-        if (following := schedule.next_stage(stage)) is not None
-        and schedule.device_of[stage] != schedule.device_of[following]
-    ]
-    each = 8 // schedule.replicas
-    assert len(timeline.transfers) == 2 * each * len(crossed)
-
-
-def test_explicit_sends_are_transfers_too():
-    costs = equal(2, latency=0.5)
-    bare, explicit = (simulate(s, costs) for s in (build("1f1b", 2, 2), insert_messages(build("1f1b", 2, 2))))
-    assert list(explicit.transfers) == list(bare.transfers)
 
 
 def late(arrived, started):

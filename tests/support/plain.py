@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pipepart.capture import flatten
+from pipepart.data.arguments import call
 from pipepart.runtime.replay.randomness import RngKeys
 
 _CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what is left
@@ -21,7 +22,7 @@ def twin(model: nn.Module) -> nn.Module:
 
 def whole_step(model: nn.Module, x: Any, y: Any, loss_fn: Callable[..., Tensor]) -> Tensor:
     """Run forward and backward of the whole mini-batch; add the gradients to the model's."""
-    loss = loss_fn(model(x), y)
+    loss = loss_fn(call(model, x), y)
     loss.backward()
     return loss.detach()
 
@@ -48,10 +49,10 @@ def micro_batched_step(
     replicas = [model, *(twin(model) for _ in range(max(replica_of)))]
     for other in replicas[1:]:
         other.zero_grad()
-    for index, (xs, ys) in enumerate(zip(_split(x, parts), _split(y, parts), strict=True)):
+    for index, (xs, ys) in enumerate(zip(split(x, parts), split(y, parts), strict=True)):
         share = pytree.tree_leaves(xs)[0].shape[0] / samples if mean else 1.0
         replica = replicas[replica_of[index % len(replica_of)]]
-        output = _drawing(replica, xs, index, draws) if drawing else replica(xs)
+        output = _drawing(replica, xs, index, draws) if drawing else call(replica, xs)
         loss = loss_fn(output, ys) * share
         loss.backward()
         total = total + loss.detach()
@@ -113,7 +114,8 @@ def in_double(modules: Iterable[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*modules).double()
 
 
-def _split(nest: Any, parts: int) -> list[Any]:
+def split(nest: Any, parts: int) -> list[Any]:
+    """Return the parts of a nest along dimension 0."""
     leaves, spec = pytree.tree_flatten(nest)
     columns = [leaf.tensor_split(parts) for leaf in leaves]
     return [pytree.tree_unflatten([column[part] for column in columns], spec) for part in range(parts)]

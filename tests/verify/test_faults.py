@@ -35,7 +35,7 @@ def test_a_layer_that_does_something_else_on_a_workers_thread(
     (row,) = checked(faults.chain(layer), schedules=[schedule]).rows
     assert not row.ok
     assert (row.layer, row.kind, row.what) == ("2", type(layer).__name__, what)
-    assert "several threads" in row.why
+    assert row.repeats
 
 
 def test_a_layer_whose_backward_knows_the_last_micro_batch_only() -> None:
@@ -44,7 +44,6 @@ def test_a_layer_whose_backward_knows_the_last_micro_batch_only() -> None:
     assert [(row.schedule, row.layer, row.what) for row in report.rows if not row.ok] == [
         (name, "2", "the gradient of its input, step 0") for name in ("gpipe", "1f1b")
     ]
-    assert "micro-batches in flight" in report.rows[1].why
 
 
 def test_a_count_of_the_layers_own_is_right_unless_its_forward_runs_twice() -> None:
@@ -52,17 +51,12 @@ def test_a_count_of_the_layers_own_is_right_unless_its_forward_runs_twice() -> N
     once, twice = report.rows
     assert once.same
     assert (twice.layer, twice.ok) == ("2", False)
-    assert "2.count" in twice.why
-    assert "recompute='never'" in twice.why
-    assert report.plain[0].remembers == ("2.count",)
 
 
 def test_a_count_outside_of_the_model_makes_two_plain_runs_differ() -> None:
     report = checked(faults.chain(faults.SharedCount()), schedules=["1f1b"])
-    assert (report.plain[0].repeats, report.plain[0].unsteady) == (False, "2")
-    assert not report.ok
-    assert report.rows[0].layer == "2"
-    assert "two plain runs" in report.rows[0].why
+    assert (report.ok, report.rows[0].layer, report.rows[0].repeats) == (False, "2", False)
+    assert "Two plain runs" in report.rows[0].text
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
@@ -70,7 +64,7 @@ def test_a_mean_that_is_said_to_be_a_sum(schedule: str) -> None:
     (row,) = checked(faults.chain(), loss_fn=faults.mean, schedules=[schedule], reduction="sum").rows
     assert (row.ok, row.same, row.layer) == (False, True, "loss")
     assert row.mini_batch == pytest.approx(0.75)  # four times the loss
-    assert "combined as a sum" in row.why
+    assert "declare reduction='mean', 'sum' or 'batch'" in row.text
 
 
 def test_a_loss_that_is_no_mean_though_it_is_said_to_be_one() -> None:
@@ -83,7 +77,7 @@ def test_a_loss_that_is_no_mean_though_it_is_said_to_be_one() -> None:
 def test_a_model_that_sums_up_its_own_loss_and_says_that_it_is_a_mean() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), faults.OwnLoss())
     (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"], reduction="mean").rows
-    assert (row.ok, row.layer, row.kind) == (False, "2", "OwnLoss")
+    assert (row.ok, row.layer, row.kind) == (False, "loss", "")
     (row,) = checked(model, target=None, loss_fn=None, schedules=["1f1b"], reduction="sum").rows
     assert row.ok
 
@@ -109,7 +103,6 @@ def test_a_missing_gradient_of_a_tied_weight(monkeypatch: pytest.MonkeyPatch) ->
     assert {(row.ok, row.layer, row.what) for row in report.rows} == {
         (False, "0", "the gradient of 0.weight, step 0")
     }
-    assert "shares parameters with 2" in report.rows[0].why
 
 
 class OneMoreStep(Pipeline):

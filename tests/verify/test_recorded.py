@@ -108,4 +108,19 @@ def test_the_first_layer_that_differs_is_named_as_in_the_model() -> None:
     assert {(row.layer, row.kind, row.what) for row in report.rows} == {
         ("blocks.1", "OwnCount", "its output, step 0")
     }
-    assert "it keeps blocks.1.count in Python" in report.rows[0].why
+
+
+class TwoTerms(Residual):
+    """Its own loss has a mean over targets that are not ignored, and one over all samples."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        made = super().forward(x, labels)
+        return {**made, "loss": made["loss"] + made["logits"].square().mean()}
+
+
+def test_terms_with_other_shares_are_compared_with_the_whole_mini_batch() -> None:
+    given = {"x": torch.randn(8, 4, 6), "labels": torch.tensor([0, -100, -100, 1, 2, -100, 1, 0])}
+    blocks = [nn.Linear(8, 8) for _ in range(3)]
+    report = pipepart.check(TwoTerms(*blocks), given, steps=1, schedules=["gpipe"])
+    assert report.ok
+    assert not report.rows[0].same

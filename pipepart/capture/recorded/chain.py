@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ...autograd.own_copy import tensors
 from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
+from .caches import no_cache_in_training
 from .placing import together
 from .python_state.surroundings import Surroundings
 from .python_state.value_key import value_key
@@ -28,6 +30,8 @@ from .replay.recording import Group, Recording
 from .verification import Runs, changed, verify
 
 Verify = Literal["first", "never", "always"]
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _KEPT = 512  # recordings, at most: each takes about 2 KiB a call
 _STATES = 16  # of the surroundings that are remembered, at most
@@ -53,7 +57,8 @@ class RecordedChain(Chain):
         groups: what each layer calls, by its name; None to find out by the first recording.
         layers: paths of the modules that are to stay whole, with what stands beside them; None for the children of the
             outermost ModuleLists and Sequentials, of which one that is too coarse to balance stages is opened.
-        verify: whether replays are compared with the model: of each recording the first, none, or all.
+        verify: whether replays are compared with the model, output and gradients: of each recording those in steps
+            1, 2, 4, 8, ... ("first"), none, or all.
         split_loss: whether a loss that the model returns is computed after the last layer, to be weighed.
 
     Attributes:
@@ -124,17 +129,28 @@ class RecordedChain(Chain):
         """
         return self.enter_all([(args, kwargs)])[0]
 
-    def enter_all(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Entered]:
+    def enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
         """Find or make the recordings for the arguments of several calls, as :meth:`enter` does."""
+        with no_cache_in_training(self.model):
+            return self._enter_all(calls)
+
+    def _enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
         if state not in self._states:
             while len(self._states) >= _STATES:
                 self._states.pop(next(iter(self._states)))
             self._states[state] = next(self._state_numbers)
         around = self._states[state]  # a number, as the state is large
-        return [self._enter(args, kwargs, around) for args, kwargs in calls]
+        found = [self._found(args, kwargs, around) for args, kwargs in calls]
+        for recording in dict.fromkeys(found):
+            recording.uses += 1
+            own = [call for call, one in zip(calls, found, strict=True) if one is recording]
+            self._compare(recording, own)
+            recording.result = None
+        return [self._entered(recording, tensors(call)) for recording, call in zip(found, calls, strict=True)]
 
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: int) -> Entered:
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: int) -> Recording:
+        """Find or make the recording for the arguments of a call."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = _key(leaves, spec, around)
@@ -146,22 +162,27 @@ class RecordedChain(Chain):
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
-        if found.fresh and not found.on_meta:
-            if self._verify != "never":
-                self._compare(found, args, kwargs)
-            found.fresh = self._verify == "always"
-        found.result = None
-        return self._entered(found, passed)
+        return found
 
-    def _compare(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare the first replay of a recording with the model, or the recording with another one."""
+    def _compare(self, recording: Recording, calls: Sequence[_Arguments]) -> None:
+        """Compare a replay with the model, or the recording with another one: at its uses 1, 2, 4, 8, ...
+
+        At its first use it is compared on the micro-batch that was recorded if others went the same way before, at
+        any other use on the last micro-batch.
+        """
+        always = self._verify == "always"
+        if self._verify == "never" or recording.on_meta:
+            return
+        if not always and (recording.uses & (recording.uses - 1) or (self._partial and recording.uses > 1)):
+            return
         way = tuple([(call.name, call.line, call.grad) for call in recording.calls])
-        known_way = self._verify == "first" and way in self._compared
-        if not self._partial:
-            run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
-            verify(run, lambda: self._again(args, kwargs), known_way)
-        elif not known_way and (why := changed(recording, self._again(args, kwargs))):
-            raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
+        known_way = not always and recording.uses == 1 and way in self._compared
+        for args, kwargs in calls if always else calls[:1] if known_way or self._partial else calls[-1:]:
+            if not self._partial:
+                run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
+                verify(run, lambda given=(args, kwargs): self._again(*given), known_way)
+            elif not known_way and (why := changed(recording, self._again(args, kwargs))):
+                raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
     def _entered(self, recording: Recording, passed: Sequence[Tensor]) -> Entered:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ...autograd.own_copy import own_copy, tensors
+from .gradients import Gradients, differing_gradient, projected_gradients
 from .placing import at, home, together
 from .python_state.contents import Snapshot
 from .python_state.surroundings import Surroundings
@@ -32,10 +34,11 @@ _ELSE = 'layers=[...] says which modules stay whole; verify="never" trains witho
 
 
 def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
-    """Compare a replay with the model, from the same random states.
+    """Compare a replay with the model, from the same random states: what they return, and their gradients.
 
-    Bit for bit on the CPU; elsewhere kernels may add in any order. A model whose layers are on several devices is not
-    called: what it returned while it was recorded takes the place of its output.
+    What they return is compared bit for bit on the CPU; elsewhere kernels may add in any order. The gradients are those
+    of a random projection of it. A model whose layers are on several devices is not called: what it returned while it
+    was recorded takes the place of its output.
 
     Args:
         run: runs of the model and of its recording.
@@ -49,16 +52,19 @@ def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
     parted = len({tensor.device for tensor in run.on.parameters()}) > 1
     if parted and run.recording.result is None:
         return
-    found = run.replay()
-    if (parted or known_way) and run.same(run.recording.result, found):
-        return
-    expected = run.recording.result if parted else run.model()
-    if run.same(expected, found):
-        run.check_left()
-        return
-    # The forward may ask whether gradients are enabled, as they were when it was recorded.
-    if not parted and torch.is_grad_enabled() and run.same(run.model_with_gradients(), found):
-        return
+    if parted or known_way:
+        found = run.replay()
+        if run.same(run.recording.result, found):
+            return
+    if parted:
+        expected = run.recording.result
+    else:
+        run.differentiate()
+        found, expected = run.replay(), run.model()
+        if run.same(expected, found):
+            run.check_left()
+            run.check_gradients()
+            return
     why = changed(run.recording, again()) or _first_difference(run) or f"They differ now and then: {_CHANGES}"
     raise CaptureError(
         f"a replay of {type(run.on).__name__} gives other numbers than the model. {why}. {_ELSE}"
@@ -99,6 +105,9 @@ class Runs:
         self._left_by_model: set[tuple[str, Any]] | None = None
         self._left_by_replay: set[tuple[str, Any]] = set()
         self._grad = torch.is_grad_enabled() and recording.hooks
+        self._of_model: Gradients | None = None
+        self._of_replay: Gradients | None = None
+        self._differentiates = False
 
     def same(self, one: Any, other: Any) -> bool:
         return same_outputs(one, other, self._exactly)
@@ -113,6 +122,8 @@ class Runs:
         with torch.set_grad_enabled(self._grad), self._untouched() as before:
             args, kwargs = own_copy(self._given)
             result = self.on(*args, **kwargs)
+            self._of_model = self._gradients(result)
+            result = pytree.tree_map_only(Tensor, Tensor.detach, result)
             self._left_by_model = {(found.place.label, found.key) for found in before.differences()}
             return result
 
@@ -120,7 +131,7 @@ class Runs:
         """Run the model with gradients enabled between its whole modules, as it was recorded; nothing is kept."""
         with (
             self._untouched(),
-            called_whole(_CallNotes(self._opening.whole, seen), self.on, self._opening.whole),
+            called_whole(_CallNotes(self._opening.whole, seen), self._opening.whole),
         ):
             args, kwargs = own_copy(self._given)
             return self.on(*args, **kwargs)
@@ -156,7 +167,30 @@ class Runs:
                 values += [passed[number] for number in recording.end_inputs]
                 env = replayed(recording, recording.end, values, called, self.on.get_submodule, None)
             self._left_by_replay = {(found.place.label, found.key) for found in before.differences()}
-            return recording.completed(env)
+            result = recording.completed(env)
+            self._of_replay = self._gradients(result)
+            return pytree.tree_map_only(Tensor, Tensor.detach, result)
+
+    def differentiate(self) -> None:
+        """From now on compute gradients as well, if they are enabled."""
+        self._grad = self._differentiates = torch.is_grad_enabled()
+
+    def _gradients(self, result: Any) -> Gradients | None:
+        return projected_gradients(result, self.on) if self._differentiates else None
+
+    def check_gradients(self) -> None:
+        """Check that model and replay have the same gradients, up to rounding.
+
+        Raises:
+            CaptureError: they differ.
+        """
+        if found := differing_gradient(self._of_model, self._of_replay):
+            name, share = found
+            raise CaptureError(
+                f"a replay of {type(self.on).__name__} gives another gradient of {name!r} than the model, by "
+                f"{share:.0%}, though both return the same. The code between modules does something to gradients that "
+                f"a replay does not see, such as a hook on grad_fn: move it into a module of its own. {_ELSE}"
+            )
 
     def check_left(self) -> None:
         """Check that a replay changes nothing that the model puts back.

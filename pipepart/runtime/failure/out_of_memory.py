@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ...planning import Plan
+from ...ranks.failure import RankError, is_out_of_memory
 from ...units import counted, format_bytes
 from ..stage_run import Held
 from ..step import Step
@@ -22,7 +23,6 @@ from .notes import add_further
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_THE_CPU = "can't allocate memory"
 _WHAT_TO_DO = (
     "pipepart: a smaller mini-batch works as it is; to hold less, plan with more micro-batches, with "
     "recompute='always', with another schedule, or for devices of less memory, for which pipepart.plan makes it fit"
@@ -36,9 +36,9 @@ def explained(step: Step, plan: Plan) -> BaseException:
     """
     failure = step.failure
     assert failure is not None
+    if isinstance(failure, RankError) or not is_out_of_memory(failure):
+        return failure  # of another rank's memory there is nothing to tell here
     if not isinstance(failure, torch.OutOfMemoryError | MemoryError):
-        if not isinstance(failure, RuntimeError) or _OF_THE_CPU not in str(failure):
-            return failure
         failure = _as_torch_error(failure)
     for note in _held(step.held, step.failed_on, plan):
         add_further(failure, note)

@@ -222,13 +222,17 @@ class KeyedDraws(DispatchMode):
         if self._which is not ForwardPass.ONLY:
             _refuse_cudnn_dropout(func)
         self._keys.drawn = True
-        self.count += 1
-        seed = hash((self.seed, self.count)) & (2**63 - 1)
+        seed = self.next_seed()
         device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
         if _takes_generator(func):
             generator = torch.Generator(device or "cpu").manual_seed(seed)
             return func(*args, **kwargs, generator=generator)
         return _with_global_seed(torch.device(device or "cpu"), seed, func, args, kwargs)
+
+    def next_seed(self) -> int:
+        """Return the seed of the next draw, and count it."""
+        self.count += 1
+        return hash((self.seed, self.count)) & (2**63 - 1)
 
     def _from_own(
         self, generator: torch.Generator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]

@@ -199,11 +199,15 @@ class RankTransport:
 
         Raises:
             Stopped: it has broken.
+            RuntimeError: out of memory.
         """
         try:
             yield
         except RuntimeError as error:
-            self._fail(self._links.ranks.lost(error, rank))
+            found = self._links.ranks.lost(error, rank)
+            if found is error:
+                raise
+            self._fail(found)
             raise Stopped from None
 
     @property

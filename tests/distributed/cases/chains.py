@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
+from tests.pipeline.conformance.kinds import KINDS
+from tests.pipeline.conformance.modes import LOSSES, SCHEDULES, Mode, drawn, stages_of
 from torch import nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, trained, trained_by_caller
-from tests.pipeline.conformance.kinds import KINDS
-from tests.pipeline.conformance.modes import LOSSES, SCHEDULES, Mode, drawn, stages_of
 from tests.support.chains import cut_by_hand
 from tests.support.mixed import mixed
 from tests.support.pieces import WIDTH, linear

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.pipeline.conformance.kinds import KINDS
 from torch import Tensor, nn
 
 import pipepart
@@ -15,7 +16,6 @@ from pipepart.capture import RecordedChain
 from tests.distributed.cases.models import Keeps, Packs, Unpacks, language_model
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
-from tests.pipeline.conformance.kinds import KINDS
 from tests.support import skipping, tied
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, twins

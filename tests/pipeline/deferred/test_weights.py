@@ -1,4 +1,4 @@
-"""``weights=``: stages read their tensors from safetensors."""
+"""Deferred models: stages read their tensors from safetensors, and nothing is whole in two places."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from pipepart import Arguments, CaptureError, Pipeline, deferred_init
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import plan_by_hand
+from tests.support.processes import run_script
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 
@@ -25,7 +26,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return watched_reads(monkeypatch)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_shards_of_save_pretrained(family, tmp_path, read):
     make, sample = FAMILIES[family]
     saved: Any = make()
@@ -69,8 +70,11 @@ def saved(folder: Path, changes: dict[str, Tensor | None] | None = None) -> tupl
     return kept, folder / "model.safetensors"
 
 
-def test_one_file_and_a_model_without_values(tmp_path):
+def test_one_file_and_a_model_with_or_without_values(tmp_path):
     state, path = saved(tmp_path)
+    model = two_layers()
+    with Pipeline(model, plan_by_hand(["0", "1", "2"], [1], micro_batches=2), LOSS, weights=path):
+        assert torch.equal(model.get_parameter("0.weight"), state["0.weight"])
     with torch.device("meta"):
         model = two_layers().to(torch.float64)
     with Pipeline(model, plan_by_hand(["0", "1", "2"], [1], micro_batches=2), LOSS, weights=path) as pipe:
@@ -82,13 +86,6 @@ def test_one_file_and_a_model_without_values(tmp_path):
             saved(tmp_path)[0], tmp_path / "model.safetensors"
         )  # no window onto the file is left
         assert torch.equal(found["0.weight"], pipe.state_dict()["0.weight"])
-
-
-def test_a_model_with_values_is_overwritten(tmp_path):
-    state, path = saved(tmp_path)
-    model = two_layers()
-    with Pipeline(model, plan_by_hand(["0", "1", "2"], [1], micro_batches=2), LOSS, weights=path):
-        assert torch.equal(model.get_parameter("0.weight"), state["0.weight"])
 
 
 @pytest.mark.parametrize("missing", ["0.weight", "2.weight"])
@@ -121,12 +118,9 @@ def test_tied_weights_that_differ_are_refused(tmp_path):
         pipeline(tmp_path, tied=True)
 
 
-def test_folders_without_weights_are_refused(tmp_path):
+def test_files_of_another_kind_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder with 'model.safetensors'"):
         pipeline(tmp_path)
-
-
-def test_files_of_another_kind_are_refused(tmp_path):
     _, path = saved(tmp_path)
     cut_off = path.read_bytes()[:-8]
     torch.save(two_layers().state_dict(), path)
@@ -151,3 +145,39 @@ def test_buffers_that_are_not_saved_need_the_construction(tmp_path):
         CaptureError, match=r"buffer 'model.rotary_emb.inv_freq'.*weights do not have it.*deferred_init"
     ):
         Pipeline(RecordedChain(model, chain.groups), plan, weights=tmp_path)  # type: ignore[arg-type]
+
+
+_SCRIPT = """
+import resource
+import torch
+from torch import nn
+from pipepart import Pipeline, deferred_init
+from tests.support.chains import plan_by_hand
+from tests.support.processes import run_script
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+class Block(nn.Linear):
+    def reset_parameters(self):
+        super().reset_parameters()
+        nn.init.normal_(self.weight)
+
+def make():
+    return nn.Sequential(*[Block(1024, 1024) for _ in range(48)])  # 192 MiB, 4 MiB a layer
+
+with deferred_init():
+    model = make()
+plan = plan_by_hand([str(i) for i in range(48)], [12, 24, 36], micro_batches=2)
+torch.randn(64, 64) @ torch.randn(64, 64)
+before = peak()
+with Pipeline(model, plan, nn.functional.mse_loss):
+    print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_deferred_model_takes_the_memory_of_its_tensors_once():
+    ended = run_script(_SCRIPT)
+    assert ended.returncode == 0, ended.stderr
+    assert 190 < float(ended.stdout) < 220, ended.stdout

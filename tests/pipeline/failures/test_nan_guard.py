@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pipepart
 from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import plan_by_hand
+from tests.support.pairwise import pairwise
 
 MARK = 1e9  # a sample of such numbers makes a layer go wrong
 
@@ -68,27 +68,17 @@ def batch(*marked: int) -> tuple[Tensor, Tensor]:
     return x, torch.zeros(8, 4)
 
 
+HOW: list[dict[str, Any]] = [
+    {"schedule": "1f1b"},
+    {"schedule": "zb-h1"},
+    {"schedule": "interleaved-1f1b", "chunks": 2},
+    {"schedule": "gpipe", "recompute": "always"},
+]
+
+
 @pytest.mark.parametrize(
-    ("where", "position"),
-    [
-        ("output", 0),
-        ("output", 3),
-        ("gradient of its input", 2),
-        ("gradient of its input", 5),
-        ("gradient of its parameter", 3),
-        ("gradient of its parameter", 0),
-    ],
-)
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"schedule": "1f1b"},
-        {"schedule": "gpipe"},
-        {"schedule": "zb-h1"},
-        {"schedule": "interleaved-1f1b", "chunks": 2},
-        {"schedule": "1f1b", "recompute": "always"},
-    ],
-    ids=lambda how: " ".join(map(str, how.values())),
+    ("how", "where", "position"),
+    pairwise(HOW, ["output", "gradient of its input", "gradient of its parameter"], [0, 3, 5]),
 )
 def test_the_layer_and_the_micro_batch_and_what_it_was(how, where, position):
     wrong = Wrong(where)
@@ -225,20 +215,6 @@ def test_in_the_place_of_the_model():
             output.sum().backward()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_a_guarded_step_has_the_numbers_of_one_that_is_not(schedule):
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
-    reference = plain.twin(model)
-    x, y = batch()
-    with guarded(model, schedule=schedule) as pipe:
-        for _ in range(2):
-            pipe.zero_grad()
-            pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
 def test_after_it_the_pipeline_goes_on():
     model = network(at_2=Wrong("output"))
     with guarded(model) as pipe:
@@ -252,15 +228,3 @@ def test_after_it_the_pipeline_goes_on():
         reference.zero_grad()
         plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_auto_takes_it():
-    model = network(at_2=Wrong("output"))
-    x, y = batch()
-    marked, _ = batch(0)
-    with (
-        Pipeline.auto(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=4, nan_guard=True) as pipe,
-        pytest.raises(FloatingPointError, match="layer '2'"),
-    ):
-        pipe.step(marked, target=y)
-    assert isinstance(pipe.plan, pipepart.Plan)

@@ -73,7 +73,7 @@ def network() -> nn.Sequential:
     pairwise(
         [("1f1b", "never"), ("gpipe", "never"), ("zb-h1", "never"), ("1f1b", "always")],
         ["forward", "backward"],
-        [0, 1, 2],
+        [0, 2],
         [0, 2],
     ),
 )

@@ -75,6 +75,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "sparse": (torch.eye(4).to_sparse(), r"sparse \(torch.sparse_coo\) tensor \[4, 4\]"),
     "sparse rows": (torch.eye(4).to_sparse_csr(), "sparse"),
     "list of values": ({"x": torch.ones(4, 2), "names": ["a", "b", "c", "d"]}, "list of 4 str"),
+    "tuple of values": ({"x": torch.ones(4, 2), "names": ("a", "b", "c", "d")}, "tuple of 4 str"),
 }
 
 

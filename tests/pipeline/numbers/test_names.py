@@ -22,10 +22,12 @@ def nested() -> nn.Sequential:
     )
 
 
-def test_names_are_those_of_the_unwrapped_model():
+def test_names_and_parameters_are_those_of_the_unwrapped_model():
     model = nested()
-    names = list(model.state_dict())
+    names, before = list(model.state_dict()), list(model.parameters())
     with cut_by_hand(model, [2, 5], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(torch.randint(9, (6, 3)), target=torch.randn(6, 2))
+        assert all(a is b for a, b in zip(pipe.parameters(), before, strict=True))
         assert list(pipe.state_dict()) == names
         assert [name for name, _ in pipe.named_parameters()] == [name for name, _ in model.named_parameters()]
         assert pipe.module is model
@@ -39,15 +41,6 @@ def test_names_are_those_of_the_unwrapped_model():
             "head.flat",
             "head.out",
         ]
-
-
-def test_parameters_are_the_models_own_objects():
-    model = nested()
-    before = list(model.parameters())
-    with cut_by_hand(model, [2, 5], loss_fn=nn.MSELoss()) as pipe:
-        assert all(a is b for a, b in zip(pipe.parameters(), before, strict=True))
-        pipe.step(torch.randint(9, (6, 3)), target=torch.randn(6, 2))
-        assert all(a is b for a, b in zip(pipe.parameters(), before, strict=True))
 
 
 def test_a_state_dict_goes_back_and_forth():
@@ -74,27 +67,22 @@ def test_a_state_dict_that_does_not_match_is_refused_as_torch_refuses_it():
 
 
 def test_the_model_stays_usable_beside_the_pipeline_and_after_it():
+    """And what is changed in the model is seen by the pipeline."""
     model = nested()
     x = torch.randint(9, (6, 3))
     pipe = cut_by_hand(model, [2, 5])
-    pipe.eval()
+    assert pipe.eval() is pipe
+    assert not any(module.training for module in (pipe, *model.modules()))
     with torch.no_grad():
-        expected = model(x)
-        assert pipe(x).equal(expected)
-    pipe.close()
-    with torch.no_grad():
-        assert model(x).equal(expected)
-
-
-def test_changes_of_the_model_are_seen_by_the_pipeline():
-    model = nested()
-    with cut_by_hand(model, [2, 5]) as pipe, torch.no_grad():
-        model.eval()
         for parameter in model.parameters():
             parameter.mul_(2)
-        x = torch.randint(9, (6, 3))
-        assert pipe(x).equal(model(x))
-        assert not pipe.training
+        expected = model(x)
+        assert pipe(x).equal(expected)
+    assert pipe.train() is pipe
+    assert all(module.training for module in model.modules())
+    pipe.close()
+    with torch.no_grad():
+        assert model.eval()(x).equal(expected)
 
 
 def test_a_layer_that_is_replaced_afterwards_is_not_trained_in_its_old_form():

@@ -8,8 +8,7 @@ import pipepart
 from tests.support import plain
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "auto"])
-def test_a_plan_from_files_trains_as_the_plain_model(schedule, tmp_path):
+def test_a_plan_from_files_trains_as_the_plain_model_and_a_fresh_copy_of_it(tmp_path):
     model = nn.Sequential(
         nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 3)
     )
@@ -22,7 +21,7 @@ def test_a_plan_from_files_trains_as_the_plain_model(schedule, tmp_path):
     pipepart.plan(
         pipepart.Profile.load(tmp_path / "profile.json"),
         pipepart.Cluster.load(tmp_path / "cluster.json"),
-        schedule=schedule,
+        schedule="auto",
         micro_batches=4,
     ).save(tmp_path / "plan.json")
     plan = pipepart.Plan.load(tmp_path / "plan.json")
@@ -31,22 +30,15 @@ def test_a_plan_from_files_trains_as_the_plain_model(schedule, tmp_path):
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 4)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_a_plan_made_for_one_model_serves_a_fresh_copy_of_it():
-    """As after a restart: the plan knows layers by name, not by object."""
-    make = lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))  # noqa: E731
-    x = torch.randn(8, 4)
-    plan = pipepart.plan(
-        pipepart.profile(make(), x, micro_batches=4, seconds=0.01), pipepart.Cluster.virtual(2)
+    fresh = nn.Sequential(
+        nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 3)
     )
-    model = make()
-    with pipepart.Pipeline(model, plan) as pipe, torch.no_grad():
-        plain.assert_near(pipe(x), model(x), 1e-6)
+    with pipepart.Pipeline(fresh, plan) as pipe, torch.no_grad():
+        plain.assert_near(pipe(x), fresh(x), 1e-6)
 
 
 @pytest.mark.parametrize(
-    "devices", [1, 2, ["cpu", "cpu"], pipepart.Cluster.virtual(3, memory="100MiB", threads=1)], ids=str
+    "devices", [1, ["cpu", "cpu"], pipepart.Cluster.virtual(3, memory="100MiB", threads=1)], ids=str
 )
 def test_devices_as_a_number_a_list_or_a_cluster(devices):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
@@ -60,13 +52,6 @@ def test_devices_as_a_number_a_list_or_a_cluster(devices):
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 2)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_auto_finds_a_number_of_micro_batches_that_the_batch_has():
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    x, y = torch.randn(3, 4), torch.randint(3, (3,))
-    with pipepart.Pipeline.auto(model, x, target=y, loss_fn=nn.CrossEntropyLoss()) as pipe:
-        assert 1 <= pipe.plan.micro_batches <= 3
 
 
 def test_auto_passes_over_numbers_of_micro_batches_that_a_layer_refuses():

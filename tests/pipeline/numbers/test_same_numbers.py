@@ -100,81 +100,40 @@ def small_digit_reader() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_a_few_steps_of_a_language_model(schedule: str) -> None:
-    model = small_language_model()
-    reference, _ = trained_both_ways(
-        model, bytes_of_text(6), language.next_byte_loss, [2, 4], 4, schedule=schedule
-    )
-    plain.assert_same(model.state_dict(), reference.state_dict())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "recompute"),
-    [
-        ("gpipe", 1, "never"),
-        ("1f1b", 1, "never"),
-        ("1f1b", 1, "always"),
-        ("zb-h1", 1, "never"),
-        ("zb-h1", 1, "except-last"),
-        ("interleaved-1f1b", 2, "never"),
-        ("zb-v", 2, "never"),
-    ],
-)
-def test_a_language_model_after_250_steps_bit_for_bit(
-    schedule: str, chunks: int, recompute: Recompute
-) -> None:
-    model = small_language_model()
-    reference, losses = trained_both_ways(
-        model,
-        bytes_of_text(250),
-        language.next_byte_loss,
-        [1, 3, 5],
-        4,
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-    )
-    plain.assert_same(model.state_dict(), reference.state_dict())
-    assert sum(losses[-20:]) < 0.75 * sum(losses[:20])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-def test_a_language_model_whose_head_is_its_embedding_after_250_steps_bit_for_bit(schedule: str) -> None:
+def test_a_few_steps_of_a_language_model() -> None:
     model = small_language_model(tied=True)
     reference, _ = trained_both_ways(
-        model, bytes_of_text(250), language.next_byte_loss, [2, 4], 4, schedule=schedule
+        model, bytes_of_text(4), language.next_byte_loss, [2, 4], 4, schedule="zb-h1"
     )
     plain.assert_same(model.state_dict(), reference.state_dict())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("hanayo", 2), ("interleaved-zb", 2)]
+    ("schedule", "chunks", "recompute", "tied"),
+    [("1f1b", 1, "always", False), ("zb-h1", 1, "except-last", True), ("zb-v", 2, "never", False)],
 )
-def test_digits_after_ten_epochs_bit_for_bit(schedule: str, chunks: int) -> None:
-    """Running statistics too; 230 steps, ten of them with fewer samples."""
+def test_a_language_model_after_200_steps_bit_for_bit(
+    schedule: str, chunks: int, recompute: Recompute, tied: bool
+) -> None:
+    model = small_language_model(tied=tied)
+    options: dict[str, Any] = {"schedule": schedule, "chunks": chunks, "recompute": recompute}
+    reference, losses = trained_both_ways(
+        model, bytes_of_text(200), language.next_byte_loss, [1, 3, 5], 4, **options
+    )
+    plain.assert_same(model.state_dict(), reference.state_dict())
+    assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("looped-bfs", 2), ("interleaved-zb", 2)])
+def test_digits_after_five_epochs_bit_for_bit(schedule: str, chunks: int) -> None:
+    """Running statistics too; 115 steps, five of them with fewer samples."""
     model = small_digit_reader()
-    batches = epochs_of_digits(10, 64)
+    batches = epochs_of_digits(5, 64)
     reference, losses = trained_both_ways(
         model, batches, nn.CrossEntropyLoss(), [2, 4, 7], 4, schedule=schedule, chunks=chunks
     )
-    assert len(batches) == 230
+    assert len(batches) == 115
     plain.assert_same(model.state_dict(), reference.state_dict())
-    assert sum(losses[-20:]) < 0.2 * sum(losses[:20])
-
-
-@pytest.mark.slow
-def test_breadth_first_training_has_the_same_numbers() -> None:
-    model = small_digit_reader().double()
-    batches = [(x.double(), y) for x, y in epochs_of_digits(3, 64)]
-    reference, _ = trained_both_ways(
-        model, batches, nn.CrossEntropyLoss(), [2, 4, 7], 4, schedule="looped-bfs", chunks=2
-    )
-    for held in (nn.Module.named_parameters, nn.Module.named_buffers):
-        ours, theirs = (
-            {name: tensor.detach().double() for name, tensor in held(each)} for each in (model, reference)
-        )
-        plain.assert_same(ours, theirs)
+    assert sum(losses[-20:]) < 0.4 * sum(losses[:20])

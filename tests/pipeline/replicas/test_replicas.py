@@ -1,54 +1,19 @@
-"""Several replicas of the model train as one: each sums its micro-batches, and their sums are added in order."""
+"""Replicas of the model train as one and are, at every step, what the user has made of the model."""
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pipepart import Pipeline
 from tests.support import plain
+from tests.support.chains import plan_by_hand
 from tests.support.replicas import IN_TURN, batch, cut_in_two, cut_replicas, model_for, summed_step
 
-# Schedules, their chunks, the copies on devices of their own, and the copies that micro-batches take in turn.
-KINDS = [
-    ("1f1b", 1, 2, (0, 1), "never"),
-    ("gpipe", 1, 3, (0, 1, 2), "always"),
-    ("zb-h1", 1, 2, (0, 1), "except-last"),
-    ("dualpipe-v", 2, 2, (0, 1), "never"),
-    ("chimera", 1, 1, (0, 1), "except-last"),
-    ("chimera", 1, 2, (0, 2, 1, 3), "always"),
-]
-
-
-@pytest.mark.parametrize(("schedule", "chunks", "copies", "turn", "recompute"), KINDS)
-def test_gradients_are_the_sums_of_each_copy_added_up_in_order(schedule, chunks, copies, turn, recompute):
-    for micro_batches in (3, 8):
-        if micro_batches < copies:
-            continue
-        model = model_for(chunks)
-        reference, whole = plain.twin(model), plain.twin(model)
-        loss_fn = nn.MSELoss()
-        with cut_replicas(
-            model,
-            range(2, 4 * chunks, 2),
-            copies,
-            loss_fn=loss_fn,
-            schedule=schedule,
-            chunks=chunks,
-            micro_batches=micro_batches,
-            recompute=recompute,
-        ) as pipe:
-            for _ in range(2):  # the second step adds to the gradients of the first
-                x, y = batch(16)
-                loss = pipe.step(x, target=y)
-                theirs = summed_step(
-                    reference, x, y, loss_fn, [turn[k % len(turn)] for k in range(micro_batches)]
-                )
-                plain.assert_near(loss, theirs)
-                plain.assert_near(loss, plain.whole_step(whole, x, y, loss_fn))
-        plain.assert_same(plain.gradients(model), plain.gradients(reference))
-        plain.assert_close(plain.gradients(model), plain.gradients(whole))
+LOSS = nn.MSELoss()
 
 
 def test_random_layers_draw_the_same_for_every_number_of_copies():
@@ -69,31 +34,17 @@ def test_random_layers_draw_the_same_for_every_number_of_copies():
 
 @pytest.mark.parametrize(("schedule", "copies"), [("1f1b", 2), ("gpipe", 3), ("zb-h1", 2), ("chimera", 1)])
 def test_the_pipeline_itself_computes_and_differentiates_in_copies(schedule, copies):
+    """Two outputs, one backward."""
     model = model_for(1)
     reference = plain.twin(model)
-    x, _ = batch()
+    x, other = batch()[0], batch()[0]
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     with cut_in_two(model, copies, schedule=schedule) as pipe:
         with torch.no_grad():
             plain.assert_near(pipe(x).detach(), reference(x).detach())
-        output = pipe(ours)
-        output.square().sum().backward()
-    expected = reference(theirs)
-    plain.assert_near(output.detach(), expected.detach())
-    expected.square().sum().backward()
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    plain.assert_near(ours.grad, theirs.grad)
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-def test_two_outputs_wait_for_one_backward():
-    model = model_for(1)
-    reference = plain.twin(model)
-    x, other = batch()[0], batch()[0]
-    with cut_in_two(model) as pipe:
-        (pipe(x).sum() + pipe(other).square().sum()).backward()
-    (reference(x).sum() + reference(other).square().sum()).backward()
+        (pipe(ours).square().sum() + pipe(other).sum()).backward()
+    (reference(theirs).square().sum() + reference(other).sum()).backward()
+    plain.assert_close({"input": ours.grad}, {"input": theirs.grad})
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
@@ -103,46 +54,19 @@ def test_fewer_samples_than_copies_leave_some_idle():
     x, y = batch(1)
     with cut_in_two(model, 3) as pipe:
         loss = pipe.step(x, target=y)
-    plain.assert_near(loss, plain.whole_step(reference, x, y, nn.MSELoss()))
+    plain.assert_near(loss, plain.whole_step(reference, x, y, LOSS))
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_parameters_shared_within_a_stage_are_shared_in_copies():
-    model = plain.in_double([nn.Linear(3, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
-    model[3].weight = model[1].weight
-    reference = plain.twin(model)
-    x, y = batch()
-    with cut_replicas(model, [1], 2, loss_fn=nn.MSELoss()) as pipe:
-        pipe.step(x, target=y)
-    summed_step(reference, x, y, nn.MSELoss(), IN_TURN)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize(("schedule", "copies"), [("1f1b", 2), ("zb-h1", 2), ("chimera", 1)])
-def test_parameters_shared_by_stages_are_shared_in_copies(schedule, copies):
-    model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Tanh(), nn.Linear(4, 4)])
-    model[3].weight = model[0].weight
-    reference = plain.twin(model)
-    x, y = torch.randn(8, 4).double(), torch.randn(8, 4).double()
-    with cut_in_two(model, copies, schedule=schedule) as pipe:
-        for _ in range(2):
-            pipe.step(x, target=y)
-            plain.whole_step(reference, x, y, nn.MSELoss())
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_trace_shows_the_gradients_being_summed():
-    model = model_for(1)
-    x, y = batch()
-    with cut_in_two(model, trace=True) as pipe:
+    with cut_in_two(model_for(1), trace=True) as pipe:
+        x, y = batch()
         pipe.step(x, target=y)
         trace = pipe.last_trace
-        assert trace is not None
-        assert [str(row[-1]) for row in trace.schedule.actions] == [
-            f"{stage}REDUCE_GRAD" for stage in range(4)
-        ]
-        last = max(ends[-2] for ends in trace.ends)
-        assert max(trace.ends[0][-1], trace.ends[1][-1]) >= last - 1e-9
+    assert trace is not None
+    assert [str(row[-1]) for row in trace.schedule.actions] == [f"{stage}REDUCE_GRAD" for stage in range(4)]
+    last = max(ends[-2] for ends in trace.ends)
+    assert max(trace.ends[0][-1], trace.ends[1][-1]) >= last - 1e-9
 
 
 def test_the_state_is_that_of_the_model():
@@ -155,7 +79,7 @@ def test_the_state_is_that_of_the_model():
 class Late(nn.Module):
     """Takes its time in the second copy."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if threading.current_thread().name.endswith("virtual:1"):
             time.sleep(0.05)
         return x
@@ -163,7 +87,7 @@ class Late(nn.Module):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_count_of_what_the_model_gives_is_that_of_all_copies(schedule):
-    def mean_of_positive(output: torch.Tensor, target: torch.Tensor):
+    def mean_of_positive(output: Tensor, target: Tensor):
         chosen = output > 0
         return ((output - target) * chosen).sum(), chosen.sum()
 
@@ -172,15 +96,14 @@ def test_a_count_of_what_the_model_gives_is_that_of_all_copies(schedule):
     x, y = batch()
     with cut_replicas(model, [], 2, loss_fn=mean_of_positive, schedule=schedule) as pipe:
         loss = pipe.step(x, target=y)
-    output = reference(x)
-    expected = ((output - y) * (output > 0)).sum() / (output > 0).sum()
-    expected.backward()
-    plain.assert_near(loss, expected.detach())
+    total, count = mean_of_positive(reference(x), y)
+    (total / count).backward()
+    plain.assert_near(loss, (total / count).detach())
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_failure_in_the_loss_of_one_copy_ends_the_others():
-    def fails_for_large(output: torch.Tensor, target: torch.Tensor):
+    def fails_for_large(output: Tensor, target: Tensor):
         if float(target.max()) > 5:
             raise ArithmeticError("large")
         return (output - target).sum(), (output > 0).sum()
@@ -191,3 +114,105 @@ def test_a_failure_in_the_loss_of_one_copy_ends_the_others():
     pipe = cut_replicas(model, [], 2, loss_fn=fails_for_large, schedule="gpipe")
     with pipe, pytest.raises(ArithmeticError, match="large"):
         pipe.step(x, target=y)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_buffers_of_a_loss_may_be_read_and_not_written(strict):
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            self.get_buffer("calls").add_(1)
+            return nn.functional.mse_loss(output, target)
+
+    model = model_for(1)
+    reference = plain.twin(model)
+    plan = plan_by_hand(list("0123"), [2], replicas=2, micro_batches=4)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double())
+    x, y = batch()
+    classes = torch.randint(4, (8,))
+    with Pipeline(model, plan, loss_fn, strict=strict) as pipe:
+        plain.assert_near(pipe.step(x, target=classes), plain.whole_step(reference, x, classes, loss_fn))
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+    with (
+        Pipeline(model, plan, Counts(), strict=True) as pipe,
+        pytest.raises(ValueError, match="the loss writes its buffer 'calls'"),
+    ):
+        pipe.step(x, target=y)
+
+
+def test_copies_follow_the_optimizer_of_the_user():
+    model = model_for(1)
+    reference = plain.twin(model)
+    ours, theirs = (torch.optim.Adam(one.parameters(), lr=0.1) for one in (model, reference))
+    with cut_in_two(model) as pipe:
+        for _ in range(3):
+            x, y = batch()
+            ours.zero_grad()
+            theirs.zero_grad()
+            pipe.step(x, target=y)
+            summed_step(reference, x, y, LOSS, IN_TURN)
+            ours.step()
+            theirs.step()
+    plain.assert_same(model.state_dict(), reference.state_dict())
+
+
+class Scaled(nn.Module):
+    """Scales by a buffer, and by a tensor that is none."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+        self.other = torch.ones(4, dtype=torch.double)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale * self.other.to(x.dtype)
+
+
+def followed() -> nn.Sequential:
+    return plain.in_double([nn.Linear(3, 4), nn.Dropout(0.5), Scaled(), nn.Linear(4, 4)]).eval()
+
+
+def untraced(model: Any) -> None:
+    version = model[0].weight._version
+    model[0].weight.data.mul_(3)
+    assert model[0].weight._version == version
+
+
+CHANGES: dict[str, Any] = {
+    "a write that leaves no trace": untraced,
+    "frozen": lambda model: model[0].weight.requires_grad_(False),
+    "mode": lambda model: setattr(model.train()[1], "p", 0.0),
+    "rate of a dropout": lambda model: setattr(model.train()[1], "p", 1.0),
+    "dtype": nn.Module.float,
+    "values of a buffer": lambda model: model[2].scale.fill_(2),
+    "another buffer of another shape": lambda model: setattr(
+        model[2], "scale", torch.full((1,), 5.0, dtype=torch.double)
+    ),
+    "another tensor": lambda model: setattr(model[2], "other", model[2].other * 2),
+    "values of a tensor": lambda model: model[2].other.mul_(2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_copies_follow_what_the_user_changes_between_steps(change):
+    model = followed()
+    x, y = batch()
+    with cut_in_two(model) as pipe:
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        CHANGES[change](model)
+        reference = plain.twin(model)
+        if change == "dtype":
+            x, y = x.float(), y.float()
+        loss = pipe.step(x, target=y)
+        plain.assert_near(
+            loss, summed_step(reference, x, y, LOSS, IN_TURN), 1e-6 if change == "dtype" else 1e-12
+        )
+        plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        model.eval()
+        plain.assert_near(pipe(x).detach(), model(x).detach(), 1e-6 if change == "dtype" else 1e-12)

@@ -13,18 +13,6 @@ from tests.support import plain
 from tests.support.replicas import IN_TURN, batch, cut_in_two, model_for, summed_step
 
 
-def test_a_batch_norm_in_training_is_refused_before_anything_runs():
-    model = plain.in_double([nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4)), nn.Linear(4, 4)])
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    x, y = batch()
-    with cut_in_two(model) as pipe:
-        with pytest.raises(ValueError, match=r"layer '1.0' writes its buffer 'running_mean' .* replicas=1"):
-            pipe.step(x, target=y)
-        plain.assert_same(model.state_dict(), before)
-        pipe.eval()
-        plain.assert_near(pipe.step(x, target=y), nn.MSELoss()(model(x), y).detach())
-
-
 class Convolutional(nn.Module):
     """Is no chain, and has a BatchNorm that a frozen one precedes."""
 
@@ -69,11 +57,16 @@ class Counting(nn.Module):
         return x
 
 
-def test_any_layer_that_writes_a_buffer_is_refused():
-    model = plain.in_double([nn.Linear(3, 4), Counting(), nn.Linear(4, 4)])
+@pytest.mark.parametrize(
+    ("layer", "name", "buffer"),
+    [(Counting(), "1", "seen"), (nn.Sequential(nn.BatchNorm1d(4)), "1.0", "running_mean")],
+    ids=["own", "batch norm"],
+)
+def test_a_layer_that_writes_a_buffer_is_refused(layer, name, buffer):
+    model = plain.in_double([nn.Linear(3, 4), layer, nn.Linear(4, 4)])
     x, y = batch()
     with cut_in_two(model) as pipe:
-        with pytest.raises(ValueError, match=r"layer '1' writes its buffer 'seen' .* replicas=1"):
+        with pytest.raises(ValueError, match=rf"layer '{name}' writes its buffer '{buffer}' .* replicas=1"):
             pipe.step(x, target=y)
         pipe.eval()
         plain.assert_near(pipe.step(x, target=y), nn.MSELoss()(model(x), y).detach())
@@ -109,35 +102,30 @@ def test_a_layer_that_is_changed_after_it_was_copied_is_refused():
             pipe.step(x, target=y)
 
 
-def test_a_generator_of_its_own_is_refused():
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.source = torch.Generator()
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = torch.Generator()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.rand(x.shape, generator=self.source)
 
-    with pytest.raises(ValueError, match=r"layer '1' \(Noisy\) has a random generator of its own, 'source'"):
-        cut_in_two(plain.in_double([nn.Linear(3, 4), Noisy(), nn.Linear(4, 4)]))
+class Locked(nn.Identity):
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        raise RuntimeError("one of a kind")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_a_scripted_layer_is_refused():
-    scripted: Any = torch.jit.script(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match=r"layer '1' .* is TorchScript.*replicas=1"):
-        cut_in_two(nn.Sequential(nn.Linear(3, 4), scripted, nn.Linear(4, 4)))
-
-
-def test_a_layer_that_cannot_be_copied_is_named():
-    class Locked(nn.Identity):
-        def __deepcopy__(self, memo: object) -> nn.Module:
-            raise RuntimeError("one of a kind")
-
-    with pytest.raises(
-        ValueError, match=r"layer '1' \(Locked\) cannot be copied \(one of a kind\): .*replicas=1"
-    ):
-        cut_in_two(nn.Sequential(nn.Linear(3, 4), Locked(), nn.Linear(4, 4)))
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Noisy, r"layer '1' \(Noisy\) has a random generator of its own, 'source'"),
+        (lambda: torch.jit.script(nn.Linear(4, 4)), r"layer '1' .* is TorchScript.*replicas=1"),
+        (Locked, r"layer '1' \(Locked\) cannot be copied \(one of a kind\): .*replicas=1"),
+    ],
+    ids=["generator", "scripted", "locked"],
+)
+def test_a_layer_that_cannot_be_copied_is_refused_by_name(make, says):
+    with pytest.raises(ValueError, match=says):
+        cut_in_two(nn.Sequential(nn.Linear(3, 4), make(), nn.Linear(4, 4)))
 
 
 class Failing(nn.Module):

@@ -19,6 +19,7 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
 }
 SCHEDULES = ["pipedream", "pipedream-2bw"]
+CASES = pairwise(SCHEDULES, [2, 3, 4], OPTIMIZERS, ["never", "always"])
 
 
 def chain(stages: int) -> nn.Sequential:
@@ -44,13 +45,13 @@ def pipeline(
     return Pipeline(model, plan, loss_fn or nn.MSELoss(), optimizer=factory)
 
 
-@pytest.mark.parametrize(("schedule", "stages", "optimizer"), pairwise(SCHEDULES, [2, 3, 4], OPTIMIZERS))
-def test_weights_and_losses_are_those_of_delayed_updates(schedule, stages, optimizer):
+@pytest.mark.parametrize(("schedule", "stages", "optimizer", "recompute"), CASES)
+def test_weights_and_losses_are_those_of_delayed_updates(schedule, stages, optimizer, recompute):
     torch.manual_seed(stages)
     model = chain(stages)
     oracle = DelayedTraining(copy.deepcopy(model), stages, schedule, OPTIMIZERS[optimizer])
-    with pipeline(model, stages, schedule, OPTIMIZERS[optimizer]) as pipe:
-        for x, y in batches(3, samples=24):
+    with pipeline(model, stages, schedule, OPTIMIZERS[optimizer], recompute=recompute) as pipe:
+        for x, y in batches(2, samples=24):
             ours, theirs = pipe.step(x, target=y), oracle.step(x, y, nn.MSELoss(), 12)
             assert ours.equal(theirs)
             assert_weights(model, oracle)
@@ -60,18 +61,6 @@ def assert_weights(model: nn.Module, oracle: DelayedTraining) -> None:
     theirs = [parameter for stage in oracle.stages for parameter in stage.parameters()]
     for (name, ours), expected in zip(model.named_parameters(), theirs, strict=True):
         assert ours.equal(expected), name
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_forward_that_runs_again_finds_the_weights_of_the_first(schedule):
-    torch.manual_seed(0)
-    model = chain(3)
-    oracle = DelayedTraining(copy.deepcopy(model), 3, schedule, OPTIMIZERS["adam"])
-    with pipeline(model, 3, schedule, OPTIMIZERS["adam"], recompute="always") as pipe:
-        for x, y in batches(2, samples=12):
-            pipe.step(x, target=y)
-            oracle.step(x, y, nn.MSELoss(), 12)
-    assert_weights(model, oracle)
 
 
 def test_micro_batches_of_unlike_sizes_weigh_in_their_own_optimizer_step():
@@ -139,26 +128,20 @@ def test_the_numbers_are_not_those_of_plain_training_and_the_pipeline_says_so():
     assert not torch.equal(*(next(one.parameters()) for one in (model, other)))
 
 
-def test_parameters_keep_their_memory_and_hooks():
+def test_parameters_keep_their_memory_and_hooks_and_a_graph_of_the_caller_notices_the_writes():
     torch.manual_seed(0)
     model = chain(3)
     before = [parameter.data_ptr() for parameter in model.parameters()]
     seen: list[float] = []
     next(model.parameters()).register_hook(lambda gradient: seen.append(float(gradient.norm())))
+    ((x, y),) = batches(1, samples=12)
+    outside = model(x.clone().requires_grad_()).sum()
     with pipeline(model, 3, "pipedream") as pipe:
-        pipe.step(*(batch := batches(1, samples=12)[0])[:1], target=batch[1])
+        pipe.step(x, target=y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outside.backward()
     assert [parameter.data_ptr() for parameter in model.parameters()] == before
     assert len(seen) == 12
-
-
-def test_a_graph_of_the_caller_notices_that_weights_were_written():
-    model = chain(2)
-    ((x, y),) = batches(1, samples=12)
-    with pipeline(model, 2, "pipedream") as pipe:
-        outside = model(x.requires_grad_()).sum()
-        pipe.step(x.detach(), target=y)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            outside.backward()
 
 
 def test_calling_the_pipeline_and_its_backward_change_no_weights():

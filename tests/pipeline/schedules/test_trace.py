@@ -43,20 +43,13 @@ def test_steps_are_traced_within_the_block_and_nowhere_else():
         assert pipe.last_trace is None
         with pipe.trace() as trace:
             pipe.step(X, target=Y)
-            pipe.step(X, target=Y)
+            with pipe.trace() as inner:
+                pipe.step(X, target=Y)
         pipe.step(X, target=Y)
         assert len(trace.steps) == 2
+        assert trace.steps[1:] == inner.steps
         assert pipe.last_trace is trace.steps[1]
         assert {step.schedule for step in trace.steps} == {pipe.plan.build_schedule()}
-
-
-def test_traces_within_each_other_have_the_same_steps():
-    with pipeline() as pipe, pipe.trace() as outer:
-        pipe.step(X, target=Y)
-        with pipe.trace() as inner:
-            pipe.step(X, target=Y)
-        assert outer.steps[1:] == inner.steps
-        assert len(outer.steps) == 2
 
 
 def test_an_error_ends_the_trace_and_leaves_out_its_step():
@@ -154,38 +147,23 @@ def test_forwards_in_the_place_of_the_model_are_traced_apart(grad: bool):
     assert forwards.makespan > 0
 
 
-def test_the_median_is_of_steps_of_the_whole_mini_batch():
+def test_the_median_is_of_steps_of_the_whole_mini_batch_and_a_plan_by_hand_predicts_nothing():
     with pipeline(micro_batches=3) as pipe, pipe.trace() as trace:
+        with pytest.raises(ValueError, match="no step of 3 micro-batches was traced"):
+            trace.median  # noqa: B018
         for _ in range(3):
             pipe.step(X, target=Y)
         pipe.step(X[:2], target=Y[:2])
         spans = [step.makespan for step in trace.steps[:3]]
         assert trace.median.makespan == statistics.median(spans)
-
-
-def test_no_median_without_a_step():
-    with pipeline() as pipe, pipe.trace() as trace:
-        pass
-    with pytest.raises(ValueError, match="no step of 3 micro-batches was traced"):
-        trace.median  # noqa: B018
-
-
-def test_a_trace_is_held_against_the_plan():
-    with Pipeline(network(), measured_plan(), nn.MSELoss()) as pipe, pipe.trace() as trace:
-        pipe.step(X, target=Y)
-    assert trace.predicted == pipe.plan.simulate()
-    assert trace.ratio == pipe.plan.simulate().makespan / trace.steps[0].makespan
-
-
-def test_a_plan_by_hand_predicts_nothing():
-    with pipeline() as pipe, pipe.trace() as trace:
-        pipe.step(X, target=Y)
     assert (trace.predicted, trace.ratio) == (None, None)
 
 
 def test_a_saved_trace_has_what_was_measured_and_what_was_predicted(tmp_path):
     with Pipeline(network(), measured_plan(), nn.MSELoss()) as pipe, pipe.trace() as trace:
         pipe.step(X, target=Y)
+    assert trace.predicted == pipe.plan.simulate()
+    assert trace.ratio == pipe.plan.simulate().makespan / trace.steps[0].makespan
     trace.save(tmp_path / "trace.json")
     written = json.loads((tmp_path / "trace.json").read_text())
     read = Timeline.from_trace(written)
@@ -205,12 +183,14 @@ def test_a_saved_trace_has_what_was_measured_and_what_was_predicted(tmp_path):
     assert trace.png().startswith(b"\x89PNG")
 
 
-def test_a_profiler_of_all_threads_sees_each_action_once_on_its_worker():
-    with pipeline() as pipe:
+def test_a_profiler_of_all_threads_sees_each_action_once_on_its_worker_also_while_it_is_traced():
+    with pipeline(trace=True) as pipe:
         pipe.step(X, target=Y)
         with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
             pipe.step(X, target=Y)
         schedule = pipe.plan.build_schedule()
+        assert pipe.last_trace is not None
+        assert len(pipe.last_trace.transfers) == 12
     seen = [(e.name, e.thread) for e in profiler.events() or () if e.name.startswith("pipepart ")]
     names = [name for name, _ in seen]
     for row in schedule.actions:
@@ -223,12 +203,3 @@ def test_a_profiler_of_all_threads_sees_each_action_once_on_its_worker():
             for micro_batch in range(3)
             for stage, kind in ((1, "F"), (2, "F"), (0, "B"), (1, "B"))
         )
-
-
-def test_a_profiled_step_that_is_traced_has_both():
-    config = _ExperimentalConfig(profile_all_threads=True)
-    with pipeline(trace=True) as pipe, profile(experimental_config=config) as profiler:
-        pipe.step(X, target=Y)
-        assert pipe.last_trace is not None
-        assert len(pipe.last_trace.transfers) == 12
-    assert "pipepart 2B2" in {event.name for event in profiler.events() or ()}

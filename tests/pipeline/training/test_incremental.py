@@ -35,19 +35,6 @@ class _Noting(torch.autograd.Function):
         return gradients[0], None
 
 
-class Adapter(nn.Module):
-    """A frozen linear layer with a trained correction of rank two (Hu et al. 2021)."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.inner = inner.requires_grad_(False)
-        self.down = nn.Linear(inner.in_features, 2, bias=False)
-        self.up = nn.Linear(2, inner.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.up(self.down(x))
-
-
 def probed() -> nn.Sequential:
     """Four layers with a probe in front of each."""
     return nn.Sequential(*(module for _ in range(4) for module in (Probe(), nn.Linear(4, 4))))
@@ -107,30 +94,6 @@ def test_layers_are_thawed_one_after_the_other():
             plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_adapters_of_a_frozen_model_train_as_in_plain_training(schedule):
-    model = nn.Sequential(
-        nn.Linear(4, 6), nn.Tanh(), Adapter(nn.Linear(6, 6)), nn.LayerNorm(6), Adapter(nn.Linear(6, 4))
-    )
-    for index in (0, 3):
-        model[index].requires_grad_(False)
-    reference = plain.twin(model)
-    ours, theirs = (
-        torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.05)
-        for each in (model, reference)
-    )
-    with cut_by_hand(model, [2, 4], loss_fn=LOSS, schedule=schedule) as pipe:
-        for _ in range(5):
-            ours.zero_grad()
-            theirs.zero_grad()
-            pipe.step(X, target=Y)
-            plain.micro_batched_step(reference, X, Y, LOSS, 3)
-            ours.step()
-            theirs.step()
-    plain.assert_same(model.state_dict(), reference.state_dict())
-    assert model.get_parameter("2.inner.weight").grad is None
-
-
 def test_a_single_trained_parameter_in_the_first_stage():
     """A bias alone, as in BitFit."""
     model = probed().requires_grad_(False)
@@ -141,59 +104,3 @@ def test_a_single_trained_parameter_in_the_first_stage():
     plain.micro_batched_step(reference, X, Y, LOSS, 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
     assert backwards(model) == [0, 3, 3, 3]
-
-
-def test_a_layer_that_stops_the_gradient_cuts_off_what_stands_before():
-    class Detach(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.detach()
-
-    model = nn.Sequential(Probe(), nn.Linear(4, 4), Detach(), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    with cut_by_hand(model, [1, 3], loss_fn=LOSS) as pipe:
-        pipe.step(X, target=Y)
-    plain.micro_batched_step(reference, X, Y, LOSS, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-    assert model.get_parameter("1.weight").grad is None
-
-
-def record(model: nn.Module) -> list[Tensor]:
-    """Hooks of every kind on each layer and parameter, which change what they see; their findings."""
-    found: list[Tensor] = []
-
-    def halve(gradient: Tensor) -> Tensor:
-        found.append(gradient.clone())
-        return gradient / 2
-
-    def note(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        found.append(parameter.grad.clone())
-
-    def into_layer(module: nn.Module, incoming: Any, outgoing: Any) -> Any:
-        found.extend([outgoing[0].clone(), *([] if incoming[0] is None else [incoming[0].clone()])])
-        return None if incoming[0] is None else (incoming[0] * 1.5,)
-
-    for name in ("1", "3"):
-        layer = model.get_submodule(name)
-        layer.register_full_backward_pre_hook(lambda module, outgoing: (outgoing[0] * 2,))
-        layer.register_full_backward_hook(into_layer)
-        weight = layer.get_parameter("weight")
-        weight.register_hook(halve)
-        weight.register_post_accumulate_grad_hook(note)
-    return found
-
-
-@pytest.mark.parametrize("schedule", ["sequential", "1f1b", "zb-h1"])
-def test_hooks_of_every_kind_fire_with_the_values_of_plain_training(schedule):
-    """Each stage's own in their order; what they make of the gradients goes on."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    ours, theirs = record(model), record(reference)
-    with cut_by_hand(model, [1, 3], loss_fn=LOSS, schedule=schedule) as pipe:
-        pipe.step(X, target=Y)
-    plain.micro_batched_step(reference, X, Y, LOSS, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-    assert len(ours) == len(theirs) == 24
-    assert sorted(tensor.flatten().tolist() for tensor in ours) == sorted(
-        tensor.flatten().tolist() for tensor in theirs
-    )

@@ -19,8 +19,7 @@ def scaled_step(model: nn.Module, x: Tensor, y: Tensor, parts: int, scaler: Grad
         scaler.scale(loss).backward()
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(("autocast", "schedule"), [(False, "zb-h1"), (True, "1f1b")])
 def test_training_with_a_scaler_ends_where_plain_training_ends(autocast, schedule):
     """The scale grows, overflows and backs off; clipping between: parameters and scale bit for bit."""
     model = network()
@@ -28,9 +27,9 @@ def test_training_with_a_scaler_ends_where_plain_training_ends(autocast, schedul
     ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.01) for each in (model, reference))
     scalers = [GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
     with cut_by_hand(model, [2, 4], loss_fn=nn.CrossEntropyLoss(), schedule=schedule) as pipe:
-        for step in range(8):
+        for step in range(6):
             x, y = torch.randn(7, 6), torch.randint(3, (7,))
-            if step == 4:
+            if step == 3:
                 x[3, 3] = float("inf")  # a step that both skip
             pipe.zero_grad()
             theirs.zero_grad()
@@ -38,7 +37,7 @@ def test_training_with_a_scaler_ends_where_plain_training_ends(autocast, schedul
                 loss = pipe.step(x, target=y, scaler=scalers[0])
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
                 scaled_step(reference, x, y, 3, scalers[1])
-            if step != 4:
+            if step != 3:
                 assert float(loss) < 10
             for scaler, optimizer, own in zip(scalers, (ours, theirs), (model, reference), strict=True):
                 scaler.unscale_(optimizer)
@@ -68,37 +67,19 @@ def test_an_overflow_in_one_stage_skips_the_step_of_all():
     assert scaler.get_scale() == 4.0
 
 
-def test_the_loss_that_is_returned_is_not_scaled():
+def test_the_loss_that_is_returned_is_not_scaled_and_a_scaler_that_is_off_changes_nothing():
     model = network()
     x, y = torch.randn(7, 6), torch.randint(3, (7,))
     with cut_by_hand(model, [2], loss_fn=nn.CrossEntropyLoss()) as pipe:
         loss = pipe.step(x, target=y)
         plain_gradients = plain.gradients(model)
         pipe.zero_grad()
+        assert pipe.step(x, target=y, scaler=GradScaler("cpu", enabled=False)).equal(loss)
+        plain.assert_same(plain.gradients(model), plain_gradients)
+        pipe.zero_grad()
         assert pipe.step(x, target=y, scaler=GradScaler("cpu", init_scale=4.0)).equal(loss)
     scaled = {name: None if g is None else g / 4 for name, g in plain.gradients(model).items()}
     plain.assert_same(scaled, plain_gradients)
-
-
-def test_a_scaler_that_is_off_changes_nothing():
-    model = network()
-    reference = plain.twin(model)
-    x, y = torch.randn(7, 6), torch.randint(3, (7,))
-    with cut_by_hand(model, [2], loss_fn=nn.CrossEntropyLoss()) as pipe:
-        pipe.step(x, target=y, scaler=GradScaler("cpu", enabled=False))
-    plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_the_drop_in_form_takes_a_scaler_as_plain_code_does():
-    model = network().double()
-    reference = plain.twin(model)
-    x, y = torch.randn(7, 6).double(), torch.randint(3, (7,))
-    scalers = [GradScaler("cpu", init_scale=4.0) for _ in range(2)]
-    with cut_by_hand(model, [2]) as pipe:
-        scalers[0].scale(nn.functional.cross_entropy(pipe(x), y)).backward()
-    scalers[1].scale(nn.functional.cross_entropy(reference(x), y)).backward()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 @pytest.mark.parametrize("reduction", [None, "batch"])

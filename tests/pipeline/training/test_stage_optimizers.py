@@ -51,8 +51,7 @@ def assert_trains_alike(ours: Pipeline, theirs: Pipeline, factory: OptimizerFact
             one.zero_grad()
 
 
-@pytest.mark.parametrize("factory", [SGD, ADAM])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize(("schedule", "factory"), [("1f1b", SGD), ("zb-h1", ADAM)])
 def test_weights_are_those_of_one_optimizer_over_all(schedule, factory):
     torch.manual_seed(0)
     model = chain()
@@ -62,7 +61,7 @@ def test_weights_are_those_of_one_optimizer_over_all(schedule, factory):
     )
 
 
-@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "dualpipe-v"])
 def test_several_stages_of_a_device_have_an_optimizer_each(schedule):
     torch.manual_seed(0)
     model = chain()
@@ -88,19 +87,10 @@ def test_a_shared_parameter_is_stepped_once_with_the_gradients_of_all_its_stages
     model = chain()
     model[6].weight = model[0].weight
     other = copy.deepcopy(model)
-    ours = pipeline(model, SGD)
+    ours = pipeline(model, SGD, strict=True)
     counts = [sum(len(group["params"]) for group in one.param_groups) for one in ours.optimizers]
     assert counts == [2, 4, 1]
     assert_trains_alike(ours, pipeline(other, None), SGD)
-
-
-def test_a_stage_without_parameters_has_no_optimizer():
-    torch.manual_seed(0)
-    model = chain()
-    other = copy.deepcopy(model)
-    ours = pipeline(model, ADAM, borders=(1, 2))
-    assert len(ours.optimizers) == 2
-    assert_trains_alike(ours, pipeline(other, None, borders=(1, 2)), ADAM)
 
 
 def test_a_stage_steps_while_another_still_has_backwards_to_do():
@@ -115,23 +105,15 @@ def test_a_stage_steps_while_another_still_has_backwards_to_do():
             waited.append(stepped.wait(timeout=30))
 
     next(model.parameters()).register_hook(wait)
-    with pipeline(model, SGD) as pipe:
+    with pipeline(model, SGD, trace=True) as pipe:
         pipe.optimizers[-1].register_step_post_hook(lambda *_: stepped.set())
-        ((x, y),) = batches(1, samples=8)
-        pipe.step(x, target=y)
-    assert waited == [True]
-
-
-def test_the_trace_has_the_optimizers_steps_behind_the_last_backwards():
-    with pipeline(chain(), SGD, trace=True) as pipe:
         ((x, y),) = batches(1, samples=8)
         pipe.step(x, target=y)
         assert pipe.last_trace is not None
         rows = pipe.last_trace.schedule.actions
+    assert waited == [True]
     assert [[str(action) for action in row[-2:]] for row in rows] == [
-        ["0B3", "0OPT_STEP"],
-        ["1B3", "1OPT_STEP"],
-        ["2B3", "2OPT_STEP"],
+        [f"{stage}B3", f"{stage}OPT_STEP"] for stage in range(3)
     ]
 
 
@@ -207,17 +189,3 @@ def test_what_needs_all_gradients_before_any_step_is_refused():
 def test_a_factory_that_makes_no_optimizer_of_a_stage_is_refused(factory, error, why):
     with pytest.raises(error, match=why):
         pipeline(chain(), factory)
-
-
-def test_an_optimizer_that_fails_is_named_with_its_stage():
-    def fail(*_: Any) -> None:
-        raise ArithmeticError("no more")
-
-    ((x, y),) = batches(1, samples=8)
-    with pipeline(chain(), SGD) as pipe:
-        pipe.optimizers[1].register_step_pre_hook(fail)
-        with pytest.raises(ArithmeticError, match="no more") as caught:
-            pipe.step(x, target=y)
-    notes = " ".join(caught.value.__notes__)
-    assert "in the step of its optimizer (SGD)" in notes
-    assert "stage 1 of 3" in notes

@@ -59,14 +59,6 @@ def test_megatrons_layout_has_the_stages_in_pipeline_order(profile: Profile) -> 
     assert layout_of(interleaved(profile)) == "Et|t*2|t|tL"
 
 
-def test_megatron_reads_the_layout(profile: Profile) -> None:
-    module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
-    layout = module.PipelineParallelLayerLayout(layout_of(interleaved(profile)), 2)
-    layout.validate_layer_layout(5, None)
-    counts = [[[str(kind.name) for kind in stage] for stage in rank] for rank in layout.layout]
-    assert counts == [[["embedding", "decoder"], ["decoder"]], [["decoder"] * 2, ["decoder", "loss"]]]
-
-
 def test_bash_reads_megatrons_options(profile: Profile, tmp_path: Path) -> None:
     plan = planned(profile, cut_before=["layers.3"], recompute="always")
     plan.export("megatron").save(tmp_path)
@@ -128,21 +120,6 @@ def test_torchtitan_gets_the_modules_of_each_part(
         assert Path(options.pipeline_parallel_schedule_csv).read_text() == plan.build_schedule().to_csv()
 
 
-def test_torchtitan_keeps_these_modules_and_no_others(profile: Profile) -> None:
-    module = pytest.importorskip("torchtitan.distributed.pipeline_parallel")
-    plan = planned(profile, "zb-v")
-    model = LanguageModel()
-    for number, stage in enumerate(plan.stages):
-        part = module._split_module(model, list(stage.layers))
-        kept = [name for name in names() if name in dict(part.named_children())]
-        assert set(kept) == {name for name in stage.layers if "." not in name}
-        assert len(part.layers) == sum("." in name for name in stage.layers)
-        rank = [plan.workers.index(plan.cluster.device(stage.device))]
-        assert number in module._get_pp_rank_to_stage_indices_mapping(
-            rank[0], 2, "ZBVZeroBubble", len(plan.stages)
-        )
-
-
 def test_torchtitan_refuses_what_it_would_silently_drop(profile: Profile) -> None:
     with pytest.raises(ValueError, match="not 0, 1, 0"):
         UNEVEN.export("torchtitan")
@@ -185,21 +162,6 @@ def test_deepspeeds_module_has_the_parts_of_the_plan(
     assert [planned_module(8, 2, rank).bounds for rank in range(2)] == [(0, 4), (4, 8)]
     with pytest.raises(ValueError, match="2 stages of 8 layers, not 2 stages of 9 layers"):
         planned_module(9, 2, 0)
-
-
-def test_deepspeed_reads_the_parts(profile: Profile, tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed.runtime.pipe.module")
-    plan = planned(profile, cut_before=["layers.3"])
-    plan.export("deepspeed").save(tmp_path)
-    planned_module = runpy.run_path(str(tmp_path / "deepspeed_module.py"))["PlannedPipelineModule"]
-    topology = pytest.importorskip("deepspeed.runtime.pipe.topology")
-    module = planned_module.__new__(planned_module)
-    nn.Module.__init__(module)
-    module._layer_specs, module._num_layers = [None] * len(names()), len(names())
-    module.global_rank, module.num_stages = 1, 2
-    module._topo = topology.PipeDataParallelTopology(num_pp=2, num_dp=1)
-    module._partition_layers(method="parameters")
-    assert (module._local_start, module._local_stop, module.stage_owner(3)) == (4, 8, 0)
 
 
 def with_batch_loss(plan: Plan) -> Plan:

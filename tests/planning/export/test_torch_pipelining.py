@@ -76,6 +76,7 @@ def uneven() -> Plan:
     return by_hand([0, 1, 0], [2, 6], actions, 4)
 
 
+@pytest.mark.slow
 def test_torch_gives_the_gradients_of_the_plain_model(tmp_path: Path) -> None:
     plans = {
         "1f1b": planned("1f1b"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,15 +48,16 @@ def traced() -> Trace:
     return trace
 
 
-@pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., OpenedPage]]:
-    """Opens a report, and checks when the test ends that it was silent: no error, no request, no dialog."""
+@pytest.fixture(scope="module")
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., OpenedPage]]:
+    """Opens a report, and checks after the last test that all were silent: no error, no request, no dialog."""
     pages: list[OpenedPage] = []
+    folder = tmp_path_factory.mktemp("reports")
 
     def opened(
         shown: Plan | Trace | str, theme: Theme = "light", width: int = 1200, scripts: bool = True
     ) -> OpenedPage:
-        file = tmp_path / f"report{len(pages)}.html"
+        file = folder / f"report{len(pages)}.html"
         file.write_text(shown if isinstance(shown, str) else shown.to_html(), encoding="utf-8")
         context = browser.new_context(
             color_scheme=theme, java_script_enabled=scripts, viewport={"width": width, "height": 900}

@@ -1,10 +1,21 @@
-"""The Python code of a forward: what it names, and where these names live."""
+"""The Python code of a forward: what it names, and where these names live.
+
+::
+
+    def forward(self, x):
+        return scaled(x, store.get("k"))        scaled, store, get: functions of any file, and what they name in turn
+        gain = getattr(block, "gain", 1.0)      "gain": words in strings count as names
+    model.forward = partial(hooked, model)      hooked, and the forward that it wraps (accelerate)
+"""
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -13,39 +24,47 @@ from torch import nn
 
 from .places import CLOSED, Place, class_place, closure_place, is_filled, names_place
 
+_NOT_FOLLOWED = frozenset(("torch", "numpy", *sys.stdlib_module_names))
+
 
 class Code:
-    """The code of a forward, with the methods and the functions of its file that it names.
+    """The code of a forward, with the methods and functions that it names, but for those of torch and of Python.
 
     Args:
         kinds: the classes of the model's modules, whose methods these may be.
-        forward: a function.
+        forwards: functions.
 
     Attributes:
         names: all that it names: attributes, globals, and variables of closures.
-        functions: the forward, and the functions of its file and the methods that it names.
+        functions: the forward, and the functions and methods that it names.
     """
 
-    def __init__(self, kinds: Sequence[type[nn.Module]], forward: Any) -> None:
+    def __init__(self, kinds: Sequence[type[nn.Module]], forwards: Sequence[Any]) -> None:
         self.names: set[str] = set()
         self._globals: list[tuple[dict[str, Any], list[str]]] = []
         self._cells: list[tuple[str, CellType]] = []
         self._places: dict[bool, list[Place]] = {}
         named: dict[int, Any] = {}  # classes and modules that it names
         self.functions: dict[FunctionType, None] = {}
-        waiting = [forward]
+        waiting = [*forwards]
         while waiting:
-            function = _function_of(waiting.pop())
+            function, parts = _function_of(waiting.pop())
+            waiting += parts
             if function is None or function in self.functions:
                 continue
             self.functions[function] = None
-            own = {name for code in _codes(function.__code__) for name in (*code.co_names, *code.co_freevars)}
+            own = {name for code in _codes(function.__code__) for name in _names(code)}
             self.names |= own
             self._globals.append((function.__globals__, sorted(own & function.__globals__.keys())))
             self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             near = [function.__globals__[name] for name in own & function.__globals__.keys()]
             named.update((id(one), one) for one in near if isinstance(one, type | ModuleType))
-            waiting += [one for one in near if getattr(one, "__module__", "") == function.__module__]
+            for one in near:
+                waiting.append(one)
+                if isinstance(one, ModuleType) and is_users(one.__name__):
+                    waiting += [value for name, value in vars(one).items() if name in own]
+                elif not isinstance(one, ModuleType | FunctionType | type) and is_users(type(one).__module__):
+                    waiting += [inspect.getattr_static(type(one), name, None) for name in own]
             waiting += [inspect.getattr_static(kind, name, None) for kind in kinds for name in own]
             waiting += [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
         bases = [base for kind in kinds for base in kind.__mro__]
@@ -55,6 +74,17 @@ class Code:
             for one in named.values()
             if not is_of_torch(one) and (names := [*_values(vars(one), self.names)])
         ]
+
+    @cached_property
+    def reads(self) -> set[str]:
+        """The names that it does not only set."""
+        codes = [code for function in self.functions for code in _codes(function.__code__)]
+        return {
+            one.argval
+            for code in codes
+            for one in dis.get_instructions(code)
+            if one.opname.startswith("LOAD") and isinstance(one.argval, str)
+        }
 
     def places(self, recorded: bool) -> list[Place]:
         """Return the globals, attributes of classes, and variables of closures that it uses.
@@ -99,10 +129,31 @@ def _values(table: Mapping[str, Any], names: set[str]) -> Iterator[str]:
             yield name
 
 
-def _function_of(value: Any) -> FunctionType | None:
-    """Return the Python function in a method or property; None for anything else and for torch's own."""
+def _function_of(value: Any) -> tuple[FunctionType | None, list[Any]]:
+    """Return the user's Python function in a method, property or callable object, and other callables in it."""
+    if isinstance(value, partial):
+        return None, [value.func, *value.args, *value.keywords.values(), getattr(value, "__wrapped__", None)]
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    return value if isinstance(value, FunctionType) and not value.__module__.startswith("torch.") else None
+    if isinstance(value, FunctionType):
+        return (value if is_users(value.__module__) else None), [getattr(value, "__wrapped__", None)]
+    called = (
+        None if isinstance(value, type | nn.Module) else inspect.getattr_static(type(value), "__call__", None)
+    )
+    if isinstance(called, FunctionType) and is_users(called.__module__):
+        return called, [*vars(value).values()] if hasattr(value, "__dict__") else []
+    return None, []
+
+
+def is_users(module: str | None) -> bool:
+    """Return True for the name of a Python module that is neither torch's, nor numpy's, nor of Python itself."""
+    return (module or "builtins").partition(".")[0] not in _NOT_FOLLOWED
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Return the names in a piece of code, and the words in its strings, which ``getattr`` may be given."""
+    yield from code.co_names
+    yield from code.co_freevars
+    yield from (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
 
 
 def is_of_torch(value: Any) -> bool:

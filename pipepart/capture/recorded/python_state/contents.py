@@ -36,7 +36,7 @@ class Difference:
 
 
 MISSING = object()
-_NOTHING = (*PLAIN, nn.Parameter, nn.Module)  # what needs no look
+_NOTHING = (*PLAIN, nn.Module)  # what needs no look
 
 
 class Snapshot:
@@ -87,7 +87,7 @@ class Snapshot:
                     self._look_into(f"{place.label}{_step(place, key)}", place, value, seen, depth)
 
     def _look_into(self, label: str, above: Place, value: Any, seen: set[int], depth: int) -> None:
-        if issubclass(type(value), _NOTHING) or not depth or id(value) in seen:
+        if issubclass(type(value), _NOTHING) or not depth or id(value) in seen or _is_compiler(value):
             return
         seen.add(id(value))
         if above.root is not None or isinstance(value, Tensor):
@@ -121,6 +121,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     return one is other or _equal(one, other)
+
+
+def _is_compiler(value: Any) -> bool:
+    """Return True for objects and functions of torch.compile, which change with every call."""
+    kind = value if isinstance(value, FunctionType) else type(value)
+    return kind.__module__.startswith(("torch._dynamo", "torch._functorch", "torch._inductor"))
 
 
 def _step(place: Place, key: Any) -> str:

@@ -30,8 +30,8 @@ DEPTH = 5
 ITEMS = 4096
 """The size of the largest collection that is looked into."""
 
-TABLES = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of a module that are torch's own."""
+TABLES = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl", "dynamo_ctx"}
+"""Attributes of a module that are torch's own; the last two hold compiled code."""
 
 STATE = "<state>"
 """The key of the state of a generator of random numbers."""
@@ -40,8 +40,9 @@ VALUES = "<values>"
 """The key of the values of an array or tensor."""
 
 Contents = dict[Any, Any]
-# Others may do anything when they are read.
-_COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
+COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
+"""Collections that are looked into; others may do anything when they are read."""
+
 _Access = tuple[Callable[[], Contents], Callable[[Contents], None]]
 
 
@@ -73,7 +74,8 @@ def held_by(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         found = [(f".{name}", cell.cell_contents) for name, cell in cells if is_filled(cell)]
-        return found + [("", default) for default in value.__defaults__ or ()]
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return found + [("", default) for default in defaults]
     if isinstance(value, MethodType):
         return [("", value.__self__)]
     if isinstance(value, partial):
@@ -189,7 +191,7 @@ def _of_values(value: Any) -> _Access | None:
 
 
 def _of_collection(value: Any) -> _Access | None:
-    if type(value) not in _COLLECTIONS or len(value) > ITEMS:
+    if type(value) not in COLLECTIONS or len(value) > ITEMS:
         return None
 
     def write(was: Contents) -> None:

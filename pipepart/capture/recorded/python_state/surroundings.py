@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...hooks import CALL_HOOKS
 from .code import Code, is_of_torch
-from .places import CLOSED, DEPTH, PLAIN, TABLES, Place
+from .places import CLOSED, PLAIN, TABLES, Place
 from .value_key import Same, value_key
 
 
@@ -50,8 +50,12 @@ class Surroundings:
             attributes = vars(module)
             if module not in is_open and (read := names.intersection(attributes) - TABLES):
                 values = [(name, attributes[name]) for name in sorted(read)]
-                plain = [(name, value) for name, value in values if not issubclass(type(value), CLOSED)]
-                found.append(tuple([(name, value_key(value, DEPTH, seen)) for name, value in plain]))
+                plain = [
+                    (name, value)
+                    for name, value in values
+                    if issubclass(type(value), Tensor) or not issubclass(type(value), CLOSED)
+                ]
+                found.append(tuple([(name, value_key(value, seen=seen)) for name, value in plain]))
         if "requires_grad" in names:
             found.append(tuple([parameter.requires_grad for parameter in self._model.parameters()]))
         return tuple(found)
@@ -66,7 +70,7 @@ class Surroundings:
         is_open = dict.fromkeys(opened)
         for module in is_open:
             yield from self.code_of(module).places(recorded=True)
-        for module in (within or self._model).modules():
+        for module in (self._model if within is None else within).modules():
             if module not in is_open and not is_of_torch(type(module)):
                 yield from self.code_of(module).places(recorded=False)
 
@@ -74,10 +78,11 @@ class Surroundings:
         """Return the code of the forward of a module."""
         forward = module.forward
         function = getattr(forward, "__func__", forward)
+        called = type(module).__call__
         key = type(module), function
         if key not in self._codes:
             kinds = dict.fromkeys(type(one) for one in self._model.modules() if not is_of_torch(type(one)))
-            self._codes[key] = Code([type(module), *kinds], function)
+            self._codes[key] = Code([type(module), *kinds], [function, called])
         return self._codes[key]
 
 
@@ -93,7 +98,7 @@ def _state_of_open(module: nn.Module, names: set[str], seen: set[int]) -> Hashab
         tuple([Same(hook) for table in CALL_HOOKS for hook in attributes[table].values()]),
         tuple(
             [
-                (name, value_key(value, DEPTH, seen))
+                (name, value_key(value, seen=seen))
                 for name, value in attributes.items()
                 if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
             ]
@@ -105,7 +110,7 @@ def _state_of_code(code: Code, seen: set[int]) -> Hashable:
     """Return a key of the attributes of classes and modules, of the globals and of the variables of closures."""
     return tuple(
         [
-            tuple([value_key(value, DEPTH, seen) for value in place.read().values()])
+            tuple([value_key(value, seen=seen) for value in place.read().values()])
             for place in code.places(recorded=True)
         ]
     )

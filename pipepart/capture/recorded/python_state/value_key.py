@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Hashable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
+from ....autograd.in_place import version
 from .places import CLOSED, DEPTH, ITEMS, PLAIN, held_by
 
 
@@ -26,7 +30,10 @@ class Same:
         return id(self.value)
 
 
-def value_key(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> Hashable:
+_DEPTH = 3 * DEPTH  # an object within an object takes two steps, and settings are nested
+
+
+def value_key(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Hashable:
     """Return a key of a value and of what it holds; tensors, modules and functions count as themselves."""
     kind = type(value)  # isinstance() would ask objects with a __getattribute__ of their own
     if issubclass(kind, PLAIN):
@@ -34,6 +41,8 @@ def value_key(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> H
     seen = set() if seen is None else seen
     if issubclass(kind, type):
         return Same(value), tuple([item for item in vars(value).values() if isinstance(item, PLAIN)])
+    if issubclass(kind, Tensor):
+        return Same(value), None if isinstance(value, nn.Parameter) else version(value)
     if id(value) in seen or issubclass(kind, CLOSED) or not depth:
         return Same(value)
     seen.add(id(value))
@@ -47,6 +56,10 @@ def value_key(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> H
             ]
             return kind, tuple(found)
         return kind, tuple([value_key(item, depth - 1, seen) for item in value])
+    if issubclass(kind, ContextVar):
+        return Same(value), value_key(value.get(None), depth - 1, seen)
+    if issubclass(kind, array):
+        return Same(value), value.tobytes()
     if isinstance(value, np.ndarray):
         return Same(value), value.tobytes() if value.size <= ITEMS and not value.dtype.hasobject else ()
     found = [(name, value_key(item, depth - 1, seen)) for name, item in held_by(value)]

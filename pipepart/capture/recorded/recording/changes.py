@@ -21,6 +21,7 @@ from .opening import Opening, is_called
 
 _ADVICE = {
     "draws from": "Draw with torch and without a generator of its own, or in a module of its own",
+    "leaves a value for others in": "Return it with the output, or give a loss that a module adds to pipepart.add_loss",
     "registers": "Register it in __init__, or call the model once before, on the longest sample",
 }
 _ELSE = (
@@ -121,6 +122,12 @@ class Holders:
             assert isinstance(found.now, Tensor)
             return change._replace(tensor=found.now)
         return change
+
+    def is_for_others(self, change: Change) -> bool:
+        """Return True if the code between whole modules sets an attribute and never reads it."""
+        place, key = change.found.place, change.found.key
+        codes = (self._surroundings.code_of(module) for module in self._opened.values())
+        return place.is_module and not change.is_state and not any(key in code.reads for code in codes)
 
     def common(self, paths: Iterable[str]) -> str:
         """Return the path of the smallest open module that holds all of these."""

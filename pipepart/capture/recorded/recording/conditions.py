@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS
-from .tables import is_fixed
+from .tables import is_fixed, modules_in
 
 _ASSIGNED = ("data", "grad", "requires_grad")
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__ipow__")
@@ -58,6 +58,24 @@ class Conditions:
                     f"in the forward, where stages work on several micro-batches at the same time. {_MOVE}, or do it "
                     "between the steps"
                 )
+
+    def check_custom(self, name: str, given: Sequence[Any], whole: Mapping[nn.Module, str]) -> None:
+        """Check what a custom autograd function is given.
+
+        Raises:
+            SkeletonError: it would call a module, or a function that holds on to something of this forward.
+        """
+        for value in given:
+            if called := [whole[module] for module in modules_in(value) if module in whole]:
+                why = f"calls module {called[0]!r}, whose stage would not know: use torch.utils.checkpoint"
+            elif not is_fixed(value):
+                why = (
+                    "holds on to a tensor or an object of this forward: a replay would call it with that of the "
+                    "forward that was recorded"
+                )
+            else:
+                continue
+            raise SkeletonError(f"{name}() at {line_of_user()} is given a function that {why}. {_MOVE}")
 
     def check_modes(self, what: str) -> None:
         """Check that torch's modes are those around the model.

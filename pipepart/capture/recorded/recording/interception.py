@@ -1,16 +1,28 @@
-"""Puts a recorder in the way of what torch does not show it: whole modules and custom autograd functions."""
+"""Routes calls of whole modules, and of custom autograd functions, to a recorder: torch shows it neither.
+
+The class of a module stays what it is, as models ask for it (``type(block) is Block``). A call of a module goes through
+its attribute ``_compiled_call_impl``, where torch.compile puts compiled code; the recorder puts itself there. A class
+with a ``__call__`` of its own does not look there first, so its ``__call__`` is replaced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from .recorder import Recorder
+
+_HOOK = "_compiled_call_impl"
+_lock = threading.Lock()
+_replaced: dict[tuple[type, str], tuple[int, Any]] = {}  # how many threads record, and the original
+_local = threading.local()  # recorder: of this thread
 
 
 class TakesModules(Protocol):
@@ -26,91 +38,114 @@ class TakesModules(Protocol):
         ...
 
 
-def patched_functions(recorder: Recorder) -> Any:
-    """Within the block, custom autograd functions are single calls, and a reentrant checkpoint runs its function."""
-    original = torch.autograd.Function.__dict__["apply"].__func__
+@contextmanager
+def patched_functions(recorder: Recorder) -> Iterator[None]:
+    """Within the block, custom autograd functions are single calls, and a reentrant checkpoint runs its function.
+
+    ``Function.apply`` itself stays: models keep it under other names (``ste = Round.apply``). It calls that of its base
+    class, which is replaced.
+    """
+    original = torch._C._FunctionBase.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.here:
-            return original(cls, *args, **kwargs)
+        taking = getattr(_local, "functions", None)
+        if taking is None or not taking.here:
+            return original.__get__(None, cls)(*args, **kwargs)
         if cls is CheckpointFunction:
             return args[0](*args[2:])
-        return recorder.function(_Bound(original, cls), cls.__name__, args, kwargs)
+        return taking.function(_Applied(cls), cls.__name__, args, kwargs)
 
-    @contextmanager
-    def patched() -> Iterator[None]:
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    with _replaced_in(_SingleLevelFunction, "apply", classmethod(apply)):
+        _local.functions = recorder
         try:
             yield
         finally:
-            torch.autograd.Function.apply = classmethod(original)  # type: ignore[method-assign, assignment]
-
-    return patched()
+            _local.functions = None
 
 
 @contextmanager
-def called_whole(recorder: TakesModules, model: nn.Module, whole: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Within the block, calls of these modules go to the recorder: their classes are replaced by subclasses.
-
-    A TorchScript module does not let its class be replaced: its parent gets another module in its place.
-    """
-    kinds = {module: type(module) for module in whole if not isinstance(module, torch.jit.ScriptModule)}
-    scripted = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent._modules.items()
-        if child in whole and child not in kinds
-    ]
-
-    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = kinds[module]
-        if not recorder.here:
-            return kind.__call__(module, *args, **kwargs)
-        module.__class__ = kind
+def called_whole(recorder: TakesModules, whole: Mapping[nn.Module, str]) -> Iterator[None]:
+    """Within the block, calls of these modules go to the recorder."""
+    own = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
+    outer = getattr(_local, "modules", None)
+    hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]
+    with ExitStack() as stack:
+        for kind, original in own.items():
+            stack.enter_context(_replaced_in(kind, "__call__", _taken(original)))
+        _local.modules = recorder, whole
         try:
-            return recorder.module(module, kind.__call__, args, kwargs)
+            for module in whole:
+                vars(module)[_HOOK] = _call_of(module, recorder)
+            yield
         finally:
-            module.__class__ = watched[kind]
+            _local.modules = outer
+            for attributes, compiled in hooked:
+                del attributes[_HOOK]
+                if compiled is not None:
+                    attributes[_HOOK] = compiled
 
-    watched = {
-        kind: type(kind.__name__, (kind,), {"__call__": called, "__module__": kind.__module__})
-        for kind in set(kinds.values())
-    }
+
+def _own_call(module: nn.Module) -> type | None:
+    """Return the user's class whose ``__call__`` a call of a module runs first; None if that is torch's."""
+    kind = next(kind for kind in type(module).__mro__ if "__call__" in vars(kind))
+    return None if kind.__module__.startswith("torch.") else kind
+
+
+def _taken(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``__call__`` that gives calls of whole modules to the recorder of this thread."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder, whole = getattr(_local, "modules", None) or (None, ())
+        if recorder is None or self not in whole or not recorder.here:
+            return original(self, *args, **kwargs)
+        return recorder.module(self, original, args, kwargs)
+
+    return call
+
+
+def _call_of(module: nn.Module, recorder: TakesModules) -> Callable[..., Any]:
+    """Return what takes the calls of one module whose class has the ``__call__`` of torch."""
+    compiled = vars(module).get(_HOOK)
+
+    def original(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._call_impl(*args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if recorder.here:
+            return recorder.module(module, original, args, kwargs)
+        return original(module, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _replaced_in(kind: type, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a class until the last thread that does so is through."""
+    key = kind, name
+    with _lock:
+        users, original = _replaced.get(key, (0, vars(kind).get(name)))
+        if not users:
+            setattr(kind, name, value)
+        _replaced[key] = users + 1, original
     try:
-        for module, kind in kinds.items():
-            module.__class__ = watched[kind]
-        for parent, name, child in scripted:
-            parent._modules[name] = _Stands(recorder, child)  # type: ignore[index]
         yield
     finally:
-        for parent, name, child in scripted:
-            parent._modules[name] = child  # type: ignore[index]
-        for module, kind in kinds.items():
-            module.__class__ = kind
+        with _lock:
+            users, original = _replaced.pop(key)
+            if users > 1:
+                _replaced[key] = users - 1, original
+            elif original is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, original)
 
 
-class _Stands(nn.Module):
-    """Stands for a TorchScript module while it is recorded."""
-
-    def __init__(self, recorder: TakesModules, module: Any) -> None:
-        super().__init__()
-        self.__dict__.update(recorder=recorder, module=module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["module"], name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.recorder.here:
-            return self.module(*args, **kwargs)
-        return self.recorder.module(self.module, lambda module, *a, **k: module(*a, **k), args, kwargs)
-
-
-class _Bound:
+class _Applied:
     """A custom autograd function as one callable."""
 
-    def __init__(self, apply: Any, cls: Any) -> None:
-        self._apply, self._cls = apply, cls
-        self.__name__ = cls.__name__
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self.__name__ = kind.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._apply(self._cls, *args, **kwargs)
+        return self._kind.apply(*args, **kwargs)

@@ -204,7 +204,7 @@ def _beside(module: nn.Module, ways: set[str], prefix: str) -> Iterator[tuple[st
 
 def is_called(module: nn.Module) -> bool:
     """Return False for a container, which has no forward of its own."""
-    if isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
         return True
     return type(module).forward is not nn.Module.forward and not isinstance(
         module, nn.ModuleList | nn.ModuleDict

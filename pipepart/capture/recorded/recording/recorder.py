@@ -32,6 +32,7 @@ from ....autograd.in_place import version
 from ....autograd.nests import check_nest
 from ....autograd.own_copy import tensors
 from ..placing import at, home, together
+from ..python_state.value_key import value_key
 from ..refusal import (
     CaptureError,
     LeftAsideError,
@@ -47,6 +48,9 @@ from ..valueless import asks_for_values
 from .changes import ChangeWatch
 from .conditions import Conditions
 from .constants import computed_on_cpu
+from .provenance import Provenance
+from .reads import Reads
+from .sizes import asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 
 
@@ -57,6 +61,7 @@ class Recorder(TorchFunctionMode):
         state: path of each parameter and buffer.
         held: where the other attributes of the model's modules are kept, by the ids of these and of tensors in them.
         whole: paths of the modules that stay whole.
+        opened: the other modules by their paths.
         tracking: whether to note which whole module makes which tensors, for the message of an error.
         conditions: checked at each call.
         watch: finds out who changes what whole modules hold; None if nobody does.
@@ -74,6 +79,7 @@ class Recorder(TorchFunctionMode):
         state: Mapping[int, str],
         held: Mapping[int, str],
         whole: Mapping[nn.Module, str],
+        opened: Mapping[str, nn.Module],
         tracking: bool,
         conditions: Conditions,
         watch: ChangeWatch | None = None,
@@ -91,6 +97,10 @@ class Recorder(TorchFunctionMode):
         self._numbers: Any = WeakIdKeyDictionary()
         self._made_in: Any = WeakIdKeyDictionary()
         self._varying: set[int] = set()  # depends on an input, a module, the model's state or a draw
+        self._made_of = Provenance()
+        self._reads = Reads(opened, self.calls)
+        self._inputs: dict[int, Tensor] = {}
+        self._state_versions: dict[int, tuple[Tensor, int]] = {}
         self._count = 0
 
     @property
@@ -103,7 +113,9 @@ class Recorder(TorchFunctionMode):
         number = self._numbers.get(tensor)
         if number is None:
             number = self._new(tensor)
+            self._inputs[number] = tensor
             self._varying.add(number)
+            self._made_of.arguments.add(number)
         return number
 
     def varies(self, tensor: Tensor) -> bool:
@@ -111,12 +123,33 @@ class Recorder(TorchFunctionMode):
         number = self._numbers.get(tensor)
         return number is None or number in self._varying
 
+    def is_of_this_forward(self, value: Any) -> bool:
+        """Return True for a tensor that depends on a forward's arguments or state, and for a number read from one."""
+        if self._is_read(value):
+            return True
+        return isinstance(value, Tensor) and self._numbers.get(value) is not None and self.varies(value)
+
+    def _is_read(self, value: Any) -> bool:
+        """Return True for a number that was read from a tensor, unlike its size."""
+        return isinstance(value, Integer | Real) and bool(value.source.numbers(sizes=False))
+
+    def _known_tensors(self) -> dict[int, Tensor]:
+        return self._inputs | self.constants
+
+    def _written_state(self) -> set[int]:
+        """Return the numbers of the parameters and buffers that the forward has written."""
+        return {number for number, (tensor, was) in self._state_versions.items() if version(tensor) != was}
+
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
-        return [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else plain(leaf) for leaf in leaves], spec
+        found = [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._reads.check(
+            {out.number for out in found if type(out) is Ref}, self._written_state(), self._made_of
+        )
+        return [out if self._is_read(out) else plain(out) for out in found], spec
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of a tensor.
@@ -131,11 +164,13 @@ class Recorder(TorchFunctionMode):
         if id(tensor) in self._paths:
             number = self._new(tensor)
             self.state[number] = self._paths[id(tensor)]
+            self._state_versions[number] = tensor, version(tensor)
             self._varying.add(number)
             return number
         if id(tensor) in self._held:
             number = self._new(tensor)
             self.constants[number] = tensor
+            self._made_of.arguments.add(number)
             return number
         shape = list(tensor.shape)
         if self._tracking and tensor in self._made_in:
@@ -173,24 +208,34 @@ class Recorder(TorchFunctionMode):
         self._conditions.check_function(func, name, args, kwargs)
         self._conditions.check_modes(name)
         args, kwargs = together(args, kwargs)
-        try:
-            result = func(*args, **kwargs)
-        except RuntimeError as error:
-            if asks_for_values(error):
-                raise unknown_value(name, line_of_user()) from error
-            if not any(tensor.is_meta for tensor in passed):
-                raise
-            result = computed_on_cpu(func, given, self.calls, self.values)
+        result = self._called(func, args, kwargs, given)
         written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
+        asked = asking(name, func, args, kwargs) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
-        if call.reads and len(passed) == 1:
-            return with_source(result, Source(func, (call.given.only,)))
-        return result
+        if asked is not None and not any(tensor.is_meta for tensor in passed):
+            self._ask_size(call, asked)
+        if not call.reads:
+            return result
+        self._reads.note(call, self._made_of, self._known_tensors())
+        if len(passed) > 1:
+            return result
+        return with_source(result, Source(func, (call.given.only,), partial(self._reads.note_decision, call)))
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, given: Given) -> Any:
+        """Call a function of torch; if it reads values that tensors on the meta device do not have, compute these."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if asks_for_values(error):
+                raise unknown_value(getattr(func, "__name__", ""), line_of_user()) from error
+            if not any(tensor.is_meta for tensor in tensors((args, kwargs))):
+                raise
+            return computed_on_cpu(func, given, self.calls, self.values)
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a whole module and record that."""
@@ -204,6 +249,7 @@ class Recorder(TorchFunctionMode):
         for leaf in leaves:
             self._check_passed(leaf, path)
         passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [value_key(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
         given = Given(args, kwargs, self.number)
         before = [version(tensor) for tensor in passed]
         args, kwargs = at(home(module), args, kwargs)
@@ -212,9 +258,12 @@ class Recorder(TorchFunctionMode):
         try:
             with self._stepped_aside(), torch.no_grad(), values_refused(path):
                 result = call(module, *args, **kwargs)
-            if pytree.tree_structure((args, kwargs)) != spec:
+            left, spec_after = pytree.tree_flatten((args, kwargs))
+            if spec_after != spec or others != [
+                value_key(one) for one in left if not isinstance(one, Tensor)
+            ]:
                 raise SkeletonError(
-                    f"module {path!r} changes a list or dict that it is given at {line_of_user()}"
+                    f"module {path!r} changes a list, a dict or an object that it is given at {line_of_user()}"
                 )
             what = f"the output of module {path!r}"
             check_nest(result, what, "return its tensors themselves, or pass use_cache=False")
@@ -242,12 +291,13 @@ class Recorder(TorchFunctionMode):
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""
-        if is_fixed(leaf) or id(leaf) in self._held:
+        is_cache = "cache" in type(leaf).__name__.lower()
+        if (is_fixed(leaf, objects=True) and not is_cache) or id(leaf) in self._held:
             return
         what = (
             f"module {path!r} is given a {type(leaf).__name__} at {line_of_user()}, which stages cannot share"
         )
-        if "cache" in type(leaf).__name__.lower():
+        if is_cache:
             # Not a SkeletonError: that would leave the whole model as one layer, where a word is enough.
             raise CaptureError(
                 f"{what}: pass use_cache=False, or set model.config.use_cache = False. Where the model makes a cache "
@@ -257,11 +307,12 @@ class Recorder(TorchFunctionMode):
 
     def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """Call a custom autograd function and record that."""
+        self._conditions.check_custom(name, pytree.tree_leaves((args, kwargs)), self._whole)
         given = Given(args, kwargs, self.number)
         self.inside = name
         try:
             result = func(*args, **kwargs)
-            self._emit(func, given, result, varies=True, written=[])
+            self._emit(func, given, result, varies=True, written=[], custom=True)
         finally:
             self.inside = ""
         return result
@@ -276,6 +327,7 @@ class Recorder(TorchFunctionMode):
         written: list[Tensor],
         draws: bool = False,
         path: str = "",
+        custom: bool = False,
     ) -> Call:
         wrote = frozenset(self.number(tensor) for tensor in written)
         if wrote:
@@ -305,7 +357,14 @@ class Recorder(TorchFunctionMode):
             draws,
         )
         self.calls.append(call)
+        self._made_of.note(call, leaves, own=bool(path) or custom)
         return call
+
+    def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
+        """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
+        func, args, kwargs = asked
+        given = Given(args, kwargs, self.number)
+        self._made_of.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
 
     def _new(self, tensor: Tensor) -> int:
         number, self._count = self._count, self._count + 1
@@ -325,6 +384,8 @@ class Recorder(TorchFunctionMode):
     def _sized(self, name: str, result: Any, args: tuple[Any, ...]) -> Any:
         """Return sizes that remember which tensor they are sizes of."""
         number = self._numbers.get(args[0])
+        if number is not None:
+            self._made_of.read_size(number)
         if number is None or name == "__len__":
             return result
         ref = Ref(number)

@@ -154,6 +154,11 @@ class _Session:
                 return list(dict.fromkeys(one.place for one in of_whole))
             own.update(map(_key_of, of_whole))
             changes = self._changes(first)
+            for change in changes:
+                if first.recorder.is_of_this_forward(change.found.now) and self._holders.is_for_others(
+                    change
+                ):
+                    raise change.refused("leaves a value for others in")
             shared = [place for place in watched if len(self._holders.of(place)) > 1]
             if not changes and not shared:
                 return first
@@ -171,7 +176,13 @@ class _Session:
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
         watch = ChangeWatch(watched, self._holders, again) if watched else None
         recorder = Recorder(
-            paths, before.held, opening.whole, self._tracking, Conditions(paths, model), watch
+            paths,
+            before.held,
+            opening.whole,
+            dict(opening.opened()),
+            self._tracking,
+            Conditions(paths, model),
+            watch,
         )
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
@@ -179,7 +190,7 @@ class _Session:
             if tensor.is_meta and not value.is_meta:
                 recorder.values[number] = value
         mode = nullcontext() if fakes is None else fakes.in_use()
-        with called_whole(recorder, model, opening.whole), patched_functions(recorder), mode, recorder:
+        with called_whole(recorder, opening.whole), patched_functions(recorder), mode, recorder:
             try:
                 result = model(*args, **kwargs)
             except CaptureError:

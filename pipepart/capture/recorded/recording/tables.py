@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from ..python_state.places import COLLECTIONS, held_by
 
 
 def _words(text: str) -> frozenset[str]:
@@ -40,21 +42,51 @@ DRAWS = tuple(
 
 _FIXED = (bool, int, float, complex, str, bytes, type(None), type, Enum, range, torch.Size, torch.dtype)
 _FIXED += (torch.device, torch.layout, torch.memory_format, torch.Generator, BuiltinFunctionType, nn.Module)
+_FIXED += (np.generic, frozenset)
+_OF_PYTHON = 1 << 9  # the flag of classes that Python code defines
+_OPEN = (object, SimpleNamespace)  # classes of C whose objects hold nothing but attributes
 
 
-def is_fixed(value: Any) -> bool:
+def is_fixed(value: Any, objects: bool = False) -> bool:
     """Return True for an argument that a replay can pass on: a tensor, or a value that nothing changes.
 
     A function is if it does not hold on to anything else.
+
+    Args:
+        value: the argument.
+        objects: accept collections and objects as well, if they hold neither tensors nor what cannot be looked into.
     """
-    if isinstance(value, partial):
-        parts = pytree.tree_leaves((value.func, value.args, value.keywords))
-        return not any(isinstance(part, Tensor) for part in parts) and all(map(is_fixed, parts))
-    if isinstance(value, MethodType):
-        return is_fixed(value.__self__)
-    if isinstance(value, FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-        return not any(isinstance(one, Tensor) for one in held) and all(map(is_fixed, held))
+    return isinstance(value, Tensor) or _is_fixed(value, objects, set())
+
+
+def _is_fixed(value: Any, objects: bool, seen: set[int]) -> bool:
+    if isinstance(value, _FIXED) or id(value) in seen:
+        return True
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        return False
     if isinstance(value, slice):
-        return all(map(is_fixed, (value.start, value.stop, value.step)))
-    return isinstance(value, (Tensor, *_FIXED))
+        held: list[Any] = [value.start, value.stop, value.step]
+    elif isinstance(value, tuple | partial | MethodType | FunctionType):
+        held = [part for _, part in held_by(value)]
+    elif objects and type(value) in COLLECTIONS:
+        held = [*value.items()] if isinstance(value, dict) else [*value]
+    elif objects and all(kind in _OPEN or kind.__flags__ & _OF_PYTHON for kind in type(value).__mro__):
+        held = [part for _, part in held_by(value)]
+    else:
+        return False
+    return all(_is_fixed(part, objects, seen) for part in held)
+
+
+def modules_in(value: Any) -> list[nn.Module]:
+    """Return the modules that a function may call: itself, its owner, and those in its closure and defaults."""
+    if isinstance(value, nn.Module):
+        return [value]
+    if not isinstance(value, tuple | list | dict | partial | MethodType | FunctionType):
+        return []
+    parts = value if isinstance(value, list) else [part for _, part in held_by(value)]
+    return [
+        module
+        for part in (value.values() if isinstance(value, dict) else parts)
+        for module in modules_in(part)
+    ]

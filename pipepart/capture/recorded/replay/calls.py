@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Call:
         line: of the user's code.
         draws: whether it draws random numbers.
         counts: whether it is given a number that depends on the number of samples and does not say so.
+        asked: whether what it reads must be the same at each replay.
+        shapes: of tensors that it returned, by their numbers, where the model has read the size.
     """
 
     func: Callable[..., Any]
@@ -52,6 +54,8 @@ class Call:
     line: str = ""
     draws: bool = False
     counts: bool = False
+    asked: bool = True
+    shapes: Mapping[int, torch.Size] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -98,6 +102,7 @@ class Call:
             raise
         if self.spec is None:
             env[self.outs[0].number] = result
+            self._check_shapes(env)
             return
         leaves = pytree.tree_leaves(result)
         if len(leaves) != len(self.outs):
@@ -105,12 +110,22 @@ class Call:
         for out, leaf in zip(self.outs, leaves, strict=True):
             if type(out) is Ref:
                 env[out.number] = leaf
-            elif not same_value(out, leaf):
-                raise CaptureError(
-                    f"{self._where()} gave {plain(leaf)!r:.60}, and {plain(out)!r:.60} when the model was recorded: "
-                    "the code that follows may take another branch. Keep the module that reads it whole, layers=[...], "
-                    "or move the code that reads into a module of its own, or compute with tensors (torch.where)"
-                )
+            elif self.asked and not same_value(out, leaf):
+                raise self._other(plain(leaf), plain(out))
+        self._check_shapes(env)
+
+    def _check_shapes(self, env: Env) -> None:
+        if self.shapes and not torch.compiler.is_compiling():
+            for number, shape in self.shapes.items():
+                if env[number].shape != shape:
+                    raise self._other(list(env[number].shape), list(shape))
+
+    def _other(self, now: Any, was: Any) -> CaptureError:
+        return CaptureError(
+            f"{self._where()} gave {now!r:.60}, and {was!r:.60} when the model was recorded: "
+            "the code that follows may take another branch. Keep the module that reads it whole, layers=[...], "
+            "or move the code that reads into a module of its own, or compute with tensors (torch.where)"
+        )
 
     def _modes(self, ambient: Autocast) -> ExitStack:
         stack = ExitStack()

@@ -120,7 +120,7 @@ class Given:
         for index, number in self._refs:
             leaves[index] = env[number]
         for index, leaf in self._others:
-            leaves[index] = _opened(leaf, env)
+            leaves[index] = resolved(leaf, env)
         if device is not None:
             leaves = [device(leaf) for leaf in leaves]
         if self._spec is not None:
@@ -160,13 +160,14 @@ def _is_open(leaf: Any) -> bool:
     return type(leaf) is Slice or isinstance(leaf, Integer | Real)
 
 
-def _opened(leaf: Any, env: Env) -> Any:
+def resolved(leaf: Any, env: Env) -> Any:
+    """Return the tensor of a ref, and a number with a source as its tensors give it now; anything else as it is."""
     if type(leaf) is Slice:
-        return slice(*(_opened(part, env) for part in leaf))
+        return slice(*(resolved(part, env) for part in leaf))
     if type(leaf) is Ref:
         return env[leaf.number]
     if type(leaf) is torch.Size:
-        return torch.Size([_opened(size, env) for size in leaf])
+        return torch.Size([resolved(size, env) for size in leaf])
     return _read_again(leaf, env) if isinstance(leaf, Integer | Real) else leaf
 
 

@@ -237,10 +237,7 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
         arguments: those that only the loss needs.
         loss: what takes the place of the loss in the output; None for the loss itself.
     """
-    env = _ended(unfinished, arguments)
-    if loss is not None and unfinished.recording.loss is not None:
-        env[unfinished.recording.loss] = loss
-    return unfinished.recording.completed(env)
+    return unfinished.recording.completed(_ended(unfinished, arguments), loss)
 
 
 def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:

@@ -23,10 +23,25 @@ class Ref(NamedTuple):
 
 
 class Source(NamedTuple):
-    """How a number was computed: an operation, and its operands: refs, numbers with a source, or constants."""
+    """How a number was computed.
+
+    Attributes:
+        operation: that gave it.
+        operands: refs, numbers with a source, or constants.
+        compared: called if it, or what is computed from it, is compared with a number; None for a size.
+    """
 
     operation: Callable[..., Any]
     operands: tuple[Any, ...]
+    compared: Callable[[], None] | None = None
+
+    def note_decision(self) -> None:
+        """Note that the number is compared with another one."""
+        if self.compared is not None:
+            self.compared()
+        for operand in self.operands:
+            if isinstance(operand, Integer | Real):
+                operand.source.note_decision()
 
     def value(self, tensors: Mapping[int, Tensor]) -> Any:
         """Compute the number again from the tensors of a replay."""
@@ -117,9 +132,22 @@ def _remembering(kind: type, name: str, operation: Callable[..., Any], swapped: 
     return arithmetic
 
 
+def _deciding(kind: type, name: str) -> Any:
+    plainly = getattr(kind, name)
+
+    def comparison(self: Any, *others: Any) -> Any:
+        self.source.note_decision()
+        return plainly(self, *others)
+
+    return comparison
+
+
 for _kind, _plain_kind in ((Integer, int), (Real, float)):
     for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
         _operation = getattr(operator, _name)
         setattr(_kind, f"__{_name}__", _remembering(_plain_kind, f"__{_name}__", _operation, False))
         setattr(_kind, f"__r{_name}__", _remembering(_plain_kind, f"__r{_name}__", _operation, True))
     _kind.__neg__ = _remembering(_plain_kind, "__neg__", operator.neg, False)
+    for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__"):
+        setattr(_kind, _name, _deciding(_plain_kind, _name))
+    _kind.__hash__ = _plain_kind.__hash__  # which a class with its own __eq__ loses

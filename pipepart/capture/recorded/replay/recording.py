@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
 from .calls import HOOKS, Autocast, Call, is_plain_function
-from .given import Env
+from .given import Env, resolved
 from .layer_order import layers_of
-from .numbers import Ref
+from .numbers import Integer, Real, Ref
 from .outputs import own_loss
 
 
@@ -80,7 +80,7 @@ class Recording:
         end_inputs: which arguments the end needs, as numbers.
         devices: of the model and its arguments while it was recorded; a replay uses that of the stage instead.
         result: what the model returned, until a replay has been compared with it.
-        fresh: whether a replay is still to be compared with the model.
+        uses: how often micro-batches of a call or step went its way.
     """
 
     calls: list[Call]
@@ -98,7 +98,7 @@ class Recording:
     end: Part = field(default_factory=lambda: Part((), (), ()))
     end_inputs: tuple[int, ...] = ()
     result: Any = None
-    fresh: bool = True
+    uses: int = 0
 
     def groups(self) -> list[Group]:
         """Return the pieces that a chain may be cut into: the calls up to each whole module."""
@@ -166,11 +166,8 @@ class Recording:
                 last[number] = max(last.get(number, -1), place)
             for number in call.new:
                 born[number] = place
-        for out in self.output:
-            if type(out) is Ref:
-                last[out.number] = (
-                    count if self.loss is not None else max(last.get(out.number, -1), count - 1)
-                )
+        for number in self._results:
+            last[number] = count if self.loss is not None else max(last.get(number, -1), count - 1)
         carried = {number for number in last if number not in fixed}
         arguments = {number for number in self.inputs if last.get(number) == count}
         for number in arguments:  # the end gets them from the caller, not through the stages
@@ -191,17 +188,30 @@ class Recording:
         ]
         if self.loss is not None:
             live[count] = tuple(sorted({*live[count], *self._returned_state}))
-        results = frozenset(out.number for out in self.output if type(out) is Ref)
+        results = self._results
         of_last = results if self.loss is None else self._returned_state
         self.parts = [
             self._part(live[i], live[i + 1], own[i], of_last if i == count - 1 else ()) for i in range(count)
         ]
         self.end = self._part(live[count], (), own[count], results - self._returned_state)
 
-    def completed(self, env: Env) -> Any:
-        """Return what the model returns, from the tensors of a replay."""
-        leaves = [env[out.number] if type(out) is Ref else out for out in self.output]
+    def completed(self, env: Env, loss: Any = None) -> Any:
+        """Return what the model returns, from the tensors of a replay.
+
+        Args:
+            env: the tensors by their numbers.
+            loss: what takes the place of the model's own loss; None for the loss itself.
+        """
+        leaves = [
+            loss if loss is not None and out == Ref(self.loss) else resolved(out, env) for out in self.output
+        ]
         return pytree.tree_unflatten(leaves, self.output_spec)
+
+    @cached_property
+    def _results(self) -> frozenset[int]:
+        """The numbers of the tensors that the model returned, and of those from which it read numbers that it did."""
+        read = (out.source.numbers() for out in self.output if isinstance(out, Integer | Real))
+        return frozenset(out.number for out in self.output if type(out) is Ref).union(*read)
 
     @cached_property
     def touched(self) -> dict[int, list[int]]:
@@ -243,18 +253,23 @@ class Recording:
         written = {number for call in self.calls for number in call.writes}
         found: dict[Call, None] = {}
         for call in self.calls:
-            if call.reads and (needed := self._computed_from_arguments(call, made, written)) is not None:
+            if (
+                call.reads
+                and call.asked
+                and (needed := self._computed_from_arguments(call, made, written)) is not None
+            ):
                 found |= dict.fromkeys(needed)
         return list(found)
 
     def _drop_unused(self) -> None:
         """Drop calls whose results nobody needs and that write nothing."""
-        needed = {out.number for out in self.output if type(out) is Ref}
+        needed = set(self._results)
         kept = []
         for index in reversed(range(len(self.calls))):
             call = self.calls[index]
             made = {out.number for out in call.outs if type(out) is Ref}
-            if call.module or call.writes or call.reads or call.name in HOOKS or not needed.isdisjoint(made):
+            keeps = call.module or call.writes or (call.reads and call.asked) or call.name in HOOKS
+            if keeps or not needed.isdisjoint(made):
                 kept.append(index)
                 needed.update(call.given.numbers())
         kept.reverse()
@@ -334,7 +349,8 @@ class Recording:
         def is_scalar(leaf: Any) -> bool:
             return isinstance(leaf, Ref) and leaf.number in self.scalars
 
-        found = own_loss(self.completed(_Marks()), is_scalar)
+        marks = pytree.tree_unflatten(self.output, self.output_spec)
+        found = own_loss(marks, is_scalar)
         return found.number if is_scalar(found) else None
 
     def _computed_from_arguments(
@@ -352,13 +368,6 @@ class Recording:
             waiting += [made[number] for number in numbers if number in made]
         order = {call: place for place, call in enumerate(self.calls)}
         return sorted(dict.fromkeys(found), key=order.__getitem__)
-
-
-class _Marks(dict[int, Any]):
-    """Stands for the tensors of a replay: each is its own ref."""
-
-    def __missing__(self, number: int) -> Ref:
-        return Ref(number)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -39,11 +39,12 @@ const pipepart = (() => {
     return columns;
   }
 
-  async function startSection(key, script) {
+  /* What the script of a section is called with, or null if the page has no such section. */
+  async function partsOf(key) {
     const element = document.getElementById(key);
-    if (!element) return;
+    if (!element) return null;
     const data = element.querySelector("script.data");
-    script(element, data ? JSON.parse(data.textContent) : null, await columnsOf(element));
+    return [element, data ? JSON.parse(data.textContent) : null, await columnsOf(element)];
   }
 
   const THEMES = ["system", "light", "dark"];
@@ -90,7 +91,9 @@ const pipepart = (() => {
     startTheme();
     startPrinting();
     addEventListener("resize", redraw);
-    await Promise.all([...scripts].map(([key, script]) => startSection(key, script)));
+    // Columns are unpacked at once. Scripts start in the order of the page: timelines set the axis that memory draws on.
+    const parts = await Promise.all([...scripts.keys()].map(partsOf));
+    [...scripts.values()].forEach((script, at) => parts[at] && script(...parts[at]));
     root.dataset.ready = "true";
   }
 

@@ -1,0 +1,59 @@
+"""Gradients of a random projection of what a model returns, and whether two such gradients are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...autograd.own_copy import tensors
+
+Gradients = Mapping[str, Tensor]
+"""Gradient of each parameter by its name, without those that have none."""
+
+
+def projected_gradients(result: Any, model: nn.Module) -> Gradients | None:
+    """Return the gradients of a sum over all entries of a result, each times a random number that is always the same.
+
+    None for models whose checkpoints are reentrant: torch differentiates these by ``backward`` only.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    roots = [tensor for tensor in tensors(result) if tensor.requires_grad]
+    if not trained or not roots:
+        return {}
+    generator = torch.Generator().manual_seed(0)
+    factors = [torch.rand(root.shape, generator=generator).to(root) for root in roots]
+    try:
+        found = torch.autograd.grad(roots, [*trained.values()], factors, allow_unused=True)
+    except RuntimeError as error:
+        if "heckpoint" not in str(error):
+            raise
+        return None
+    return {name: gradient for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+
+
+def differing_gradient(ones: Gradients | None, others: Gradients | None) -> tuple[str, float] | None:
+    """Return the name of the first gradient that differs, and by how much of its norm; None if none is known to.
+
+    Sums may round in another order: a difference counts if it is larger than the square root of the dtype's precision,
+    relative to the gradient, and than a thousandth of that relative to the largest one.
+    """
+    if ones is None or others is None or not (ones or others):
+        return None
+    norms = {name: _norm(gradient) for own in (ones, others) for name, gradient in own.items()}
+    largest = max(norms.values())
+    for name, norm in norms.items():
+        one, other = ones.get(name), others.get(name)
+        apart = norm if one is None or other is None else _norm(one - other.to(one.device))
+        precision = torch.finfo((ones if one is not None else others)[name].dtype).eps ** 0.5
+        if apart > precision * norm and apart > 1e-3 * precision * largest:
+            return name, apart / norm if norm else 1.0
+    return None
+
+
+def _norm(gradient: Tensor) -> float:
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return float(gradient.double().nan_to_num().norm())

@@ -1,0 +1,174 @@
+"""Values that the code between modules reads from tensors, and whether a replay may take for granted what was read.
+
+::
+
+    if mask.all():                    of an argument: asked again before each replay
+    if torch.rand([]) < 0.1:          drawn: refused, unless it never happens
+    position = int(self.position)     of a buffer that the forward writes: refused
+    scale = float(x.max())            a number that modules compute: refused
+    if torch.isnan(x).any():          a truth that modules compute: checked at each replay
+    return loss, {"loss": loss.item()}   no call follows: read again at each replay
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..refusal import SkeletonError, line_of_user
+from ..replay.calls import HOOKS, Call
+from ..replay.given import same_value
+from ..replay.numbers import Ref
+from .provenance import Provenance
+
+_DRAWS = 64  # of a value, to find out whether it changes
+_MOVE = "Move that code into a module of its own, which is called as it is"
+
+
+class _Read(NamedTuple):
+    """A call that reads, and the path of the open module whose forward does."""
+
+    call: Call
+    within: str
+
+
+class Reads:
+    """The values that one forward reads.
+
+    Args:
+        opened: the modules whose forward is recorded, by their paths.
+        calls: of the recording so far.
+    """
+
+    def __init__(self, opened: Mapping[str, nn.Module], calls: Sequence[Call]) -> None:
+        self._opened = {id(module): path for path, module in opened.items()}
+        self._calls = calls
+        self._found: list[_Read] = []
+        self._deciding: set[Call] = set()  # what was read is compared with other numbers
+
+    def note(self, call: Call, made_of: Provenance, known: Mapping[int, Tensor]) -> None:
+        """Note a call that reads.
+
+        Args:
+            call: the call.
+            made_of: what its arguments are computed from.
+            known: the arguments of the model and its constants, by their numbers.
+
+        Raises:
+            SkeletonError: what it reads is a matter of chance.
+        """
+        self._found.append(_Read(call, self._reader()))
+        numbers = set(call.given.numbers())
+        if (
+            numbers & made_of.drawn
+            and numbers <= made_of.drawn | made_of.arguments
+            and self._changes(call, known)
+        ):
+            raise SkeletonError(
+                f"{call.name}() at {line_of_user()} reads a value that is drawn: a replay would take the way of the "
+                f"forward that was recorded. Switch it off, as by layerdrop=0. {_MOVE}"
+            )
+
+    def note_decision(self, call: Call) -> None:
+        """Note that a number that was read is compared, so that the code may take another branch."""
+        self._deciding.add(call)
+
+    def check(self, output: set[int], written: set[int], made_of: Provenance) -> None:
+        """Check the reads of a forward that is over.
+
+        Args:
+            output: numbers of the tensors that the model returned.
+            written: numbers of the parameters and buffers that were written.
+            made_of: what tensors are computed from.
+
+        Raises:
+            SkeletonError: a replay would read something else.
+        """
+        followed = _followed_by_calls(self._calls, output)
+        for call, within in self._found:
+            numbers = set(call.given.numbers())
+            if numbers <= made_of.arguments:
+                continue
+            if self._needed(call)[1] & written:
+                raise _refused(call, within, "of a buffer that the forward writes")
+            is_number = any(type(out) in (int, float, complex) for out in call.outs)
+            if not is_number or not self._of_modules(call):
+                continue
+            if call in followed or call in self._deciding:
+                raise _refused(call, within, "that modules compute")
+            call.asked = False
+
+    def _reader(self) -> str:
+        """Return the path of the innermost open module whose code is running."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            path = self._opened.get(id(frame.f_locals.get("self")))
+            if path is not None:
+                return path
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+    def _needed(self, call: Call) -> tuple[list[Call], set[int]]:
+        """Return the calls that a read needs, with it at the end, and the numbers of the tensors that none made."""
+        made = {number: one for one in self._calls for number in one.new}
+        waiting, found, outer = [call], {call}, set[int]()
+        while waiting:
+            for number in waiting.pop().given.numbers():
+                one = made.get(number)
+                if one is None:
+                    outer.add(number)
+                elif one not in found:
+                    found.add(one)
+                    waiting.append(one)
+        return [one for one in self._calls if one in found], outer
+
+    def _of_modules(self, call: Call) -> bool:
+        return any(one.module for one in self._needed(call)[0])
+
+    def _changes(self, call: Call, known: Mapping[int, Tensor]) -> bool:
+        """Draw a value again, many times; return True if it changes."""
+        calls, outer = self._needed(call)
+        writing = [one for one in self._calls if not outer.isdisjoint(one.writes)]
+        if writing or not outer <= known.keys():
+            return False
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for _ in range(_DRAWS):
+                env: dict[int, Any] = dict(known)
+                for one in calls:
+                    args, kwargs = one.given.filled(env)
+                    leaves = pytree.tree_leaves(one.func(*args, **kwargs))
+                    env |= {
+                        out.number: leaf
+                        for out, leaf in zip(one.outs, leaves, strict=True)
+                        if type(out) is Ref
+                    }
+                if not all(map(same_value, call.outs, leaves)):
+                    return True
+        return False
+
+
+def _followed_by_calls(calls: Sequence[Call], output: set[int]) -> set[Call]:
+    """Return the calls before the last one that a forward needs for what it returns or writes."""
+    needed, found, any_behind = set(output), set[Call](), False
+    for call in reversed(calls):
+        if any_behind:
+            found.add(call)
+        made = {out.number for out in call.outs if type(out) is Ref}
+        if call.module or call.writes or call.name in HOOKS or not needed.isdisjoint(made):
+            needed.update(call.given.numbers())
+            any_behind = True
+    return found
+
+
+def _refused(call: Call, within: str, what: str) -> SkeletonError:
+    error = SkeletonError(
+        f"{call.name.strip('_')}() at {call.line} reads a value {what}: a replay would go on with that of the forward "
+        f"that was recorded. Compute with tensors; or read it for a log, behind all other calls. {_MOVE}"
+    )
+    error.culprit = within
+    return error

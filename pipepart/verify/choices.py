@@ -1,0 +1,105 @@
+"""What a pipeline chooses and the user's model cannot know: the seeds of random draws, and the shares of own losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..autograd import graph_cut
+from ..capture import loss_of
+from ..capture.restore import draws_restored
+from ..data.arguments import call
+from ..data.recorded import entered
+from ..loss import MiniBatchLoss, Reduction, StepLoss, collect_losses
+from ..runtime.replay.randomness import ForwardPass, KeyedDraws, RngKeys
+from .copies import take_over
+from .training import Case, Training
+
+
+class Chosen(NamedTuple):
+    """The choices for one step.
+
+    Attributes:
+        draws: for each micro-batch and each layer the number of its random draws.
+        shares: for each micro-batch the part of its loss in that of the mini-batch, if the model computes its loss.
+            None if several terms of the loss have different ones.
+        weights: the same as far as known at the first backward. The gradients are multiplied by ``factor`` at the end.
+        factor: what corrects them.
+    """
+
+    draws: list[list[int]]
+    shares: list[float] | None = None
+    weights: list[float] | None = None
+    factor: float = 1.0
+
+
+class Choices:
+    """Finds the choices of each step, by a forward of the layers of a copy, whose numbers are not used.
+
+    A wrong recording makes wrong choices, and then the numbers differ: a check cannot pass because of them. The shares
+    are compared with the model on the whole mini-batch.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._training = Training(case)
+        self._chain = self._training.chain
+        self.names = [name for name, _ in self._chain.layers]
+
+    def of_step(self, model: nn.Module, x: Any, y: Any) -> Chosen:
+        """Return the choices for a step of ``model``, which has taken as many steps as were asked about."""
+        case, own = self._training.case, self._training.model
+        take_over(own, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+        batch = entered(self._chain, case.split_up(x, y))
+        loss = None
+        if case.loss_fn is None:
+            loss = MiniBatchLoss(
+                StepLoss(loss_of, Reduction(case.reduction) if case.reduction else None), batch
+            )
+        keys = RngKeys()
+        counts: list[list[int]] = []
+        with draws_restored(own), collect_losses():
+            for index, part in enumerate(batch.inputs):
+                value, found = graph_cut.part(part), []
+                for place, (_, layer) in enumerate(self._chain.layers):
+                    with keys.of(place, index) as draws:
+                        value = call(layer, value)
+                    found.append(draws.count)
+                counts.append(found)
+                if loss is not None:
+                    loss.take(index, value, batch.targets[index])
+                    loss.weights(index)
+        if loss is None:
+            return Chosen(counts)
+        return Chosen(counts, loss.shares(), loss.shares(of_weights=True), loss.correction())
+
+
+class ModelDraws(KeyedDraws):
+    """While it is entered, the user's model draws the numbers that the layers of the pipeline draw, in their order.
+
+    Args:
+        keys: of the step.
+        micro_batch: which.
+        counts: the number of draws of each layer; None if it is not known.
+
+    Attributes:
+        matches: whether the model has drawn as often as the layers.
+    """
+
+    def __init__(self, keys: RngKeys, micro_batch: int, counts: Sequence[int] | None) -> None:
+        super().__init__(keys, hash((keys.seed, -1, micro_batch)), ForwardPass.ONLY, None)
+        self._seeds = []
+        for layer, count in enumerate(counts or ()):
+            draws = keys.of(layer, micro_batch)
+            self._seeds += [draws.next_seed() for _ in range(count)]
+
+    @property
+    def matches(self) -> bool:
+        """Whether the model has drawn as often as the layers."""
+        return self.count == len(self._seeds)
+
+    def next_seed(self) -> int:
+        """Return the seed of the next draw of the layers; another one if the model draws more often."""
+        other = super().next_seed()
+        return self._seeds[self.count - 1] if self.count <= len(self._seeds) else other

@@ -1,0 +1,21 @@
+"""What models of other files read and write: a global number, and a store of tensors."""
+
+from typing import Any
+
+SCALE = {"all": 1.0}
+_STORE: dict[str, Any] = {}
+
+
+def scaled(x: Any) -> Any:
+    """Return x times the global number."""
+    return x * SCALE["all"]
+
+
+def put(key: str, value: Any) -> None:
+    """Keep a value."""
+    _STORE[key] = value
+
+
+def get(key: str) -> Any:
+    """Return a value that was kept."""
+    return _STORE[key]

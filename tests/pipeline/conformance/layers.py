@@ -1,0 +1,277 @@
+"""Layers of every sort: what they do to their input, their parameters and their buffers is what may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.pieces import WIDTH, linear
+
+
+class Calls(nn.Module):
+    """A layer without parameters: one function of its input."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+class Double(nn.Module):
+    """Writes over its input, and has no flag that says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+class Shared(nn.Module):
+    """One linear layer that is used several times, and once more by its weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.layer(x).tanh()
+        return x + functional.linear(x, self.layer.weight)
+
+
+class Chunked(nn.Module):
+    """Three projections that are views of one weight, as in attention, put together from chunks of their output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (functional.linear(x, part) for part in self.weight.chunk(3))
+        left, right = (query * key).chunk(2, -1)
+        return value + torch.cat([right, left], -1).view_as(value)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] * 2 * x * weight, (gradients[0] * x * x).sum(0)
+
+
+class Custom(nn.Module):
+    """A function with a backward of its own, between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = linear(), linear()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(Squared.apply(self.before(x), self.scale))
+
+
+class Slope(nn.Module):
+    """Differentiates in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.inner(x).tanh().sum(), x, create_graph=True)
+        return found
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(linear(), nn.Tanh(), linear())
+        self.outer, self.reentrant = linear(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+class Tokens(nn.Module):
+    """Embeds what it takes for two tokens a sample."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, WIDTH, sparse=sparse)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table((x.detach()[:, :2] > 0).long()).sum(dim=1) + x
+
+
+class Sequences(nn.Module):
+    """A linear layer of three dimensions, whose backward is another than that of two, with views around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(torch.stack([x, x.sin()], dim=1)).mean(dim=1)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.unsqueeze(1).expand(-1, 3, -1))[:, 1]
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.unsqueeze(1).expand(-1, 2, -1))[0][:, -1]
+
+
+class Images(nn.Module):
+    """Convolutions in channels-last layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(2, 2, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = x.view(-1, 2, 1, 3).contiguous(memory_format=torch.channels_last)
+        return self.inner(image).flatten(1)
+
+
+class Enter(nn.Module):
+    """Begins a skip connection: its input travels along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x).relu(), x
+
+
+class Carry(Enter):
+    """Computes with the first of two tensors and passes the other on."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, skipped = pair
+        return self.inner(x).tanh(), skipped
+
+
+class Leave(nn.Module):
+    """Ends a skip connection."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1] * pair[1]
+
+
+class Adapter(nn.Module):
+    """A frozen linear layer with a trained correction of rank two (Hu et al. 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear().requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.up(self.down(x))
+
+
+class HooksItsInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 1.5)
+        return x * 2
+
+
+class OwnGenerator(nn.Module):
+    """Draws twice from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rand(x.shape, generator=self.generator).to(x.dtype)
+        return x * scale * torch.empty_like(x).bernoulli_(0.5, generator=self.generator)
+
+
+class Moving(nn.Module):
+    """Its output depends on a mean that it moves in every forward, in one of several ways."""
+
+    constant: Tensor
+    mean: Tensor | None
+    twin: Tensor | None
+    late: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("constant", torch.arange(float(WIDTH)))
+        self.register_buffer("mean", None if how == "made late" else torch.ones(WIDTH))
+        self.register_buffer("twin", self.mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = torch.ones(WIDTH, dtype=x.dtype) if self.mean is None else self.mean
+        moved = (0.9 * mean + 0.1 * x.detach().mean(dim=0) * self.constant).tanh()
+        y = x * mean if self.how == "replaced" else x * mean.clone()
+        if self.how in ("replaced", "made late"):
+            self.mean = moved
+        elif self.how == "copied":
+            with torch.no_grad():
+                mean.copy_(moved)
+        elif self.how == "behind torch's back":
+            mean.data.copy_(moved)
+        elif self.how == "by its other name":
+            assert isinstance(self.twin, Tensor)
+            self.twin.copy_(moved)
+        elif self.how == "registered late":
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.zeros(WIDTH, dtype=x.dtype))
+            self.late = self.late + moved
+            y = y + self.late
+        return y
+
+
+WAYS_TO_MOVE = (
+    "replaced",
+    "made late",
+    "copied",
+    "behind torch's back",
+    "by its other name",
+    "registered late",
+)
+
+
+class WritesSometimes(nn.Module):
+    """Writes a buffer in the forwards of some micro-batches only, and reads it in all."""
+
+    seen: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * (1 + self.seen[:WIDTH].clone())
+        if x[0, 0] > 0.2:
+            self.seen[:WIDTH] += x.detach().mean(dim=0)
+        return y

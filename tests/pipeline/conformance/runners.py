@@ -1,0 +1,233 @@
+"""Ways to train a scenario, and few of them in which nearly every two settings meet."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipepart import Pipeline, Plan
+from pipepart.capture import Chain, flatten
+from schedules import Kind
+from tests.pipeline.conformance.scenarios import SCENARIOS, Scenario
+from tests.support.chains import plan_by_hand
+from tests.support.recorded import chain_for
+from tests.support.searched import MODES, drawn_plan
+
+# Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device. "drawn" is an order
+# of its own, of stages that lie anywhere.
+SCHEDULES: list[tuple[str, int]] = [
+    *((name, 1) for name in ("sequential", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "chimera")),
+    *((name, 1) for name in ("interleaved-1f1b",)),
+    *((name, 2) for name in ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "hanayo")),
+    *((name, 2) for name in ("zb-v", "v-half", "v-min", "dualpipe-v")),
+    *((name, 3) for name in ("interleaved-1f1b", "looped-bfs", "interleaved-zb")),
+    ("hanayo", 4),
+    *[("drawn", 0)] * 3,
+]
+SPLITTING = {"zb-h1", "zb-h2", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v"}
+WHOLE_BACKWARDS = {"gpipe", "1f1b", "eager-1f1b"}
+
+# Each with whether it is a mean over samples.
+LOSSES: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    "mean": (nn.MSELoss(), True),
+    "sum": (nn.MSELoss(reduction="sum"), False),
+    "huber": (nn.functional.huber_loss, True),
+    "own mean": (lambda output, target: (output - target).abs().mean(), True),
+    "own sum": (lambda output, target: (output - target).pow(4).sum(), False),
+}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One training: what is trained, and how."""
+
+    scenario: str
+    schedule: tuple[str, int]
+    devices: int  # of one replica
+    border: int  # a stage begins at this layer; where the others begin is drawn
+    stash: str  # what each stage does with it: a mode of ``MODES``, or "mixed"
+    replicas: int
+    sizes: tuple[int, int]  # samples of the mini-batch, and micro-batches
+    dtype: torch.dtype
+    loss: str
+    runner: str
+
+    def __str__(self) -> str:
+        return "-".join(str(getattr(self, field.name)) for field in fields(self)).replace("torch.", "")
+
+    @property
+    def what(self) -> Scenario:
+        return SCENARIOS[self.scenario]
+
+    @property
+    def stages(self) -> int:
+        return self.devices * self.schedule[1]
+
+    @property
+    def parts(self) -> int:
+        """The number of micro-batches of a mini-batch."""
+        return min(self.sizes[1], self.sizes[0])
+
+    @property
+    def possible(self) -> bool:
+        """Whether it is no training that is refused, and one that has an oracle."""
+        what, (name, _) = self.what, self.schedule
+        samples, micro_batches = self.sizes
+        if (what.alone and (self.replicas > 1 or name == "chimera")) or (
+            what.on_host and self.runner == "strict"
+        ):
+            return False
+        if name == "chimera" and (self.devices != 2 or self.replicas == 3 or what.writes):
+            return False
+        if self.replicas > 1 and (what.writes or micro_batches < self.replicas or samples < micro_batches):
+            return False
+        if what.writes and samples < 2 * micro_batches:
+            return False  # a batch norm wants two samples a micro-batch
+        if what.sparse and self.dtype == torch.bfloat16:
+            return False  # torch adds none up
+        if name == "drawn":
+            return self.replicas == 1 and self._runs and self.runner not in ("apart", "critical")
+        return (
+            self._runs
+            and self.stages <= min(7, what.layers)
+            and self.stages * self.replicas <= 8  # beyond what shows more
+        )
+
+    @property
+    def _runs(self) -> bool:
+        if self.runner == "critical":
+            return self.schedule[0] in WHOLE_BACKWARDS and self.replicas == 1 and self.stages > 1
+        if self.runner == "apart":
+            # A copy of a weight lies at another address, and float32 kernels of small matrices round by that.
+            exact = self.dtype == torch.float64
+            return exact and self.what.shared and self.replicas == 1 and self.schedule[0] != "chimera"
+        if self.runner == "called":
+            return not self.what.draws and self.replicas == 1 and self.schedule[0] != "chimera"
+        return True
+
+    def pipeline(self, model: nn.Module, **options: Any) -> Pipeline:
+        """Return the pipeline of a model that the scenario has made."""
+        what = self.what
+        chain: nn.Module | Chain = model
+        if not isinstance(model, nn.Sequential):
+            sample = as_dtype(what.batch(self.sizes[0])[0], self.dtype)
+            chain = chain_for(model, sample, loss_fn=what.loss, parts=self.parts)
+        names = [name for name, _ in (flatten(model) if chain is model else chain.layers)]  # type: ignore[union-attr]
+        plan = self._plan(names)
+        if self.runner == "apart":
+            plan = apart(plan)
+        if self.runner == "critical":
+            plan = split_on_the_critical_path(plan)
+        if self.runner == "observed":
+            options |= {"trace": True, "nan_guard": True}
+        if self.runner == "optimizers of stages":
+            options["optimizer"] = sgd
+        loss_fn = what.loss or LOSSES[self.loss][0]
+        return Pipeline(chain, plan, loss_fn, strict=self.runner == "strict", **options)  # type: ignore[arg-type]
+
+    def _plan(self, names: Sequence[str]) -> Plan:
+        choose = random.Random(str(self))
+        if self.schedule[0] == "drawn":
+            return drawn_plan(choose, names, micro_batches=self.sizes[1])
+        border = 1 + self.border % (len(names) - 1)
+        others = [layer for layer in range(1, len(names)) if layer != border]
+        borders = sorted([border, *choose.sample(others, self.stages - 2)]) if self.stages > 1 else []
+        modes = [self.stash if self.stash in MODES else choose.choice(MODES) for _ in range(self.stages)]
+        return plan_by_hand(
+            names,
+            borders,
+            micro_batches=self.sizes[1],
+            schedule=self.schedule[0],
+            chunks=self.schedule[1],
+            recompute=tuple("never" if mode == "offload" else mode for mode in modes),  # type: ignore[arg-type]
+            offload=tuple("stash" if mode == "offload" else "never" for mode in modes),
+            replicas=self.replicas,
+        )
+
+
+def apart(plan: Plan) -> Plan:
+    """Return the plan with each device a torch device of its own.
+
+    Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
+    """
+    devices = tuple(
+        device.model_copy(update={"torch_device": f"cpu:{index}"})
+        for index, device in enumerate(plan.cluster.devices)
+    )
+    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
+
+
+def split_on_the_critical_path(plan: Plan) -> Plan:
+    """Return the plan with most backwards of its later stages split."""
+    actions = [action for row in plan.build_schedule().actions for action in row]
+    split = [one for one in actions if one.kind is Kind.B and one.stage > 0 and one.micro_batch != 1]
+    return plan.model_copy(update={"split_critical": tuple(map(str, split))})
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def as_dtype(nest: Any, dtype: torch.dtype) -> Any:
+    """Return a nest with its floating-point tensors in this type; layouts stay."""
+
+    def converted(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return torch.utils._pytree.tree_map_only(Tensor, converted, nest)
+
+
+VALUES: dict[str, list[Any]] = {
+    "scenario": list(SCENARIOS),
+    "schedule": SCHEDULES,
+    "devices": [1, 2, 3],
+    "border": [0, 1, 2, 3, 4, 5],
+    "stash": ["never", "except-last", "always", "offload", "mixed"],
+    "replicas": [1, 1, 2, 3],
+    "sizes": [(9, 4), (12, 6), (14, 7), (3, 8), (1, 2), (7, 1)],
+    "dtype": [torch.float64, torch.float32, torch.bfloat16],
+    "loss": list(LOSSES),
+    "runner": [
+        *("step", "step", "called", "called", "apart", "observed", "critical", "optimizers of stages"),
+        "strict",  # which is slow
+    ],
+}
+
+
+def drawn(choose: random.Random, **given: Any) -> Mode:
+    """Return a possible mode with these settings, the others drawn."""
+    while True:
+        mode = Mode(**{name: given.get(name, choose.choice(values)) for name, values in VALUES.items()})
+        if mode.possible:
+            return mode
+
+
+@functools.cache
+def pairs(mode: Mode) -> frozenset[Any]:
+    """Every two settings that meet in a mode. Scenarios meet the ways to go backward, not each schedule."""
+    family = (mode.schedule[0] in SPLITTING, mode.schedule[1] > 1, mode.schedule[0] == "drawn")
+    settings = [(field.name, getattr(mode, field.name)) for field in fields(mode)]
+    found = {tuple(pair) for pair in itertools.combinations(settings, 2)}
+    apart = {pair for pair in found if {"scenario", "schedule"} != {pair[0][0], pair[1][0]}}
+    return frozenset(apart | {(mode.scenario, family)})
+
+
+def covering(choose: random.Random, each: int, tries: int = 12) -> Iterator[Mode]:
+    """Yield some modes of each scenario, in which nearly every two settings that can meet do."""
+    seen: set[Any] = set()
+    for name in [*SCENARIOS] * each:
+        best = max(
+            (drawn(choose, scenario=name) for _ in range(tries)), key=lambda mode: len(pairs(mode) - seen)
+        )
+        seen |= pairs(best)
+        yield best
+    yield drawn(choose, schedule=("chimera", 1), runner="optimizers of stages")
+    for name in [name for name, scenario in SCENARIOS.items() if scenario.shared]:
+        yield drawn(choose, scenario=name, runner="apart")

@@ -1,0 +1,308 @@
+"""What is trained: models that are cut anywhere, with their mini-batches and losses."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from pipepart import Arguments
+from pipepart.capture import flatten
+from tests.capture import handwritten
+from tests.pipeline.conformance import layers
+from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Calls, Double, Moving
+from tests.support import pieces, searched
+from tests.support.pieces import WIDTH, linear
+from tests.support.recorded import chain_for
+from tests.support.skipping import Hourglass, Woven
+from tests.support.tied import Head, Rotated, language_model, loss_fn, words
+
+Batch = tuple[Any, Any]
+
+
+def vectors(samples: int) -> Batch:
+    return torch.randn(samples, WIDTH), torch.randn(samples, WIDTH)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model and how its mini-batches are made.
+
+    Attributes:
+        make: makes the model; the same one from the same seed of torch.
+        batch: makes an input and a target of so many samples.
+        loss: a mean over samples; None if the runner chooses one of ``LOSSES``.
+        draws: layers draw random numbers from torch's generator.
+        writes: layers write buffers, some of which are statistics of two samples or more.
+        by_batch: a layer sees more than one sample.
+        sparse: gradients are sparse.
+        alone: a layer cannot be copied, so that there are no replicas.
+        on_host: a layer makes tensors on the host, which a strict device refuses.
+        shared: stages share parameters or buffers.
+    """
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int], Batch] = vectors
+    loss: Callable[..., Tensor] | None = None
+    draws: bool = False
+    writes: bool = False
+    by_batch: bool = False
+    sparse: bool = False
+    alone: bool = False
+    on_host: bool = False
+    shared: bool = False
+
+    @functools.cached_property
+    def layers(self) -> int:
+        """The number of layers at whose borders the model can be cut."""
+        model = self.make()
+        if isinstance(model, nn.Sequential):
+            return len(flatten(model))
+        return len(chain_for(model, self.batch(2)[0], loss_fn=self.loss, parts=1).layers)
+
+
+def among_others(make: Callable[[], list[nn.Module]]) -> Callable[[], nn.Sequential]:
+    """Put the same layers twice among others: a chain of at least seven."""
+
+    def chain() -> nn.Sequential:
+        first, second = make(), make()
+        return nn.Sequential(linear(), *first, nn.Tanh(), linear(), *second, linear(), nn.Sigmoid(), linear())
+
+    return chain
+
+
+def frozen(layer: nn.Module, *names: str) -> nn.Module:
+    """Return the layer with these parameters frozen, or all."""
+    for name, parameter in layer.named_parameters():
+        if not names or name in names:
+            parameter.requires_grad_(False)
+    return layer
+
+
+def frozen_at(*places: int) -> Callable[[], nn.Sequential]:
+    def chain() -> nn.Sequential:
+        model = nn.Sequential(*[linear(), nn.LayerNorm(WIDTH), linear(), nn.Tanh(), linear(), linear()])
+        for place in places:
+            model[place].requires_grad_(False)
+        return model
+
+    return chain
+
+
+def tied_ends() -> nn.Sequential:
+    model = among_others(lambda: [linear()])()
+    model[-1].weight = model[0].weight
+    return model
+
+
+def in_three_places(make: Callable[[], nn.Module]) -> Callable[[], nn.Sequential]:
+    """Use one layer three times, so that its parameters are in several stages."""
+
+    def chain() -> nn.Sequential:
+        shared = make()
+        return nn.Sequential(linear(), shared, nn.Tanh(), shared, linear(), shared, nn.Tanh())
+
+    return chain
+
+
+def sparse_and_dense() -> nn.Sequential:
+    embedding = nn.Embedding(9, 4, sparse=True)
+    return nn.Sequential(embedding, nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Head(embedding.weight))
+
+
+def shared_table() -> nn.Sequential:
+    """Two layers that read one buffer, and one of them twice."""
+    table = torch.randn(4)
+    first = Rotated(table)
+    return nn.Sequential(nn.Linear(WIDTH, 4), first, nn.Tanh(), Rotated(table), first, nn.Linear(4, WIDTH))
+
+
+def passed_on(layer: Callable[[], nn.Module]) -> Callable[[], nn.Sequential]:
+    """A layer that may return its input itself, which the next layer writes over."""
+    return lambda: nn.Sequential(linear(), layer(), Double(), linear(), Double(), linear())
+
+
+def anything() -> nn.Sequential:
+    """Draw a chain of two to four kinds of layers, some of them frozen and some linear layers tied."""
+    choose = random.Random(torch.initial_seed())
+    kinds = choose.choices([one for one in KINDS if not one.alone and not one.sparse], k=choose.randint(2, 4))
+    model = nn.Sequential(*(layer for kind in kinds for layer in kind.make().children()))
+    alike = [layer for layer in model if type(layer) is nn.Linear and layer.bias is not None]
+    one, other = choose.sample(alike, 2)
+    other.weight = one.weight
+    for layer in model:
+        if choose.random() < 0.15:
+            layer.requires_grad_(False)
+    return model
+
+
+def nest(samples: int) -> Batch:
+    x = {
+        "x": torch.randn(samples, WIDTH),
+        "y": torch.randn(samples, 1),
+        "mask": torch.rand(samples, WIDTH) > 0.5,
+    }
+    return x, torch.randn(samples, WIDTH)
+
+
+def images(layout: str) -> Callable[[int], Batch]:
+    def batch(samples: int) -> Batch:
+        x = torch.randn(samples, 2, 4, 4)
+        if layout == "channels last":
+            x = x.to(memory_format=torch.channels_last)
+        elif layout == "transposed":
+            x = x.transpose(0, 1).contiguous().transpose(0, 1)
+        elif layout == "strided":
+            x = torch.randn(2 * samples, 2, 4, 4)[::2]
+        elif layout == "expanded":
+            x = x[:, :1].expand(samples, 2, 4, 4)
+        return x, torch.randint(3, (samples,))
+
+    return batch
+
+
+def image_model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(2, 3)
+    )
+
+
+def tokens(samples: int) -> Batch:
+    return torch.randint(9, (samples, 3)), torch.randint(4, (samples,))
+
+
+def woven_batch(samples: int) -> Batch:
+    x, y = vectors(samples)
+    return Arguments(x, torch.randint(3, (samples, WIDTH))), y
+
+
+def pictures(samples: int) -> Batch:
+    return torch.randn(samples, 3, 8, 8), torch.randn(samples, 2, 8, 8)
+
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "linear": lambda: [linear()],
+    "no bias": lambda: [nn.Linear(WIDTH, WIDTH, bias=False)],
+    "no parameters": lambda: [nn.Softplus()],
+    "identity": lambda: [nn.Identity()],
+    "frozen": lambda: [frozen(linear())],
+    "bias frozen": lambda: [frozen(linear(), "bias")],
+    "all but bias frozen": lambda: [frozen(linear(), "weight")],
+    "adapters": lambda: [layers.Adapter()],
+    "norm": lambda: [nn.LayerNorm(WIDTH), nn.GELU()],
+    "group norm": lambda: [nn.GroupNorm(2, WIDTH)],
+    "relu in place": lambda: [linear(), nn.ReLU(inplace=True)],
+    "in place": lambda: [linear(), Double()],
+    "in place twice": lambda: [linear(), Double(), Double(), nn.Hardtanh(inplace=True)],
+    "nests": lambda: [pieces.Fork(), pieces.Middle(), pieces.Join()],
+    "skip connection": lambda: [layers.Enter(), layers.Carry(), layers.Carry(), layers.Leave()],
+    "branches": lambda: [pieces.Parallel()],
+    "other layout": lambda: [pieces.OtherLayout()],
+    "half detached": lambda: [pieces.HalfDetached()],
+    "detached": lambda: [linear(), Calls(torch.detach)],
+    "hook on its input": lambda: [layers.HooksItsInput()],
+    "nested": lambda: [nn.Sequential(linear(), nn.Sequential(nn.Tanh()), linear())],
+    "weight norm": lambda: [parametrizations.weight_norm(linear())],
+    "sequences": lambda: [layers.Sequences()],
+    "used several times": lambda: [layers.Shared()],
+    "chunks of a weight": lambda: [layers.Chunked()],
+    "custom function": lambda: [layers.Custom()],
+    "differentiates": lambda: [layers.Slope()],
+    "checkpoint": lambda: [layers.Checkpointed(reentrant=False)],
+    "reentrant checkpoint": lambda: [layers.Checkpointed(reentrant=True)],
+    "embedding": lambda: [layers.Tokens(sparse=False)],
+    "attention": lambda: [pieces.Attention()],
+    "transformer": lambda: [layers.Transformer()],
+    "transformer in evaluation": lambda: [layers.Transformer().eval()],
+    "gru": lambda: [pieces.Recurrent()],
+    "lstm": lambda: [layers.Lstm()],
+    "convolution": lambda: [pieces.Convolution()],
+    "images": lambda: [layers.Images()],
+}
+WRITING: dict[str, Callable[[], list[nn.Module]]] = {
+    "batch norm": lambda: [nn.BatchNorm1d(WIDTH)],
+    "cumulative batch norm": lambda: [nn.BatchNorm1d(WIDTH, momentum=None), linear()],
+    "spectral norm": lambda: [parametrizations.spectral_norm(linear())],
+}
+DRAWING: dict[str, Callable[[], list[nn.Module]]] = {
+    "dropout": lambda: [linear(), nn.Dropout(0.4)],
+    "dropout in place": lambda: [linear(), nn.Dropout(0.3, inplace=True)],
+    "noise": lambda: [pieces.Noise()],
+    "random relu": lambda: [nn.RReLU()],
+    "attention with dropout": lambda: [pieces.Attention(dropout=0.3)],
+}
+CHAINS: dict[str, Scenario] = {
+    **{name: Scenario(among_others(make)) for name, make in LAYERS.items()},
+    **{name: Scenario(among_others(make), writes=True) for name, make in WRITING.items()},
+    **{name: Scenario(among_others(make), draws=True) for name, make in DRAWING.items()},
+    **{
+        f"buffer {how}": Scenario(
+            among_others(lambda how=how: [Moving(how)]), writes=True, on_host="late" in how
+        )
+        for how in WAYS_TO_MOVE
+    },
+    "ways by its input": Scenario(among_others(lambda: [pieces.Branches()]), by_batch=True),
+    "sparse embedding": Scenario(among_others(lambda: [layers.Tokens(sparse=True)]), sparse=True),
+    "old weight norm": Scenario(among_others(lambda: [nn.utils.weight_norm(linear())]), alone=True),
+    "old spectral norm": Scenario(
+        among_others(lambda: [nn.utils.spectral_norm(linear())]), writes=True, alone=True
+    ),
+    "generator of its own": Scenario(
+        among_others(lambda: [layers.OwnGenerator()]), by_batch=True, alone=True, on_host=True
+    ),
+    "scripted batch norm": Scenario(
+        among_others(lambda: [torch.jit.script(nn.BatchNorm1d(WIDTH))]),  # type: ignore[list-item]
+        writes=True,
+        alone=True,
+    ),
+}
+KINDS = list(CHAINS.values())
+SCENARIOS: dict[str, Scenario] = {
+    **CHAINS,
+    "tied ends": Scenario(tied_ends, shared=True),
+    "frozen front": Scenario(frozen_at(0, 1, 2)),
+    "frozen end": Scenario(frozen_at(2, 4, 5)),
+    "frozen ends": Scenario(frozen_at(0, 5)),
+    "frozen but norms": Scenario(frozen_at(0, 2, 4, 5)),
+    "passed on": Scenario(passed_on(nn.Identity)),
+    "passed on as a view": Scenario(passed_on(lambda: Calls(lambda x: x.view(-1).view(-1, WIDTH)))),
+    "passed on by a dropout in evaluation": Scenario(passed_on(lambda: nn.Dropout().eval())),
+    "linear in three stages": Scenario(in_three_places(linear), shared=True),
+    "transformer in three stages": Scenario(in_three_places(layers.Transformer), shared=True),
+    "gru in three stages": Scenario(in_three_places(pieces.Recurrent), shared=True),
+    "weight norm in three stages": Scenario(
+        in_three_places(lambda: parametrizations.weight_norm(linear())), shared=True
+    ),
+    "checkpoint in three stages": Scenario(
+        in_three_places(lambda: layers.Checkpointed(reentrant=False)), shared=True
+    ),
+    "embedding tied to a head": Scenario(language_model, words, loss_fn, shared=True),
+    "sparse gradient meets a dense one": Scenario(sparse_and_dense, words, loss_fn, sparse=True, shared=True),
+    "buffer of two stages": Scenario(shared_table, shared=True),
+    "input is a nest": Scenario(
+        lambda: nn.Sequential(Calls(lambda x: x["x"] * x["mask"] + x["y"]), linear(), nn.Tanh(), linear()),
+        nest,
+    ),
+    "tokens": Scenario(
+        lambda: nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6), nn.Flatten(), nn.Linear(18, 4)),
+        tokens,
+        CROSS_ENTROPY,
+    ),
+    **{
+        f"{layout} input": Scenario(image_model, images(layout), CROSS_ENTROPY)
+        for layout in ("channels last", "transposed", "strided", "expanded")
+    },
+    "all at once": Scenario(searched.network, draws=True, writes=True),
+    "anything": Scenario(anything, draws=True, writes=True, by_batch=True),
+    "hourglass": Scenario(lambda: Hourglass(4), vectors, functional.mse_loss),
+    "woven": Scenario(Woven, woven_batch, functional.mse_loss),
+    "u-net": Scenario(handwritten.UNet, pictures, functional.mse_loss),
+}

@@ -1,0 +1,234 @@
+"""All that is printed of profiles, plans and steps is as the files in ``golden`` have it (support/golden.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import ndiff
+from pathlib import Path
+
+import pytest
+from rich.console import RenderableType
+
+import schedules
+from pipepart import Cluster, Plan, Profile, Trace, plan
+from pipepart.capture import SharedTensor
+from pipepart.planning import Alternative
+from pipepart.reporting import (
+    BenchResult,
+    action_table,
+    alternatives_options,
+    alternatives_table,
+    bench_table,
+    cluster_report,
+    difference_reports,
+    drawn_timeline,
+    idle_table,
+    layer_table,
+    measured_against_plan,
+    memory_table,
+    plan_summary,
+    schedules_table,
+    simulation_summary,
+    size_table,
+    stage_table,
+    trace_summary,
+)
+from schedules import Kind, Timeline
+from tests.support.golden import check_golden
+
+Printed = Callable[[RenderableType], str]
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_tables_of_a_profile(printed: Printed, profile: Profile) -> None:
+    first, body, head = profile.layers
+    costs = profile.costs[0]
+    blocks = tuple(body.model_copy(update={"name": f"blocks.{index}"}) for index in range(4))
+    alike = (costs.layers[0], *[costs.layers[1]] * 4, costs.layers[2])
+    repeated = profile.model_copy(
+        update={"layers": (first, *blocks, head), "costs": (costs.model_copy(update={"layers": alike}),)}
+    )
+    shown = [
+        layer_table(profile),
+        layer_table(profile, 4),
+        size_table(profile),
+        layer_table(repeated, folded=True),
+    ]
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "profile.txt")
+    with pytest.raises(ValueError, match="not for 3"):
+        layer_table(profile, 3)
+
+
+def two_replicas(made: Plan) -> Plan:
+    """Two copies of two stages, the second on devices half as fast."""
+    cluster = Cluster.parse(["64MiB", "64MiB", "64MiB@0.5", "64MiB@0.5"])
+    stages = tuple(
+        stage.model_copy(update={"device": f"device:{index}"}) for index, stage in enumerate(made.stages)
+    )
+    copies = {"cluster": cluster, "stages": stages, "replica_devices": (("device:2", "device:3"),)}
+    return made.model_copy(update=copies).refreshed()
+
+
+def mixed_recompute(made: Plan) -> Plan:
+    """Stages that keep some micro-batches whole and of others only the input."""
+    kept = {"full_stashes": 1, "input_only": 3, "boundary_bytes": 1024, "stash_bytes": 8192}
+    return made.model_copy(update={"stages": tuple(each.model_copy(update=kept) for each in made.stages)})
+
+
+def test_tables_of_stages_and_memory(
+    printed: Printed, two_stages: Plan, four_chunks: Plan, again: Plan
+) -> None:
+    free = tuple(each.model_copy(update={"memory_bytes": None}) for each in two_stages.cluster.devices)
+    unlimited = two_stages.cluster.model_copy(update={"devices": free})
+    plans = {
+        "two stages": two_stages,
+        "several stages a device": four_chunks,
+        "recompute": again,
+        "two replicas": two_replicas(two_stages),
+        "both directions": two_stages.model_copy(update={"schedule": "chimera"}).refreshed(),
+    }
+    texts = [
+        f"# {name}\n{printed(stage_table(each))}{printed(memory_table(each))}" for name, each in plans.items()
+    ]
+    texts.append(f"# some recompute\n{printed(memory_table(mixed_recompute(again)))}")
+    no_limit = two_stages.model_copy(update={"cluster": unlimited})
+    texts.append(f"# no limit\n{printed(memory_table(no_limit))}")
+    check_golden("\n".join(texts), GOLDEN / "stages.txt")
+
+
+def predicted_as(made: Plan, **figures: float) -> Plan:
+    return made.model_copy(update={"prediction": made.predicted.model_copy(update=figures)})
+
+
+def tied(made: Plan) -> Plan:
+    """Layers of two stages share a parameter."""
+    assert made.profile is not None
+    shared = (SharedTensor(layer=made.stages[0].layers[0], name="weight", bytes=0),)
+    *others, last = made.profile.layers
+    layers = (*others, last.model_copy(update={"shared": shared}))
+    return made.model_copy(update={"profile": made.profile.model_copy(update={"layers": layers})})
+
+
+def test_summaries_differ_in_what_there_is_to_tell(
+    printed: Printed, profile: Profile, two_stages: Plan, four_chunks: Plan, again: Plan
+) -> None:
+    """The first summary as a whole, of the others the lines that are not in it."""
+    cut = plan(
+        profile, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=[profile.layers[1].name]
+    )
+    bottleneck = two_stages.predicted.bottleneck_seconds
+    plans = {
+        "asynchronous": plan(profile, two_stages.cluster, schedule="pipedream"),
+        "shared parameter": tied(two_stages),
+        "near the bound": predicted_as(two_stages, bottleneck_bound=bottleneck / 1.25),
+        "no bound": predicted_as(two_stages, bottleneck_bound=0.0),
+        "one device": plan(profile, Cluster.virtual(1), schedule="sequential", stages=1),
+        "out of time": two_stages.model_copy(update={"out_of_time": True}),
+        "unlike devices in another order": four_chunks,
+        "an unused device": plan(profile, Cluster.virtual(3), stages=2, schedule="1f1b"),
+        "split backwards": cut.model_copy(update={"split_critical": ("1B3",)}).refreshed(),
+        "recompute": again,
+        "replicas": two_replicas(two_stages),
+        "by hand": two_stages.model_copy(update={"prediction": None}),
+    }
+    whole = printed(plan_summary(two_stages))
+    texts = [whole]
+    for name, each in plans.items():
+        lines = ndiff(whole.splitlines(), printed(plan_summary(each)).splitlines())
+        texts.append("\n".join([f"# {name}", *(line[2:] for line in lines if line.startswith("+ ")), ""]))
+    check_golden("\n".join(texts), GOLDEN / "summaries.txt")
+
+
+KEPT = Alternative(
+    schedule="gpipe",
+    micro_batches=4,
+    chunks=1,
+    stages=2,
+    step_seconds=0.04,
+    memory_bytes=2048,
+    why="23.8% slower",
+)
+OTHERS = (
+    KEPT,
+    KEPT.model_copy(update={"stages": 3, "step_seconds": 0.05, "why": "54.8% slower"}),
+    Alternative(schedule="hanayo", micro_batches=4, chunks=2, stages=4, why="does not fit"),
+)
+
+
+def test_alternatives_and_differences(printed: Printed, two_stages: Plan, again: Plan) -> None:
+    made = two_stages.model_copy(update={"alternatives": OTHERS})
+    shown = [
+        alternatives_table(made),
+        alternatives_options(made),
+        alternatives_table(made, compact=True),
+        *difference_reports(two_stages, again, ("kept", "again")),
+    ]
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "alternatives.txt")
+
+
+def stretched(step: Timeline, factor: float) -> Timeline:
+    """The same step at another pace."""
+    starts, ends = ([[factor * time for time in row] for row in times] for times in (step.starts, step.ends))
+    moved = [t._replace(start=factor * t.start, end=factor * t.end) for t in step.transfers]
+    return Timeline(step.schedule, starts, ends, transfers=moved)
+
+
+def late(step: Timeline, stage: int, seconds: float) -> Timeline:
+    """The same step, the forwards of a stage longer: in it each action has more than enough room for that."""
+    ends = [
+        [
+            end + seconds * (action.kind is Kind.F and action.stage == stage)
+            for action, end in zip(*row, strict=True)
+        ]
+        for row in zip(step.schedule.actions, step.ends, strict=True)
+    ]
+    return Timeline(step.schedule, step.starts, ends)
+
+
+def test_measured_steps(printed: Printed, two_stages: Plan, four_chunks: Plan, again: Plan) -> None:
+    step = two_stages.simulate()
+    three = [stretched(step, factor) for factor in (2.0, 1.0, 1.25)]
+    starts = [[start + 1e-4 * (row == 1) for start in line] for row, line in enumerate(step.starts)]
+    ends = [[end + 1e-4 * (row == 1) for end in line] for row, line in enumerate(step.ends)]
+    predicted = two_stages.predicted.step_seconds
+    bench = BenchResult(
+        model="Sequential", samples=32, steps=5, device="virtual:0", plain_seconds=0.05, micro_batched_seconds=0.06,
+        pipeline_seconds=0.03, predicted_plain_seconds=0.055, predicted_seconds=0.031, speed_up=5 / 3,
+        micro_batched_speed_up=2.0, predicted_speed_up=55 / 31, plan=two_stages,
+    )  # fmt: skip
+    shown = [
+        trace_summary(Trace(two_stages, three)),
+        action_table(Trace(two_stages, [late(step, 1, 0.5e-3)])),
+        idle_table(step, ["virtual:0", "virtual:1"]),
+        idle_table(Timeline(step.schedule, starts, ends, transfers=step.transfers)),
+        *(measured_against_plan(two_stages, [predicted * factor]) for factor in (1.25, 1.0, 0.8)),
+        drawn_timeline(step, devices=["virtual:0", "virtual:1"]),
+        drawn_timeline(again.simulate()),
+        drawn_timeline(four_chunks.simulate(), devices=[device.name for device in four_chunks.workers]),
+        drawn_timeline(two_replicas(two_stages).simulate()),
+        bench_table(bench),
+    ]
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "steps.txt")
+    with pytest.raises(ValueError, match="at least 1"):
+        measured_against_plan(two_stages, [])
+
+
+def test_simulated_schedules_and_clusters(printed: Printed) -> None:
+    def played(name: str, micro_batches: int = 4, stash: tuple[int, int] = (1024, 2048)) -> Timeline:
+        costs = schedules.StageCosts([1, 1], [1, 1], [1, 1], latency=0.5, stash_bytes=stash)
+        return schedules.simulate(schedules.build(name, devices=2, micro_batches=micro_batches), costs)
+
+    own = played("1f1b")
+    boxes = Cluster.parse(["24GiB"], hosts=3, devices_per_host=2, link="300GB/s", network="25GB/s")
+    shown = [
+        *(simulation_summary(own, bound) for bound in (12.0, 17.0)),
+        simulation_summary(played("sequential"), own=own),
+        simulation_summary(played("1f1b", 8), own=own),
+        simulation_summary(played("pipedream")),
+        idle_table(own, ["one", "two"], needs=[3072, 4096], limits=[4096, 2048]),
+        idle_table(played("1f1b", stash=(1, 1)), counted=True),
+        schedules_table([own, played("gpipe")], [own.peak_bytes] * 2, memory="stash"),
+        cluster_report(boxes),
+        cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
+    ]
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "simulated.txt")
