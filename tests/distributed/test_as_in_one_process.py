@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.pipeline.conformance.modes import SCHEDULES
 from torch import nn
 
 from pipepart.runtime.engine import Engine
@@ -27,6 +26,7 @@ from tests.distributed.cases.layers import (
 from tests.distributed.cases.losses import divided_by_what_all_micro_batches_count
 from tests.distributed.cases.registry import CASES, Case, Function, params
 from tests.distributed.training import TIMEOUT, drawn_batches, trained
+from tests.pipeline.conformance.runners import SCHEDULES
 from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied
 from tests.support.pieces import linear
@@ -154,5 +154,5 @@ def test_every_schedule_with_fewer_samples_than_micro_batches(processes):
     for schedule in SCHEDULES:
         if processes * schedule[1] > 7 or (schedule[0] == "chimera" and processes > 2):
             continue
-        mode = drawn_for_ranks(choose, processes, schedule=schedule, sizes=(3, 8), kind="linear")
+        mode = drawn_for_ranks(choose, processes, schedule=schedule, sizes=(3, 8), scenario="linear")
         assert_as_in_one_process(in_mode, processes, mode)

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from tests.pipeline.conformance.modes import SCHEDULES
 from torch import Tensor, nn
 
 import schedules
@@ -23,6 +22,7 @@ from schedules.communication.rendezvous import Queues, refuse_rendezvous_deadloc
 from schedules.core.message import Message
 from tests.distributed.test_as_in_one_process import without_tags
 from tests.distributed.training import TIMEOUT, drawn_batches
+from tests.pipeline.conformance.runners import SCHEDULES
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.pieces import linear
 from tests.support.ranks import Failed, ranks

@@ -64,6 +64,18 @@ def plan_by_hand(
     )
 
 
+def apart(plan: Plan) -> Plan:
+    """Return the plan with each device a torch device of its own.
+
+    Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
+    """
+    devices = tuple(
+        device.model_copy(update={"torch_device": f"cpu:{index}"})
+        for index, device in enumerate(plan.cluster.devices)
+    )
+    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
+
+
 def on_device(plan: Plan, torch_device: str) -> Plan:
     """Return the plan with all stages on the given torch device."""
     devices = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from unittest import mock
 
 import torch
@@ -15,17 +16,18 @@ WIDTH = 6
 
 
 class Block(nn.Module):
-    """A layer that may write into its input, as activations with ``inplace=True`` do, or fail."""
+    """A layer that fails if its bias is infinite, forward, or minus infinite, backward: no attribute says so."""
 
-    def __init__(self, ins: int = WIDTH, fails: str = "") -> None:
+    def __init__(self, ins: int = WIDTH) -> None:
         super().__init__()
-        self.linear, self.fails = nn.Linear(ins, WIDTH), fails
+        self.linear = nn.Linear(ins, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fails == "forward":
+        first = float(self.linear.bias.detach()[0])
+        if first == inf:
             raise ArithmeticError("a layer between")
         y = torch.tanh(self.linear(x))
-        if self.fails == "backward" and y.requires_grad:
+        if first == -inf and y.requires_grad:
             y.register_hook(self._fail)
         return y
 
@@ -53,10 +55,9 @@ class Hourglass(nn.Module):
 class Woven(nn.Module):
     """A mask that two distant layers use, and values with up to five users."""
 
-    def __init__(self, fails: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(9))
-        self.blocks[4] = Block(fails=fails)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         values = []

@@ -1,4 +1,4 @@
-"""Models whose layers share parameters or state, and a check of their training."""
+"""Models whose layers share parameters or state."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from tests.support import plain
-from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.chains import apart, plan_by_hand
 
 
 class Head(nn.Module):
@@ -61,27 +60,9 @@ def words(samples: int = 7) -> tuple[Tensor, Tensor]:
 
 
 def cut_apart(model: nn.Module, borders: Sequence[int], loss_fn: Any = loss_fn, **options: Any) -> Pipeline:
-    """A pipeline with each stage on a torch device of its own, for three micro-batches.
-
-    Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
-    """
-    plan = plan_by_hand([name for name, _ in flatten(model)], borders, micro_batches=3, **options)
-    devices = tuple(
-        device.model_copy(update={"torch_device": f"cpu:{index}"})
-        for index, device in enumerate(plan.cluster.devices)
-    )
-    cluster = plan.cluster.model_copy(update={"devices": devices})
-    return Pipeline(model, plan.model_copy(update={"cluster": cluster}), loss_fn)
-
-
-def check(model: nn.Module, borders: list[int], x: Any, y: Any, loss: Any = loss_fn, **options: Any) -> None:
-    """Two steps: bit for bit the gradients of plain micro-batched training."""
-    reference = plain.twin(model)
-    with cut_by_hand(model, borders, loss_fn=loss, **options) as pipe:
-        for _ in range(2):
-            pipe.step(x, target=y)
-            plain.micro_batched_step(reference, x, y, loss, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    """Return a pipeline with each stage on a torch device of its own, for three micro-batches."""
+    names = [name for name, _ in flatten(model)]
+    return Pipeline(model, apart(plan_by_hand(names, borders, micro_batches=3, **options)), loss_fn)
 
 
 class Rotated(nn.Module):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
-from tests.pipeline.conformance.kinds import KINDS
-from tests.pipeline.conformance.modes import LOSSES, SCHEDULES, Mode, drawn, stages_of
 from torch import nn
 
 from pipepart import Pipeline
-from pipepart.capture import flatten
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, trained, trained_by_caller
+from tests.pipeline.conformance.runners import SCHEDULES, Mode, drawn
+from tests.pipeline.conformance.scenarios import CHAINS
 from tests.support.chains import cut_by_hand
 from tests.support.mixed import mixed
 from tests.support.pieces import WIDTH, linear
@@ -123,18 +122,7 @@ def on_strict_devices(schedule: str, chunks: int, recompute: Any) -> dict[str, A
 
 def in_mode(mode: Mode) -> dict[str, Any]:
     """Three steps, the second of them short, of a chain of one kind of layers."""
-    model = KINDS[mode.kind].chain().to(mode.dtype)
-    borders, recompute = stages_of(mode, len(flatten(model)))
-    pipe = cut_by_hand(
-        model,
-        borders,
-        loss_fn=LOSSES[mode.loss][0],
-        micro_batches=mode.sizes[1],
-        schedule=mode.schedule[0],
-        chunks=mode.schedule[1],
-        recompute=recompute,
-        timeout=TIMEOUT,
-    )
+    pipe = mode.pipeline(mode.what.make().to(mode.dtype), timeout=TIMEOUT)
     samples = mode.sizes[0]
     batches = drawn_batches([samples, max(samples // 2, 2), samples], dtype=mode.dtype)
     for x, _ in batches:
@@ -145,16 +133,17 @@ def in_mode(mode: Mode) -> dict[str, Any]:
 
 def drawn_for_ranks(choose: random.Random, processes: int, **given: Any) -> Mode:
     """A mode that several processes can run: no replicas, no emulation."""
-    return drawn(choose, **given, devices=processes, replicas=1, strict=False, drop_in=False)
+    stash = choose.choice(["never", "except-last", "always"])
+    return drawn(choose, **given, devices=processes, replicas=1, stash=stash, runner="step")
 
 
 def list_modes() -> None:
     """List every kind of layers and every schedule, on 2 to 4 ranks."""
     choose = random.Random(0)
-    kinds = [name for name, kind in KINDS.items() if not kind.sparse]
+    kinds = [name for name, one in CHAINS.items() if not (one.sparse or one.alone or one.on_host)]
     orders = [(name, chunks) for name, chunks in SCHEDULES if name != "chimera" and chunks < 4]
     for number in range(max(len(kinds), len(orders))):
-        given = {"kind": kinds[number % len(kinds)], "schedule": orders[number % len(orders)]}
+        given = {"scenario": kinds[number % len(kinds)], "schedule": orders[number % len(orders)]}
         processes = choose.choice([size for size in (2, 3, 4) if size * given["schedule"][1] <= 7])
         on(processes, drawn_for_ranks(choose, processes, **given), slow=number % 5 != 1)(in_mode)
 

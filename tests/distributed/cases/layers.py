@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.pipeline.conformance.kinds import KINDS
 from torch import Tensor, nn
 
 import pipepart
@@ -16,6 +15,7 @@ from pipepart.capture import RecordedChain
 from tests.distributed.cases.models import Keeps, Packs, Unpacks, language_model
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
+from tests.pipeline.conformance.scenarios import CHAINS
 from tests.support import skipping, tied
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, twins
@@ -119,7 +119,7 @@ def frozen_and_thawed() -> dict[str, Any]:
 
 @on(3)
 def sparse_gradients() -> dict[str, Any]:
-    model = KINDS["sparse embedding"].chain().double()
+    model = CHAINS["sparse embedding"].make().double()
     pipe = cut_by_hand(model, [3, 5], loss_fn=nn.MSELoss(), timeout=TIMEOUT)
     return trained(
         pipe, drawn_batches([6, 4, 6]), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)

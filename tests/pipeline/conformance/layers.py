@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,17 +10,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.pieces import WIDTH, linear
-
-
-class Calls(nn.Module):
-    """A layer without parameters: one function of its input."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Any) -> Any:
-        return self.function(x)
 
 
 class Double(nn.Module):

@@ -16,12 +16,11 @@ from pipepart import Pipeline, Plan
 from pipepart.capture import Chain, flatten
 from schedules import Kind
 from tests.pipeline.conformance.scenarios import SCENARIOS, Scenario
-from tests.support.chains import plan_by_hand
+from tests.support.chains import apart, plan_by_hand
 from tests.support.recorded import chain_for
 from tests.support.searched import MODES, drawn_plan
 
-# Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device. "drawn" is an order
-# of its own, of stages that lie anywhere.
+# Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device.
 SCHEDULES: list[tuple[str, int]] = [
     *((name, 1) for name in ("sequential", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "chimera")),
     *((name, 1) for name in ("interleaved-1f1b",)),
@@ -29,8 +28,8 @@ SCHEDULES: list[tuple[str, int]] = [
     *((name, 2) for name in ("zb-v", "v-half", "v-min", "dualpipe-v")),
     *((name, 3) for name in ("interleaved-1f1b", "looped-bfs", "interleaved-zb")),
     ("hanayo", 4),
-    *[("drawn", 0)] * 3,
 ]
+DRAWN = ("drawn", 0)  # an order of its own, of stages that lie anywhere
 SPLITTING = {"zb-h1", "zb-h2", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v"}
 WHOLE_BACKWARDS = {"gpipe", "1f1b", "eager-1f1b"}
 
@@ -92,7 +91,7 @@ class Mode:
             return False  # a batch norm wants two samples a micro-batch
         if what.sparse and self.dtype == torch.bfloat16:
             return False  # torch adds none up
-        if name == "drawn":
+        if self.schedule == DRAWN:
             return self.replicas == 1 and self._runs and self.runner not in ("apart", "critical")
         return (
             self._runs
@@ -134,7 +133,7 @@ class Mode:
 
     def _plan(self, names: Sequence[str]) -> Plan:
         choose = random.Random(str(self))
-        if self.schedule[0] == "drawn":
+        if self.schedule == DRAWN:
             return drawn_plan(choose, names, micro_batches=self.sizes[1])
         border = 1 + self.border % (len(names) - 1)
         others = [layer for layer in range(1, len(names)) if layer != border]
@@ -150,18 +149,6 @@ class Mode:
             offload=tuple("stash" if mode == "offload" else "never" for mode in modes),
             replicas=self.replicas,
         )
-
-
-def apart(plan: Plan) -> Plan:
-    """Return the plan with each device a torch device of its own.
-
-    Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
-    """
-    devices = tuple(
-        device.model_copy(update={"torch_device": f"cpu:{index}"})
-        for index, device in enumerate(plan.cluster.devices)
-    )
-    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
 
 
 def split_on_the_critical_path(plan: Plan) -> Plan:
@@ -186,7 +173,7 @@ def as_dtype(nest: Any, dtype: torch.dtype) -> Any:
 
 VALUES: dict[str, list[Any]] = {
     "scenario": list(SCENARIOS),
-    "schedule": SCHEDULES,
+    "schedule": [*SCHEDULES, *[DRAWN] * 3],
     "devices": [1, 2, 3],
     "border": [0, 1, 2, 3, 4, 5],
     "stash": ["never", "except-last", "always", "offload", "mixed"],
@@ -212,7 +199,7 @@ def drawn(choose: random.Random, **given: Any) -> Mode:
 @functools.cache
 def pairs(mode: Mode) -> frozenset[Any]:
     """Every two settings that meet in a mode. Scenarios meet the ways to go backward, not each schedule."""
-    family = (mode.schedule[0] in SPLITTING, mode.schedule[1] > 1, mode.schedule[0] == "drawn")
+    family = (mode.schedule[0] in SPLITTING, mode.schedule[1] > 1, mode.schedule == DRAWN)
     settings = [(field.name, getattr(mode, field.name)) for field in fields(mode)]
     found = {tuple(pair) for pair in itertools.combinations(settings, 2)}
     apart = {pair for pair in found if {"scenario", "schedule"} != {pair[0][0], pair[1][0]}}

@@ -17,12 +17,13 @@ from pipepart import Arguments
 from pipepart.capture import flatten
 from tests.capture import handwritten
 from tests.pipeline.conformance import layers
-from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Calls, Double, Moving
+from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Double, Moving
 from tests.support import pieces, searched
 from tests.support.pieces import WIDTH, linear
 from tests.support.recorded import chain_for
 from tests.support.skipping import Hourglass, Woven
 from tests.support.tied import Head, Rotated, language_model, loss_fn, words
+from tests.support.two_parts import Calls
 
 Batch = tuple[Any, Any]
 

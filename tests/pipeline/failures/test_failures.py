@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pipeline.conformance.layers import Calls
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
 from tests.support.pairwise import pairwise
+from tests.support.two_parts import Calls
 
 
 def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.runtime.state.replicas import Replica
-from tests.pipeline.conformance.layers import Calls
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.fuses import Fuse, Trouble, notes
-from tests.support.two_parts import splits
+from tests.support.two_parts import Calls, splits
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 LOSS = nn.MSELoss()

@@ -11,6 +11,7 @@ from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.pairwise import pairwise
+from tests.support.two_parts import Calls
 
 MARK = 1e9  # a sample of such numbers makes a layer go wrong
 
@@ -133,15 +134,14 @@ def test_the_gradient_that_the_loss_makes():
 
 
 def test_an_exception_that_such_numbers_lead_to_is_the_cause():
-    class Refuses(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if not bool(x.isfinite().all()):
-                raise ArithmeticError("not with me")
-            return x
+    def refuse(x: Tensor) -> Tensor:
+        if not bool(x.isfinite().all()):
+            raise ArithmeticError("not with me")
+        return x
 
     x, y = batch(1)
     with (
-        guarded(network(at_1=Wrong("output"), at_4=Refuses())) as pipe,
+        guarded(network(at_1=Wrong("output"), at_4=Calls(refuse))) as pipe,
         pytest.raises(FloatingPointError, match=r"layer '1' \(Wrong\)") as caught,
     ):
         pipe.step(x, target=y)
@@ -164,16 +164,10 @@ def test_a_gradient_from_before_the_step():
 
 
 def test_a_mask_of_minus_infinity_goes_through():
-    class Masks(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, torch.zeros(x.shape).masked_fill(x > 0, -math.inf)
-
-    class Softmax(nn.Module):
-        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-            return torch.softmax(torch.cat([pair[0] + pair[1], torch.zeros(2, 1)], 1), 1)[:, :4]
-
+    masks = Calls(lambda x: (x, torch.zeros(x.shape).masked_fill(x > 0, -math.inf)))
+    softmax = Calls(lambda two: torch.softmax(torch.cat([sum(two), torch.zeros(2, 1)], 1), 1)[:, :4])
     x, y = batch()
-    with guarded(network(at_2=Masks(), at_3=Softmax())) as pipe:
+    with guarded(network(at_2=masks, at_3=softmax)) as pipe:
         assert bool(pipe.step(x, target=y).isfinite())
 
 

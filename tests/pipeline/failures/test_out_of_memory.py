@@ -16,6 +16,7 @@ from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.fuses import notes
 from tests.support.pairwise import pairwise
+from tests.support.two_parts import Calls
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 
@@ -27,20 +28,19 @@ class Tag:
 class Large(nn.Module):
     """Saves a tensor for its backward and counts which of them are alive; runs out of memory where told to."""
 
-    alive: list[weakref.ref[Tag]] = []  # noqa: RUF012
-
     def __init__(self) -> None:
         super().__init__()
         self.fails_at: int | None = None
         self.where = "forward"
         self.calls = self.backwards = 0
+        self.alive: list[weakref.ref[Tag]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         call, self.calls = self.calls, self.calls + 1
         inner = x.exp()
         tag = Tag()
         inner.untyped_storage().tag = tag  # type: ignore[attr-defined]
-        Large.alive.append(weakref.ref(tag))
+        self.alive.append(weakref.ref(tag))
         if self.where == "forward" and call == self.fails_at:
             raise torch.OutOfMemoryError("device is full")
         y = (inner * inner).log()
@@ -57,7 +57,6 @@ class Large(nn.Module):
 @pytest.fixture(autouse=True)
 def _nothing_collects() -> Iterator[None]:
     """What is let go of must not have to wait for the collector."""
-    Large.alive.clear()
     gc.collect()
     gc.disable()
     yield
@@ -66,6 +65,12 @@ def _nothing_collects() -> Iterator[None]:
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large())
+
+
+def assert_nothing_lives(model: nn.Sequential) -> None:
+    refs = [ref for layer in model for ref in getattr(layer, "alive", ())]
+    assert refs
+    assert [ref for ref in refs if ref() is not None] == []
 
 
 @pytest.mark.parametrize(
@@ -91,8 +96,7 @@ def test_nothing_of_a_step_lives_in_the_error(order, where, stage, call):
             pipe.step(x, target=Y)
         assert f"layer '{2 * stage + 1}' (Large)" in notes(caught.value)
         assert f"pipepart: on stage {stage} of 3 on virtual:{stage}, micro-batch " in notes(caught.value)
-        assert Large.alive
-        assert [ref for ref in Large.alive if ref() is not None] == []
+        assert_nothing_lives(model)
 
         layer.fails_at = None
         pipe.zero_grad()
@@ -112,17 +116,13 @@ def test_nothing_of_a_differentiable_forward_lives_in_the_error(where):
     with Pipeline(model, plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)) as pipe:
         with pytest.raises(torch.OutOfMemoryError):
             pipe(X).sum().backward()
-        assert [ref for ref in Large.alive if ref() is not None] == []
+        assert_nothing_lives(model)
         layer.fails_at = None
         pipe(X[:4]).sum().backward()
 
 
 def test_the_cpus_own_error_becomes_torchs():
-    class Huge(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.empty(10**15)
-
-    model = nn.Sequential(nn.Linear(4, 4), Huge())
+    model = nn.Sequential(nn.Linear(4, 4), Calls(lambda x: x + torch.empty(10**15)))
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
     with (
         Pipeline(model, plan, nn.MSELoss(), reduction="mean") as pipe,
@@ -130,19 +130,18 @@ def test_the_cpus_own_error_becomes_torchs():
     ):
         pipe.step(X, target=Y)
     assert type(caught.value.__cause__) is RuntimeError
-    assert "in the forward of layer '1' (Huge)" in notes(caught.value)
+    assert "in the forward of layer '1' (Calls)" in notes(caught.value)
 
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError])
 def test_other_errors_keep_their_type_and_their_frames(kind):
-    class Raise(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            mine = 7
-            raise kind(f"not out of memory {mine}")
+    def fail(x: Tensor) -> Tensor:
+        mine = 7
+        raise kind(f"not out of memory {mine}")
 
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
     with (
-        Pipeline(nn.Sequential(nn.Linear(4, 4), Raise()), plan, nn.MSELoss()) as pipe,
+        Pipeline(nn.Sequential(nn.Linear(4, 4), Calls(fail)), plan, nn.MSELoss()) as pipe,
         pytest.raises(kind, match="not out of memory") as caught,
     ):
         pipe.step(X, target=Y)

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 from pipepart import Whole
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 
 @dataclass(frozen=True)
@@ -36,23 +37,15 @@ class Box:
         self.tensor = tensor
 
 
-class Open(nn.Module):
-    def forward(self, pair: Pair) -> Hidden:
-        return Hidden(pair.x * pair.scale, pair.x)
-
-
-class Close(nn.Module):
-    def forward(self, hidden: Hidden) -> Tensor:
-        return hidden.value * 2 + hidden.skip
-
-
 def weighed(output: Tensor, target: Labels) -> Tensor:
     assert target.name == "labels"
     return ((output - target.y).pow(2) * target.weights[0]).sum()
 
 
 def test_dataclasses_and_named_tuples_are_split_and_passed_from_stage_to_stage():
-    model = nn.Sequential(Open(), Close(), nn.Linear(3, 2)).double()
+    enter = Calls(lambda pair: Hidden(pair.x * pair.scale, pair.x))
+    leave = Calls(lambda hidden: hidden.value * 2 + hidden.skip)
+    model = nn.Sequential(enter, leave, nn.Linear(3, 2)).double()
     reference = plain.twin(model)
     x, scale = torch.randn(7, 3).double().requires_grad_(), torch.randn(7, 1).double()
     target = Labels(torch.randn(7, 2).double(), "labels", [torch.rand(7, 1).double()])
@@ -95,11 +88,8 @@ def test_what_cannot_be_split_is_refused_before_anything_runs(case):
 
 
 def test_an_object_that_is_whole_goes_to_every_micro_batch():
-    class Use(nn.Module):
-        def forward(self, nest: dict[str, Any]) -> Tensor:
-            return nest["x"] @ nest["sparse"].to_dense() + nest["box"].tensor
-
-    model = nn.Sequential(Use(), nn.Linear(3, 2)).double()
+    use = Calls(lambda nest: nest["x"] @ nest["sparse"].to_dense() + nest["box"].tensor)
+    model = nn.Sequential(use, nn.Linear(3, 2)).double()
     reference = plain.twin(model)
     x, y = torch.randn(5, 3).double(), torch.randn(5, 2).double()
     box, sparse = Box(torch.randn(3).double()), torch.eye(3).double().to_sparse()
@@ -111,16 +101,9 @@ def test_an_object_that_is_whole_goes_to_every_micro_batch():
 
 
 def test_an_object_with_tensors_between_stages_is_refused():
-    class Wrap(nn.Module):
-        def forward(self, x: Tensor) -> Box:
-            return Box(x)
-
-    class Unwrap(nn.Module):
-        def forward(self, box: Box) -> Tensor:
-            return box.tensor
-
+    model = nn.Sequential(nn.Linear(2, 2), Calls(Box), Calls(lambda box: box.tensor))
     with (
-        cut_by_hand(nn.Sequential(nn.Linear(2, 2), Wrap(), Unwrap()), [2], loss_fn=nn.MSELoss()) as pipe,
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe,
         pytest.raises(TypeError, match="Box, an object with tensors"),
     ):
         pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))

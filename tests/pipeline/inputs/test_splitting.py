@@ -11,6 +11,7 @@ import pipepart
 from pipepart import Pipeline, Whole
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 
 class Attend(nn.Module):
@@ -106,16 +107,14 @@ def test_a_tensor_of_another_extent_is_refused_with_what_to_write():
         )
 
 
-class Score(nn.Module):
+def classes_second() -> nn.Module:
     """Scores ``[samples, classes, positions]``, as cross entropy takes them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2)
+    return Calls(lambda x: x.transpose(1, 2))
 
 
 def tagger() -> nn.Sequential:
     return nn.Sequential(
-        nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), Score()
+        nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), classes_second()
     ).double()
 
 
@@ -249,7 +248,7 @@ def test_one_line_takes_a_sample_with_a_part_that_is_whole():
 def test_other_lengths_and_sizes_from_step_to_step():
     """In training, evaluation and training again; 10 samples over 4, and fewer samples than micro-batches."""
     model = nn.Sequential(
-        nn.Embedding(9, 4), nn.Linear(4, 4), nn.Dropout(0.0), nn.Linear(4, 5), Score()
+        nn.Embedding(9, 4), nn.Linear(4, 4), nn.Dropout(0.0), nn.Linear(4, 5), classes_second()
     ).double()
     reference = plain.twin(model)
     with cut_by_hand(model, [1, 3], loss_fn=nn.CrossEntropyLoss(), micro_batches=4) as pipe:

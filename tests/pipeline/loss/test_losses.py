@@ -12,6 +12,7 @@ from torch.nn import functional
 from pipepart.loss import LossError
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 CLASSES = 5
 
@@ -142,11 +143,12 @@ def with_own_loss(reduction: str) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_model_that_computes_its_own_loss_says_what_it_is(reduction):
+@pytest.mark.parametrize("recompute", ["never", "except-last", "always"])
+def test_a_model_that_computes_its_own_loss_says_what_it_is(reduction, recompute):
     model = with_own_loss(reduction)
     reference = plain.twin(model)
     x = torch.randn(7, 4).double()
-    with cut_by_hand(model, [1], reduction=reduction) as pipe:
+    with cut_by_hand(model, [1], reduction=reduction, recompute=recompute) as pipe:
         loss = pipe.step(x)
     expected = reference(x)
     expected.backward()
@@ -222,14 +224,10 @@ def test_a_loss_that_is_not_a_number_comes_back_as_such():
 
 
 def test_an_output_whose_first_dimension_is_samples_times_tokens():
-    class Tokens(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.flatten(0, 1)
-
     def loss_fn(output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(output, target.flatten())
 
-    model = plain.in_double([nn.Embedding(11, 8), nn.Linear(8, 11), Tokens()])
+    model = plain.in_double([nn.Embedding(11, 8), nn.Linear(8, 11), Calls(lambda x: x.flatten(0, 1))])
     tokens = torch.randint(11, (7, 5))
     check_whole_step(model, tokens, tokens.roll(1, dims=1), loss_fn)
 

@@ -27,6 +27,7 @@ from tests.support.plain import (
     micro_batched_step,
     twin,
 )
+from tests.support.two_parts import Calls
 
 EAGER = {"backend": "eager"}
 loss_fn = nn.MSELoss()
@@ -257,11 +258,7 @@ def test_an_exception_in_the_backward_of_compiled_layers_names_them():
     def twice(x: Tensor) -> Any:
         return Twice.apply(x)
 
-    class Doubles(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return twice(x)
-
-    model = in_double([linear(), linear(), Doubles()])
+    model = in_double([linear(), linear(), Calls(twice)])
     x, y = mini_batch()
     with cut_by_hand(model, [1], loss_fn=loss_fn, compile=EAGER) as pipe:
         for _ in range(2):
@@ -270,7 +267,7 @@ def test_an_exception_in_the_backward_of_compiled_layers_names_them():
         with pytest.raises(KeyError, match="boom") as raised:
             pipe.step(x, target=y)
     assert raised.value.__notes__[0] == (
-        "pipepart: in the backward of layer '1' (Linear) or layer '2' (Doubles)"
+        "pipepart: in the backward of layer '1' (Linear) or layer '2' (Calls)"
     )
     assert raised.value.__notes__[1].startswith("pipepart: on stage 1 of 2")
 

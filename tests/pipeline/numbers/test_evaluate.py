@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.pipeline.conformance.layers import Calls
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 
 def network() -> nn.Sequential:

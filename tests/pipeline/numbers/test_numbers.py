@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.pipeline.conformance.layers import Calls, Double
+from tests.pipeline.conformance.layers import Double
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.tied import language_model, loss_fn, words
+from tests.support.two_parts import Calls
 
 each_kind = pytest.mark.parametrize("strict", [False, True], ids=["free", "strict"])
 LOSS = nn.MSELoss()

@@ -16,22 +16,6 @@ from tests.support.replicas import IN_TURN, batch, cut_in_two, cut_replicas, mod
 LOSS = nn.MSELoss()
 
 
-def test_random_layers_draw_the_same_for_every_number_of_copies():
-    outcomes = []
-    for copies in (1, 2, 4):
-        torch.manual_seed(1)
-        model = plain.in_double([nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 4), nn.Dropout(0.3)])
-        x, y = batch()
-        with cut_in_two(model, copies) as pipe:
-            losses = [pipe.step(x, target=y) for _ in range(2)]
-            outcomes.append((torch.stack(losses), pipe(x).detach(), plain.gradients(model)))
-    assert outcomes[0][0][0] != outcomes[0][0][1]
-    for losses, output, gradients in outcomes[1:]:
-        plain.assert_near(losses, outcomes[0][0], 0)
-        plain.assert_near(output, outcomes[0][1], 0)
-        plain.assert_close(gradients, outcomes[0][2])
-
-
 @pytest.mark.parametrize(("schedule", "copies"), [("1f1b", 2), ("gpipe", 3), ("zb-h1", 2), ("chimera", 1)])
 def test_the_pipeline_itself_computes_and_differentiates_in_copies(schedule, copies):
     """Two outputs, one backward."""
@@ -141,22 +125,6 @@ def test_buffers_of_a_loss_may_be_read_and_not_written(strict):
         pytest.raises(ValueError, match="the loss writes its buffer 'calls'"),
     ):
         pipe.step(x, target=y)
-
-
-def test_copies_follow_the_optimizer_of_the_user():
-    model = model_for(1)
-    reference = plain.twin(model)
-    ours, theirs = (torch.optim.Adam(one.parameters(), lr=0.1) for one in (model, reference))
-    with cut_in_two(model) as pipe:
-        for _ in range(3):
-            x, y = batch()
-            ours.zero_grad()
-            theirs.zero_grad()
-            pipe.step(x, target=y)
-            summed_step(reference, x, y, LOSS, IN_TURN)
-            ours.step()
-            theirs.step()
-    plain.assert_same(model.state_dict(), reference.state_dict())
 
 
 class Scaled(nn.Module):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipepart.capture import flatten
 from pipepart.runtime.replay.buffers import Buffers
-from tests.pipeline.conformance.layers import Calls, WritesSometimes
+from tests.pipeline.conformance.layers import WritesSometimes
 from tests.support import plain
 from tests.support.chains import Recompute, cut_by_hand
 
@@ -50,7 +50,7 @@ def test_how_often_a_layer_runs_and_the_loss_runs_once(mode, forwards):
         steps.calls.clear()
         losses.clear()
         pipe.step(x, target=y)
-        assert losses == [2] * 4
+        assert losses.count(2) == 4  # beside a smaller one, to see what its mean is of
         pipe(x).sum().backward()
     assert steps.calls == [True] * 2 * forwards
 
@@ -105,18 +105,6 @@ def test_the_drop_in_form_draws_once():
     for mode in MODES:
         plain.assert_same(outcome(mode), once)
     assert not once["output 0"].equal(once["output 1"])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_model_that_computes_its_own_loss(mode):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), Calls(lambda x: x.square().mean()))
-    reference = plain.twin(model)
-    x, _ = batch()
-    with cut_by_hand(model, [2], micro_batches=4, recompute=mode, reduction="mean") as pipe:
-        loss = pipe.step(x)
-    expected = plain.micro_batched_step(reference, x, torch.zeros(8, 1), lambda output, _: output, 4)
-    plain.assert_near(loss, expected, 1e-6)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_loss_with_parameters_of_its_own_that_writes_into_the_output():

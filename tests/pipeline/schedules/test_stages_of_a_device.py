@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import schedules
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 
 def network(stages: int) -> nn.Sequential:
@@ -22,33 +23,29 @@ def network(stages: int) -> nn.Sequential:
 def test_one_worker_runs_all_stages_of_its_device():
     class Ask(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(threading.current_thread().name)
+            self.seen = threading.current_thread().name
             return x * 1
 
     for schedule, placement in (("interleaved-1f1b", [0, 1, 0, 1]), ("zb-v", [0, 1, 1, 0])):
-        seen: list[str] = []
         model = nn.Sequential(nn.Linear(3, 3), *[Ask() for _ in range(4)])
         with cut_by_hand(model, [2, 3, 4], micro_batches=1, schedule=schedule, chunks=2) as pipe:
             running = [t.name for t in threading.enumerate() if t.name.startswith("pipepart-")]
             assert sorted(running) == ["pipepart-virtual:0", "pipepart-virtual:1"]
             pipe(torch.randn(4, 3))
-        assert seen == [f"pipepart-virtual:{device}" for device in placement]
+        assert [one.seen for one in model[1:]] == [f"pipepart-virtual:{device}" for device in placement]
 
 
 def test_stages_on_one_device_pass_their_tensors_without_a_copy():
     class Remember(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            given.append(x.data_ptr())
             y = x * 2
-            made.append(y.data_ptr())
+            self.given, self.made = x.data_ptr(), y.data_ptr()
             return y
 
-    given: list[int] = []
-    made: list[int] = []
     model = nn.Sequential(*[Remember() for _ in range(4)])
     with cut_by_hand(model, [1, 2, 3], micro_batches=1, schedule="zb-v", chunks=2) as pipe:
         pipe(torch.randn(4, 3, requires_grad=True))
-    assert given[1:] == made[:-1]
+    assert [one.given for one in model[1:]] == [one.made for one in model[:-1]]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -65,12 +62,8 @@ def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, sta
         def backward(ctx, *gradients: Tensor) -> Tensor:
             raise ValueError("on purpose")
 
-    class Failing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Fail.apply(x)
-
     modules: list[nn.Module] = [nn.Linear(3, 3) for _ in range(8)]
-    modules[2 * stage + 1] = Failing()
+    modules[2 * stage + 1] = Calls(Fail.apply)
     device = {"interleaved-1f1b": 0, "dualpipe-v": 0}[schedule]
     with cut_by_hand(
         nn.Sequential(*modules),
@@ -83,7 +76,7 @@ def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, sta
         with pytest.raises(ValueError, match="on purpose") as caught:
             pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
         first, second = caught.value.__notes__
-        assert f"in the {where} of layer '{2 * stage + 1}' (Failing)" in first
+        assert f"in the {where} of layer '{2 * stage + 1}' (Calls)" in first
         assert f"stage {stage} of 4 on virtual:{device}, micro-batch 0 of 4" in second
 
 

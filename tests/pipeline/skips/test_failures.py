@@ -1,5 +1,7 @@
 """Errors in a stage that values go past: they are raised with their type and notes, and no other stage hangs."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -18,14 +20,17 @@ X, MASK, Y = torch.ones(8, WIDTH), torch.ones(8, WIDTH, dtype=torch.int64), torc
 def test_a_layer_between_fails(where):
     model = Woven()
     with piped(model, (X, MASK), loss_fn=F.mse_loss, stages=9, parts=4, timeout=60) as pipe:
-        expected = pipe.evaluate(X, MASK, target=Y)
-        vars(model.blocks[4])["fails"] = where
+        for _ in range(2):  # in which the recording is compared with the model itself
+            expected = pipe.step(X, MASK, target=Y)
+        bias = model.get_parameter("blocks.4.linear.bias")
+        before = bias.detach().clone()
+        bias.data[0] = math.inf if where == "forward" else -math.inf
         with pytest.raises(ArithmeticError, match="between") as raised:
             pipe.step(X, MASK, target=Y)
         notes = "\n".join(raised.value.__notes__)
         assert "stage 4 of 9" in notes
         assert f"in the {where} of layer 'blocks.4'" in notes
-        vars(model.blocks[4])["fails"] = ""
+        bias.data.copy_(before)
         assert torch.equal(pipe.step(X, MASK, target=Y), expected)
 
 
@@ -41,18 +46,6 @@ def test_a_stage_that_waits_for_a_value_says_so(monkeypatch):
     with (
         piped(Hourglass(2), X, loss_fn=F.mse_loss, stages=4, parts=1, timeout=0.6) as pipe,
         pytest.raises(StepTimeoutError, match=message),
-    ):
-        pipe.step(X, target=Y)
-
-
-def test_a_number_that_is_not_finite_is_named_where_it_arises():
-    torch.manual_seed(0)
-    model = Hourglass(4)
-    with torch.no_grad():
-        next(model.down.parameters())[0, 0] = torch.nan
-    with (
-        piped(model, X, loss_fn=F.mse_loss, stages=4, parts=2, nan_guard=True) as pipe,
-        pytest.raises(FloatingPointError, match=r"layer 'down.0'"),
     ):
         pipe.step(X, target=Y)
 

@@ -30,67 +30,33 @@ def pipeline(
     model: nn.Sequential,
     optimizer: Any,
     borders: tuple[int, ...] = (2, 5),
-    schedule: str = "1f1b",
     **how: Any,
 ) -> Pipeline:
     names = [name for name, _ in model.named_children()]
-    plan = plan_by_hand(names, borders, micro_batches=4, schedule=schedule, chunks=how.pop("chunks", 1))
+    plan = plan_by_hand(names, borders, micro_batches=4)
     return Pipeline(model, plan, nn.MSELoss(), optimizer=optimizer, **how)
 
 
-def assert_trains_alike(ours: Pipeline, theirs: Pipeline, factory: OptimizerFactory) -> None:
-    """The second pipeline has no optimizers, and one over all parameters."""
-    one = factory(list(theirs.parameters()))
-    with ours, theirs:
-        for x, y in batches(3, samples=8):
-            losses = ours.step(x, target=y), theirs.step(x, target=y)
-            one.step()
-            assert losses[0].equal(losses[1])
-            plain.assert_same(plain.gradients(ours.module), plain.gradients(theirs.module))
-            plain.assert_same(ours.state_dict(), theirs.state_dict())
-            one.zero_grad()
-
-
-@pytest.mark.parametrize(("schedule", "factory"), [("1f1b", SGD), ("zb-h1", ADAM)])
-def test_weights_are_those_of_one_optimizer_over_all(schedule, factory):
-    torch.manual_seed(0)
-    model = chain()
-    other = copy.deepcopy(model)
-    assert_trains_alike(
-        pipeline(model, factory, schedule=schedule), pipeline(other, None, schedule=schedule), factory
-    )
-
-
-@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "dualpipe-v"])
-def test_several_stages_of_a_device_have_an_optimizer_each(schedule):
-    torch.manual_seed(0)
-    model = chain()
-    other = copy.deepcopy(model)
-    how: dict[str, Any] = {"borders": (2, 4, 6), "schedule": schedule, "chunks": 2}
-    ours = pipeline(model, SGD, **how)
-    assert len(ours.optimizers) == 4
-    assert_trains_alike(ours, pipeline(other, None, **how), SGD)
-
-
-def test_copies_of_the_model_follow_the_optimizers_of_the_first():
-    torch.manual_seed(0)
-    model = chain()
-    other = copy.deepcopy(model)
-    plan = plan_by_hand([name for name, _ in model.named_children()], [4], replicas=2, micro_batches=4)
-    assert_trains_alike(
-        Pipeline(model, plan, nn.MSELoss(), optimizer=SGD), Pipeline(other, plan, nn.MSELoss()), SGD
-    )
-
-
-def test_a_shared_parameter_is_stepped_once_with_the_gradients_of_all_its_stages():
+def test_optimizers_of_stages_with_schedules_of_their_rates_are_one_over_all():
+    """A parameter that stages share is stepped once, with the gradients of all."""
     torch.manual_seed(0)
     model = chain()
     model[6].weight = model[0].weight
     other = copy.deepcopy(model)
-    ours = pipeline(model, SGD, strict=True)
-    counts = [sum(len(group["params"]) for group in one.param_groups) for one in ours.optimizers]
-    assert counts == [2, 4, 1]
-    assert_trains_alike(ours, pipeline(other, None), SGD)
+    one = SGD(list(other.parameters()))
+    with pipeline(model, SGD, strict=True) as ours, pipeline(other, None) as theirs:
+        counts = [sum(len(group["params"]) for group in each.param_groups) for each in ours.optimizers]
+        assert counts == [2, 4, 1]
+        rates = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5) for each in (one, *ours.optimizers)]
+        for x, y in batches(3, samples=8):
+            losses = ours.step(x, target=y), theirs.step(x, target=y)
+            assert losses[0].equal(losses[1])
+            one.step()
+            plain.assert_same(plain.gradients(model), plain.gradients(other))
+            plain.assert_same(model.state_dict(), other.state_dict())
+            one.zero_grad()
+            for rate in rates:
+                rate.step()
 
 
 def test_a_stage_steps_while_another_still_has_backwards_to_do():
@@ -115,24 +81,6 @@ def test_a_stage_steps_while_another_still_has_backwards_to_do():
     assert [[str(action) for action in row[-2:]] for row in rows] == [
         [f"{stage}B3", f"{stage}OPT_STEP"] for stage in range(3)
     ]
-
-
-def test_each_optimizer_can_have_a_schedule_of_its_learning_rate():
-    torch.manual_seed(0)
-    model = chain()
-    other = copy.deepcopy(model)
-    one = SGD(list(other.parameters()))
-    single = torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5)
-    with pipeline(model, SGD) as ours, pipeline(other, None) as theirs:
-        schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5) for each in ours.optimizers]
-        for x, y in batches(3, samples=8):
-            ours.step(x, target=y)
-            theirs.step(x, target=y)
-            one.step()
-            one.zero_grad()
-            for scheduler in (single, *schedulers):
-                scheduler.step()
-    plain.assert_same(model.state_dict(), other.state_dict())
 
 
 def test_training_goes_on_from_saved_state_along_another_cut():
