@@ -14,8 +14,8 @@ from tests.checkpoint.training import training
 from tests.support.processes import run_script
 from tests.support.seeds import seeds
 
-KILLS = 50
-STEPS = 25
+KILLS = 20
+STEPS = 20
 
 # Writes to a file which steps are saved, and that it has ended. Kills itself before a chosen change of the folder, or
 # at a chosen time.
@@ -78,7 +78,7 @@ def digest(made: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_fifty_kills_lose_nothing_that_was_saved(tmp_path: Path) -> None:
+def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path) -> None:
     torch.manual_seed(0)
     with (undisturbed := training()).pipe:
         undisturbed.train(0, STEPS)

@@ -3,14 +3,109 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import pipepart
-from tests.checkpoint import rank_cases
-from tests.checkpoint.training import adam, assert_equal, model
+from tests.checkpoint.training import adam, assert_equal, batch, model, training
 from tests.support.ranks import ranks
+
+Borders = tuple[int, ...]  # of the stages, dealt out to the ranks in order
+
+
+def train_and_save(
+    folder: Path, borders: Borders, of_stages: bool, asynchronous: bool, replicas: int = 1
+) -> dict[str, Tensor]:
+    """Save after three steps, train two more, return the state."""
+    with (made := training(borders, of_stages, replicas=replicas)).pipe:
+        made.train(0, 3)
+        pipepart.save(
+            folder,
+            made.pipe,
+            made.optimizer,
+            step=3,
+            scheduler=made.scheduler,
+            data={"batch": 3},
+            asynchronous=asynchronous,
+        )
+        made.train(3, 5)
+        return made.state()
+
+
+def load_and_train(folder: Path, borders: Borders, of_stages: bool, replicas: int = 1) -> dict[str, Tensor]:
+    """Load, train two steps, return the state."""
+    with (made := training(borders, of_stages, replicas=replicas)).pipe:
+        torch.manual_seed(77)
+        found = pipepart.load(folder, made.pipe, made.optimizer, scheduler=made.scheduler)
+        assert (found.step, found.data) == (3, {"batch": 3})
+        made.train(3, 5)
+        return made.state()
+
+
+def save_with_one(folder: Path, rank: int, how: dict[str, Any]) -> str:
+    """Save with other arguments on one rank; return what it raises."""
+    with (made := training((5,))).pipe:
+        mine = how if torch.distributed.get_rank() == rank else {}
+        try:
+            pipepart.save(folder, made.pipe, **{"optimizer": made.optimizer, "step": 1, **mine})
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+def load_with(folder: Path, rank: int) -> tuple[str, bool]:
+    """Load with another optimizer on one rank; return what it raises, and whether the model is as it was."""
+    with (made := training((5,))).pipe:
+        before = made.state()
+        optimizer: Any = made.optimizer
+        if torch.distributed.get_rank() == rank:
+            optimizer = torch.optim.SGD(made.pipe.parameters(), 0.1)
+        try:
+            pipepart.load(folder, made.pipe, optimizer)
+        except Exception as error:
+            after = made.state()
+            return f"{type(error).__name__}: {error}", all(
+                after[name].equal(one) for name, one in before.items()
+            )
+        return "", False
+
+
+def call_apart(folder: Path) -> str:
+    """Rank 0 saves and the other evaluates; return what this one raises."""
+    made = training((5,))
+    try:
+        if torch.distributed.get_rank() == 0:
+            pipepart.save(folder, made.pipe, step=1)
+        else:
+            made.pipe.evaluate(torch.randn(8, 6), target=torch.randn(8, 6))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        made.pipe.close()
+    return ""
+
+
+def train_the_last_layers(folder: Path, borders: Borders, loads: bool) -> dict[str, Any]:
+    """Train two steps and save, or load these; then one more step. Return the whole state."""
+    module = model()
+    module[:6].requires_grad_(False)  # the weight that the last layer shares, too
+    module[1].register_buffer("scales", torch.ones(2).to(torch.float8_e4m3fn))
+    with training(borders, module=module).pipe as pipe:
+        optimizer = torch.optim.Adagrad([one for one in pipe.parameters() if one.requires_grad], 0.1)
+        if loads:
+            pipepart.load(folder, pipe, optimizer)
+        for number in range(2 if loads else 0, 3):
+            if number == 2 and not loads:
+                pipepart.save(folder, pipe, optimizer, step=2)
+            x, y = batch(number)
+            pipe.step(x, target=y)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: one.float() for name, one in pipe.full_state_dict().items()}
 
 
 def merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -45,27 +140,27 @@ def test_training_goes_on_bit_for_bit_in_another_number_of_ranks(tmp_path, saved
         return case(*args) if size == 1 else merged(ranks(size).run(case, *args))
 
     size, borders = saved
-    wanted = run(size, rank_cases.train_and_save, tmp_path, borders, of_stages, saved == THREE)
+    wanted = run(size, train_and_save, tmp_path, borders, of_stages, saved == THREE)
     for other, cut in loaded:
-        assert_equal(run(other, rank_cases.load_and_train, tmp_path, cut, of_stages), wanted)
+        assert_equal(run(other, load_and_train, tmp_path, cut, of_stages), wanted)
 
 
 def test_ranks_that_train_nothing_have_an_optimizer_without_parameters_of_the_model(tmp_path):
-    wanted = ranks(2).run(rank_cases.train_the_last_layers, tmp_path, (4,), False)
+    wanted = ranks(2).run(train_the_last_layers, tmp_path, (4,), False)
     found = [
-        *ranks(3).run(rank_cases.train_the_last_layers, tmp_path, (2, 5), True),
-        rank_cases.train_the_last_layers(tmp_path, (4,), True),
+        *ranks(3).run(train_the_last_layers, tmp_path, (2, 5), True),
+        train_the_last_layers(tmp_path, (4,), True),
     ]
     for state in (wanted[1], *found):
         assert_equal(state, wanted[0])
 
 
 def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
-    wanted, _ = ranks(2).run(rank_cases.train_and_save, tmp_path, (), False, False, 2)
+    wanted, _ = ranks(2).run(train_and_save, tmp_path, (), False, False, 2)
     files = {path.name for path in (tmp_path / "step-3").iterdir()}
     assert {"model-00001-of-00001.safetensors", "rank-0.json", "rank-1.json"} <= files
     assert json.loads((tmp_path / "step-3" / "optimizer-1.json").read_text()) == {"groups": [], "state": {}}
-    found, other = ranks(2).run(rank_cases.load_and_train, tmp_path, (), False, 2)
+    found, other = ranks(2).run(load_and_train, tmp_path, (), False, 2)
     assert_equal(found, wanted)
     parameters = dict(model().named_parameters())  # statistics of BatchNorm follow at the next step
     assert all(other[name].equal(wanted[name]) for name in parameters)
@@ -73,7 +168,7 @@ def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
 
 
 def test_the_files_of_three_ranks_are_those_of_one_model(tmp_path):
-    ranks(3).run(rank_cases.train_and_save, tmp_path, (2, 5), False, False)
+    ranks(3).run(train_and_save, tmp_path, (2, 5), False, False)
     path = tmp_path / "step-3"
     weights = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
     module = model()
@@ -104,31 +199,31 @@ def test_arguments_that_are_wrong_on_one_rank_are_refused_on_all(tmp_path, how, 
     def case(rank: int) -> str:
         return own if rank == 1 or others is None else others
 
-    found = ranks(2).outcomes(rank_cases.save_with_one, tmp_path / "run", 1, how)
+    found = ranks(2).outcomes(save_with_one, tmp_path / "run", 1, how)
     assert all(text.startswith(case(rank)) for rank, text in enumerate(found)), found
     assert not (tmp_path / "run").exists()
 
 
 def test_a_rank_that_cannot_load_keeps_all_from_it(tmp_path):
-    ranks(2).run(rank_cases.train_and_save, tmp_path, (5,), False, False)
-    found = ranks(2).run(rank_cases.load_with, tmp_path, 1)
+    ranks(2).run(train_and_save, tmp_path, (5,), False, False)
+    found = ranks(2).run(load_with, tmp_path, 1)
     assert [unchanged for _, unchanged in found] == [True, True]
     assert "that of a AdamW, and the optimizer is a SGD" in found[1][0]
     assert found[0][0].startswith("RuntimeError: rank 1 failed: InputError: the optimizer state of")
 
 
 def test_a_damaged_file_is_found_by_the_rank_that_verifies_it(tmp_path):
-    ranks(2).run(rank_cases.train_and_save, tmp_path, (5,), False, False)
+    ranks(2).run(train_and_save, tmp_path, (5,), False, False)
     for path in (tmp_path / "step-3").iterdir():
         content = path.read_bytes()
         path.write_bytes(content[:-1])
-        found = ranks(2).run(rank_cases.load_with, tmp_path, 2)
+        found = ranks(2).run(load_with, tmp_path, 2)
         assert all(text.startswith("CheckpointError") and path.name in text for text, _ in found), found
         path.write_bytes(content)
 
 
 def test_a_save_on_one_rank_only_is_named(tmp_path):
-    found = ranks(2).run(rank_cases.call_apart, tmp_path)
+    found = ranks(2).run(call_apart, tmp_path)
     wanted = (
         "RuntimeError: rank 1 calls evaluate(return_outputs=False) (call 0) while rank 0 calls save (call 0)"
     )

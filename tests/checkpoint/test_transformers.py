@@ -63,19 +63,6 @@ def test_a_trained_pipeline_becomes_a_model_of_transformers(tmp_path: Path) -> N
     assert_same(found, model)
 
 
-def test_what_save_pretrained_writes_has_the_same_names(tmp_path: Path) -> None:
-    from safetensors import safe_open
-
-    model = gpt2()
-    path = pipepart.save(tmp_path, model, step=0).path
-    model.save_pretrained(tmp_path / "theirs")
-    names = [
-        sorted(safe_open(file, "pt").keys())
-        for file in (path / "model-00001-of-00001.safetensors", tmp_path / "theirs" / "model.safetensors")
-    ]
-    assert names[0] == names[1]
-
-
 def test_a_pipeline_is_made_from_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
     trained = gpt2()
     pipepart.save(tmp_path, trained, step=0)

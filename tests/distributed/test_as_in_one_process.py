@@ -42,6 +42,7 @@ def test_a_training_has_the_bits_of_one_process(case):
     assert_as_in_one_process(case.function, case.processes, *case.args)
 
 
+@pytest.mark.slow
 def test_values_from_files(tmp_path):
     files = pytest.importorskip("safetensors.torch")
     files.save_model(Tied(), str(tmp_path / "model.safetensors"))
@@ -101,7 +102,7 @@ ONE_ORDER = [
     ),
     Case(3, divided_by_what_all_micro_batches_count, ("ignored", "zb-h1"), slow=True),
     Case(3, running_statistics, (True, "always"), slow=True),
-    Case(3, nests, (None,)),
+    Case(3, nests, (None,), slow=True),
     Case(4, values_that_skip_ranks, (4, "zb-h1", "never")),
     Case(4, in_any_order, (2, 4), slow=True),
     Case(4, in_a_chain, (How("chimera", 4, micro_batches=6, tied=True),), slow=True),
@@ -139,8 +140,10 @@ def test_a_backward_on_the_callers_thread(one_order):
 @pytest.mark.parametrize("processes", [2, 4])
 def test_stages_anywhere_act_in_any_order(processes, one_order):
     for seed in seeds(8, f"orders on {processes} ranks {one_order}"):
-        case = (without_tags, processes, in_any_order) if one_order else (in_any_order, processes)
-        assert_as_in_one_process(*case, seed, processes)
+        if one_order:
+            assert_as_in_one_process(without_tags, processes, in_any_order, seed, processes)
+        else:
+            assert_as_in_one_process(in_any_order, processes, seed, processes)
 
 
 @pytest.mark.slow

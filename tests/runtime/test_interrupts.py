@@ -82,7 +82,7 @@ def test_an_interrupt_at_any_layer_reaches_the_caller_and_the_next_step_is_right
     assert printed.splitlines() == ["interrupt"] * 16 + ["['MainThread']"]
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_interrupts_at_many_instants_of_training(count):
     """Raised wherever the main thread is: no lock stays taken, every later step is right."""
     (seed,) = seeds(1, "interrupts")

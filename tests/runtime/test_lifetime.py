@@ -263,37 +263,6 @@ def test_each_worker_has_the_threads_of_its_device():
     assert seen == {("pipepart-virtual:0", 1), ("pipepart-virtual:1", 1)}
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
-def test_a_traced_step_keeps_the_start_and_end_of_every_action(schedule):
-    with cut_by_hand(network(), [1, 2], loss_fn=nn.MSELoss(), schedule=schedule, trace=True) as pipe:
-        before = pipe.last_trace
-        assert before is None
-        pipe.step(X, target=Y)
-        trace = pipe.last_trace
-        assert trace is not None
-        assert trace.schedule == pipe.plan.build_schedule()
-        assert min(start for row in trace.starts for start in row) == 0
-        begin: dict[str, float] = {}
-        end: dict[str, float] = {}
-        for actions, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
-            assert list(starts) == sorted(starts)
-            for action, start, stop in zip(actions, starts, ends, strict=True):
-                assert start <= stop
-                begin[str(action)], end[str(action)] = start, stop
-            assert all(stop <= start for stop, start in zip(ends, starts[1:], strict=False))
-        assert begin["2F1"] >= begin["1F1"] >= begin["0F1"]
-        assert begin["0B2"] >= begin["1B2"] >= begin["2B2"] >= end["2F2"]
-        pipe.step(X[:2], target=Y[:2])
-        assert pipe.last_trace is not None
-        assert pipe.last_trace.schedule.micro_batches == 2
-
-
-def test_no_trace_unless_it_is_asked_for():
-    with cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) as pipe:
-        pipe.step(X, target=Y)
-        assert pipe.last_trace is None
-
-
 def test_stages_work_at_the_same_time():
     """Each of two stages waits within its layer for the other: one after the other they would never meet."""
     meeting = threading.Barrier(2)

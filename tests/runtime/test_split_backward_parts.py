@@ -201,3 +201,22 @@ def test_a_failure_in_the_first_part_is_blamed_on_the_layer_that_failed():
     with pytest.raises(ValueError, match="on purpose") as caught:
         backward_inputs(roots, [torch.ones(7, 6)])
     assert failed_layers(ends, [root.node for root in roots], caught.value) == [1]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+def test_the_graph_of_a_function_of_ones_own_lives_though_its_output_is_gone():
+    x = torch.ones(3, requires_grad=True)
+    message, roots = graph_cut.cut(Doubled.apply(x.exp()))
+    assert message.grad_fn is None
+    graph_cut.backward(roots, [torch.ones(3)])
+    assert x.grad is not None
+    assert x.grad.equal(2 * torch.ones(3).exp())

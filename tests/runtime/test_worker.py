@@ -1,4 +1,4 @@
-"""Threads that belong to devices: bound before they are handed out, and the memory that they keep."""
+"""Threads that belong to devices are bound before they are handed out, and settings of the user stay."""
 
 import threading
 
@@ -30,35 +30,6 @@ def test_a_device_that_cannot_be_bound_is_told_and_leaves_no_thread(monkeypatch:
             thread.join(30)
     assert not {"pipepart-good", "pipepart-bad"} & set(_threads())
     assert torch.get_num_threads() == threads
-
-
-class Library:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
-        self.trimmed_after: list[int] = []
-
-    def mallopt(self, parameter: int, value: int) -> None:
-        self.told.append((parameter, value))
-
-    def malloc_trim(self, pad: int) -> None:
-        self.trimmed_after.append(len(self.told))
-
-
-def test_freed_memory_is_kept_while_a_worker_of_the_cpu_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, kept = Library(), process_settings._KeptMemory()
-    monkeypatch.setattr(kept, "_library", library)
-    monkeypatch.setattr(worker, "kept_memory", kept)
-    workers = start_workers([(str(number), torch.device("cpu"), 1) for number in range(2)])
-    workers[0].stop()
-    workers[0].join()
-    assert [parameter for parameter, *_ in library.told] == [-3, -1, -2]
-    assert dict(library.told)[-1] == 2**31 - 1
-    workers[1].stop()
-    workers[1].join()
-    assert library.told[3:] == [(-3, 2**25), (-1, 2**26), (-2, 2**17)]
-    assert library.trimmed_after == [6]
 
 
 def test_settings_of_the_users_own_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

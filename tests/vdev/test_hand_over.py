@@ -1,7 +1,5 @@
 """A model over two devices, with plain hand-overs, trains to the numbers of the CPU under any delay."""
 
-import threading
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,50 +61,3 @@ def test_backward_follows_the_streams_of_the_forward():
             z.backward()
             assert there.grad is not None
             assert torch.equal(there.grad.cpu(), plain.grad)
-
-
-@pytest.mark.parametrize("seed", [None, 0])
-def test_threads_launch_side_by_side(seed: int | None):
-    """Four threads, two a device, each with a stream of its own and a model of its own."""
-
-    def train(device: str, found: dict[int, Tensor], number: int) -> None:
-        with torch.random.fork_rng(devices=[], device_type="vdev"):
-            model = models[number].to(device)
-            x = data[number].to(device)
-        with torch.Stream(device=device) as stream:
-            stream.wait_stream(torch.vdev.current_stream(device))  # pyright: ignore[reportAttributeAccessIssue]
-            for _ in range(5):
-                model(x).square().sum().backward()
-            gradient = next(model.parameters()).grad
-            assert gradient is not None
-            found[number] = gradient.cpu()
-
-    torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(4)]
-    data = [torch.randn(6, 8) for _ in range(4)]
-    expected = []
-    for model, x in zip(models, data, strict=True):
-        for _ in range(5):
-            model(x).square().sum().backward()
-        gradient = next(model.parameters()).grad
-        assert gradient is not None
-        expected.append(gradient)
-        model.zero_grad()
-
-    found: dict[int, Tensor] = {}
-    threads = [
-        threading.Thread(target=train, args=(f"vdev:{number % 2}", found, number)) for number in range(4)
-    ]
-    if seed is None:
-        _run(threads)
-    else:
-        with vdev.delayed(seed):
-            _run(threads)
-    assert all(torch.equal(found[number], expected[number]) for number in range(4))
-
-
-def _run(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

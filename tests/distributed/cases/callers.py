@@ -33,7 +33,7 @@ from tests.support.recorded import piped
 X, Y = drawn_batches([6])[0]
 
 
-@on(3)
+@on(3, slow=True)
 def of_a_recorded_model() -> dict[str, Any]:
     """Live values go past a stage on another rank."""
     x, model = drawn_batches([8])[0][0], skipping.Hourglass(4).double()
@@ -127,7 +127,7 @@ def collected_losses(recompute: Any) -> dict[str, Any]:
         return {"losses": losses, "gradients": gradients(pipe)}
 
 
-@on(3)
+@on(3, slow=True)
 def an_overflow_in_half_precision() -> dict[str, Any]:
     """The gradients of the first stage alone overflow in the third step."""
     overflow = Overflow()

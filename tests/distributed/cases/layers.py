@@ -19,7 +19,7 @@ from tests.pipeline.conformance.scenarios import CHAINS
 from tests.support import skipping, tied
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, twins
-from tests.support.pieces import WIDTH, linear
+from tests.support.pieces import WIDTH, OtherLayout, linear
 from tests.support.recorded import borders_of, chain_for, piped
 
 
@@ -141,8 +141,8 @@ class Scaled(nn.Module):
 
 
 @on(3)
-def state_of_layers() -> dict[str, Any]:
-    pipe = cut([linear(), Scaled(), linear(), Scaled(), linear()], [1, 3])
+def state_of_layers_and_layouts_of_messages() -> dict[str, Any]:
+    pipe = cut([linear(), OtherLayout(), Scaled(), linear(), Scaled(), linear()], [2, 4])
     return trained(pipe, drawn_batches([6, 4, 6]))
 
 
@@ -210,7 +210,7 @@ def shapes_that_depend_on_values(schedule: str) -> dict[str, Any]:
     return trained(pipe, drawn_batches([9, 9, 9, 4, 9]))
 
 
-@on(3)
+@on(3, slow=True)
 def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
     with cut_of_varying_shapes(varying_shapes=True) as pipe:
         for x, y in drawn_batches([9, 9]):
@@ -218,7 +218,7 @@ def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
         return {"gradients": gradients(pipe)}
 
 
-@on(2)
+@on(2, slow=True)
 def unequal_speeds() -> dict[str, Any]:
     cluster = pipepart.Cluster.virtual(2, speed=[1, 0.25], threads=1)
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2).model_copy(update={"cluster": cluster})

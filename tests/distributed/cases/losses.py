@@ -26,13 +26,13 @@ def classify(borders: list[int], loss: str, **options: Any) -> Pipeline:
 @on(3, "sum and count", "zb-h1", slow=True)
 @on(3, "known last", "gpipe")
 @on(3, "known last", "1f1b", slow=True)
-@on(3, "smoothed", "1f1b")
+@on(3, "smoothed", "1f1b", slow=True)
 @on(4, "ignored", "1f1b", 2)
 @on(4, "sum and count", "1f1b", 2, slow=True)
 def divided_by_what_all_micro_batches_count(loss: str, schedule: str, replicas: int = 1) -> dict[str, Any]:
     borders, parts = ([2], 5) if replicas > 1 else ([2, 4], 4)
     pipe = classify(borders, loss, schedule=schedule, micro_batches=parts, replicas=replicas)
-    return trained(pipe, labelled((12, 11, 3)), max_norm=0.1)
+    return trained(pipe, labelled((12, 12, 3)), max_norm=0.1)
 
 
 @on(3, "never", slow=True)
@@ -66,7 +66,7 @@ def a_loss_of_the_whole_mini_batch() -> dict[str, Any]:
 @on(3, "known last")
 def optimizers_in_the_stages(loss: str) -> dict[str, Any]:
     with classify([1, 4], loss, micro_batches=4, optimizer=adam) as pipe:
-        losses = [pipe.step(x, target=y) for x, y in labelled((12, 11, 3))]
+        losses = [pipe.step(x, target=y) for x, y in labelled((12, 12, 3))]
         return {
             "losses": losses,
             "state": pipe.full_state_dict(),
@@ -110,7 +110,7 @@ def clipped(norm_type: float) -> dict[str, Any]:
 
 @on(3, False, False, slow=True)
 @on(3, True, False)
-@on(3, False, True)
+@on(3, False, True, slow=True)
 def an_overflow_on_one_rank(autocast: bool, frozen: bool) -> dict[str, Any]:
     """The gradients of the first stage alone overflow in the fifth step. ``frozen``: that of the second has none."""
     overflow = Overflow()
@@ -135,7 +135,7 @@ def an_overflow_on_one_rank(autocast: bool, frozen: bool) -> dict[str, Any]:
 
 
 @on(2, "sum and count", slow=True)
-@on(2, "known last")
+@on(2, "known last", slow=True)
 @on(4, "ignored", 2)
 def gradients_of_several_steps(loss: str, replicas: int = 1) -> dict[str, Any]:
     """They add up, each once; one bias has none."""
