@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..input_error import InputError
 from . import directories
 from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
@@ -70,8 +72,9 @@ def load(
     Args:
         folder: of checkpoints, or of one.
         pipe: a pipeline, or a module.
-        optimizer: the optimizer over its parameters, or a list of them; None leaves optimizers as they are.
-            Optimizers of stages are loaded without.
+        optimizer: the optimizer over its parameters, or a list of them. None leaves optimizers as they are, with a
+            warning if the model is in training mode and state of an optimizer was saved. Optimizers of stages are
+            loaded without.
         scheduler: a learning-rate scheduler, or a list of them.
         scaler: a ``torch.amp.GradScaler``.
         random: set the random generators of Python, numpy and torch as they were. With another number of ranks, each
@@ -96,6 +99,12 @@ def load(
     request = agreed(peers, lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
     used = peers.gather(request.used)
     agreed(peers, lambda: request.check(used))
+    if request.leaves_optimizer(used):
+        warnings.warn(
+            f"{str(path)!r} has the state of an optimizer, which is not loaded: to go on with the training, pass load "
+            "the optimizer. To load the model alone, call eval() before",
+            stacklevel=2,
+        )
     agreed(peers, lambda: request.load(random))
     return Loaded(path, manifest.step, request.own.data)
 
@@ -153,6 +162,11 @@ class _Request:
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
             raise InputError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
         self.own.check(self._schedulers, self._scaler)
+
+    def leaves_optimizer(self, used: Sequence[Sequence[Sequence[str]]]) -> bool:
+        """Return True if no rank loads the optimizer state that was saved, although the model is to be trained."""
+        trains = self._pipe.training if isinstance(self._pipe, nn.Module) else self._pipe.module.training
+        return trains and bool(self._saved.names) and not any(optimized for _, optimized in used)
 
     def load(self, random: bool) -> None:
         """Change the model and the rest."""

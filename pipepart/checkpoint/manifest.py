@@ -27,6 +27,10 @@ class FileRecord(Value):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
+# Of a file in the directory of the manifest: a path to elsewhere is none.
+FileName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
 class Manifest(Document):
     """The files of a checkpoint.
 
@@ -41,7 +45,7 @@ class Manifest(Document):
     step: Annotated[int, Field(ge=0)]
     ranks: Annotated[int, Field(ge=1)]
     tied: Mapping[str, str]
-    files: Mapping[str, FileRecord]
+    files: Mapping[FileName, FileRecord]
     sha256: str = ""
 
     def sealed(self) -> Self:

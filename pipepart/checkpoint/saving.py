@@ -13,7 +13,6 @@ the process.
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -142,10 +141,8 @@ class _Writing(NamedTuple):
         except BaseException as error:
             if self.peers.rank == 0:
                 if isinstance(error, FileNotFoundError) and not self.made.is_dir():
-                    error.add_note(
-                        f"{str(self.made)!r} was removed: one training at a time saves into a folder"
-                    )
-                shutil.rmtree(self.made, ignore_errors=True)
+                    error.add_note(f"{str(self.made)!r} was removed by another program")
+                directories.remove(self.made)
             raise
 
     def _write(self, model: Mapping[str, Sequence[str]]) -> dict[str, FileRecord]:

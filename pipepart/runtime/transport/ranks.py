@@ -26,8 +26,10 @@ from torch import Tensor
 from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
+from ...autograd.in_place import Counter, check_counters, sent_counters
 from ...capture import Live, Recording
 from ...input_error import InputTypeError
+from ..failure.notes import PLACE, add_note
 from .links import Expected, Fail, Links, Sent, Table
 from .threads import Key, Stopped, Transport
 from .wire import Form, buffers_for, pack, unpack
@@ -75,6 +77,7 @@ class RankTransport:
         ]
         self._fail = fail
         self._ahead: dict[int, _Ahead] = {}
+        self._counters: dict[int, list[Counter]] = {}  # of what was sent, by its stage
         self._ordered = links.ordered(table)
 
     def begin(self, worker: int) -> None:
@@ -100,6 +103,7 @@ class RankTransport:
         if rank == self._links.ranks.rank:
             self._inner.send(sender, receiver, key, message)
             return
+        self._counters.setdefault(sender, []).extend(sent_counters(message))
         form, buffers = pack(graph_cut.move(message, self._device))
         known = self._table.sent.get(key)
         if known is None:
@@ -162,7 +166,17 @@ class RankTransport:
             self._links.ranks.tell(error)
 
     def finish(self) -> None:
-        """Called after a step that has not failed."""
+        """Called after a step that has not failed.
+
+        Raises:
+            RuntimeError: a stage has overwritten what it had sent, so that the receiver may have got a mixture.
+        """
+        for stage, counters in self._counters.items():
+            try:
+                check_counters(counters)
+            except RuntimeError as error:
+                add_note(error, f"{PLACE}stage {stage}, which sent its output to another rank")
+                raise
         self._table.complete = True
         self._links.release(self._fail)
 
