@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf
 from unittest import mock
 
 import torch
@@ -16,23 +15,14 @@ WIDTH = 6
 
 
 class Block(nn.Module):
-    """A layer that fails if its bias is infinite, forward, or minus infinite, backward: no attribute says so."""
+    """A linear layer and its activation."""
 
     def __init__(self, ins: int = WIDTH) -> None:
         super().__init__()
         self.linear = nn.Linear(ins, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        first = float(self.linear.bias.detach()[0])
-        if first == inf:
-            raise ArithmeticError("a layer between")
-        y = torch.tanh(self.linear(x))
-        if first == -inf and y.requires_grad:
-            y.register_hook(self._fail)
-        return y
-
-    def _fail(self, gradient: Tensor) -> Tensor:
-        raise ArithmeticError("a backward between")
+        return torch.tanh(self.linear(x))
 
 
 class Hourglass(nn.Module):

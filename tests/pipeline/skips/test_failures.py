@@ -11,14 +11,31 @@ from pipepart.runtime.failure.stalled import StepTimeoutError
 from pipepart.runtime.transport.skips import SkipTransport
 from schedules import Kind
 from tests.support.recorded import piped
-from tests.support.skipping import WIDTH, Hourglass, Woven
+from tests.support.skipping import WIDTH, Block, Hourglass, Woven
 
 X, MASK, Y = torch.ones(8, WIDTH), torch.ones(8, WIDTH, dtype=torch.int64), torch.zeros(8, WIDTH)
+
+
+class Fragile(Block):
+    """Fails if its bias is infinite, forward, or minus infinite, backward: no attribute says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = float(self.linear.bias.detach()[0])
+        if first == math.inf:
+            raise ArithmeticError("a layer between")
+        y = super().forward(x)
+        if first == -math.inf and y.requires_grad:
+            y.register_hook(self._fail)
+        return y
+
+    def _fail(self, gradient: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("a backward between")
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_layer_between_fails(where):
     model = Woven()
+    model.blocks[4] = Fragile()
     with piped(model, (X, MASK), loss_fn=F.mse_loss, stages=9, parts=4, timeout=60) as pipe:
         expected = pipe.evaluate(X, MASK, target=Y)
         for _ in range(4):  # in most of which the recording is compared with the model itself
