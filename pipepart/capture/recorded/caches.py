@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakSet
 
 from torch import nn
@@ -35,7 +36,7 @@ def no_cache_in_training(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def _with_cache(model: nn.Module) -> list[object]:
+def _with_cache(model: nn.Module) -> list[Any]:
     """Return the settings of the modules that say to make a cache."""
     found = {
         id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None

@@ -145,6 +145,7 @@ class Reads:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for _ in range(_DRAWS):
                 env: dict[int, Any] = dict(known)
+                leaves: list[Any] = []
                 for one in calls:
                     args, kwargs = one.given.filled(env)
                     leaves = pytree.tree_leaves(one.func(*args, **kwargs))

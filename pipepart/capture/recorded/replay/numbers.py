@@ -150,4 +150,4 @@ for _kind, _plain_kind in ((Integer, int), (Real, float)):
     _kind.__neg__ = _remembering(_plain_kind, "__neg__", operator.neg, False)
     for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__"):
         setattr(_kind, _name, _deciding(_plain_kind, _name))
-    _kind.__hash__ = _plain_kind.__hash__  # which a class with its own __eq__ loses
+    setattr(_kind, "__hash__", _plain_kind.__hash__)  # noqa: B010 - a class with its own __eq__ loses it

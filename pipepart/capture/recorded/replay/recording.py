@@ -203,7 +203,8 @@ class Recording:
             loss: what takes the place of the model's own loss; None for the loss itself.
         """
         leaves = [
-            loss if loss is not None and out == Ref(self.loss) else resolved(out, env) for out in self.output
+            loss if loss is not None and type(out) is Ref and out.number == self.loss else resolved(out, env)
+            for out in self.output
         ]
         return pytree.tree_unflatten(leaves, self.output_spec)
 
