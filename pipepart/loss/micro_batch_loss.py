@@ -98,8 +98,9 @@ class LossPattern(NamedTuple):
             return cls(form, taken.key, calls, None, True)
         if all(term.divisor is not None and term.divisor.in_proportion for term in terms):
             return cls(form, taken.key, calls, samples, False)
-        divisor = terms[0].divisor
-        if len(terms) > 1 or taken.sum.shift != 0.0 or isinstance(terms[0].coefficient, Tensor):
+        first, *others = terms
+        divisor = first.divisor
+        if others or taken.sum.shift != 0.0 or isinstance(first.coefficient, Tensor):
             return None
         if divisor is not None and (divisor.replay is None or isinstance(divisor.value, Tensor)):
             return None  # on an accelerator a count is not waited for
