@@ -12,7 +12,9 @@ from ..input_error import InputError
 
 
 def refuse_wrapped(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Check that no module is under DDP or FSDP: these would wait for other processes in the middle of a stage.
+    """Check that no module is under DDP or FSDP, or has distributed tensors.
+
+    These would wait for other processes in the middle of a stage.
 
     Args:
         layers: names and modules, such as those of ``model.named_children()``.
@@ -21,6 +23,7 @@ def refuse_wrapped(layers: Iterable[tuple[str, nn.Module]]) -> None:
         InputError: one is.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported for this: that takes a second
+    tensor = sys.modules.get("torch.distributed.tensor")
     sharded = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()
     for name, layer in layers:
         for path, part in layer.named_modules(prefix=name):
@@ -36,3 +39,15 @@ def refuse_wrapped(layers: Iterable[tuple[str, nn.Module]]) -> None:
                     "share the optimizer state out by torch.distributed.optim.ZeroRedundancyOptimizer(..., "
                     'process_group=pipe.mesh.get_group("dp"))'
                 )
+            if tensor is None:
+                continue
+            for own, value in (
+                *part.named_parameters(path, recurse=False),
+                *part.named_buffers(path, recurse=False),
+            ):
+                if isinstance(value, tensor.DTensor):
+                    raise InputError(
+                        f"{own!r} is a DTensor, which is shared out over processes that would wait for each other "
+                        "within a stage: give the pipeline the plain model, without parallelize_module or "
+                        "distribute_tensor"
+                    )

@@ -33,6 +33,7 @@ from .watch import PeerWatch
 _POLL_SECONDS = 0.05  # between two looks into the store
 _REACH_SECONDS = 60.0  # for rank 0 to answer at the address that it has given
 _HELLO_SECONDS = 5.0  # for a process that connects to say who it is
+_HELLO_BYTES = 1024  # of what it says
 _LEAVE_SECONDS = 0.5
 _ADDRESS = "pipepart/rank 0"
 _ENDED = "pipepart/ended"
@@ -124,7 +125,7 @@ def _accepted(
         server.settimeout(_POLL_SECONDS)
         try:
             while len(found) < size - 1:
-                _accept(server, found, token, answer)
+                _accept(server, found, token, answer, size)
                 check()
                 for rank, known in found.items():
                     if _has_ended(known):
@@ -146,19 +147,24 @@ def _accepted(
     return found, token
 
 
-def _accept(server: socket.socket, found: dict[int, socket.socket], token: str, answer: str) -> None:
+def _accept(
+    server: socket.socket, found: dict[int, socket.socket], token: str, answer: str, size: int
+) -> None:
     """Take the connection of a rank that says the token, if one comes soon."""
     try:
         one, _ = server.accept()
     except TimeoutError:
         return
-    with suppress(OSError, ValueError, KeyError):  # of a stranger
-        one.settimeout(_HELLO_SECONDS)
+    with suppress(OSError, ValueError, RecursionError):  # of a stranger, who may send anything
         hello = json.loads(_line(one))
-        if secrets.compare_digest(hello["token"], token):
-            one.sendall(answer.encode() + b"\n")
-            found[hello["rank"]] = one
-            return
+        if isinstance(hello, dict) and secrets.compare_digest(
+            str(hello.get("token")).encode(), token.encode()
+        ):
+            rank = hello.get("rank")
+            if type(rank) is int and 0 < rank < size and (rank not in found or _has_ended(found[rank])):
+                one.sendall(answer.encode() + b"\n")
+                found[rank] = one
+                return
     one.close()
 
 
@@ -204,11 +210,18 @@ def _reached(rank: int, store: Any, check: Callable[[], None], end: float) -> tu
 
 
 def _line(one: socket.socket) -> str:
-    """Return the first line that a process sends, and leave what follows."""
+    """Return the first line that a process sends, and leave what follows.
+
+    Raises:
+        OSError: the line is not complete in time, or longer than any that a rank sends.
+        ValueError: it is not text.
+    """
     found = b""
+    end = time.monotonic() + _HELLO_SECONDS
     while not found.endswith(b"\n"):
-        if not (data := one.recv(1)):
-            raise ConnectionError("the connection has ended")
+        one.settimeout(max(end - time.monotonic(), 1e-3))
+        if len(found) == _HELLO_BYTES or not (data := one.recv(1)):
+            raise ConnectionError("the connection has ended, or does not come from a rank")
         found += data
     return found.decode().strip()
 

@@ -25,6 +25,8 @@ class Modes:
         grad: whether gradients are enabled.
         inference: whether inference mode is on.
         autocast: its dtype by device type, where it is on.
+        autocast_cache: whether autocast keeps casts of weights.
+        multithreading: whether a backward may use threads of autograd, one for each device.
         default_devices: of ``torch.set_default_device`` and ``with torch.device(...)``, the outermost first.
         saved_hooks: the innermost ``saved_tensors_hooks``, such as those of ``save_on_cpu``.
     """
@@ -34,6 +36,8 @@ class Modes:
     autocast: tuple[tuple[str, torch.dtype], ...]
     default_devices: tuple[DeviceContext, ...] = ()
     saved_hooks: tuple[Any, Any] | None = None
+    autocast_cache: bool = True
+    multithreading: bool = True
 
     @classmethod
     def current(cls) -> Modes:
@@ -56,6 +60,8 @@ class Modes:
             ),
             default_devices=tuple(mode for mode in function_modes if isinstance(mode, DeviceContext)),
             saved_hooks=_top_saved_tensors_default_hooks(True),
+            autocast_cache=torch.is_autocast_cache_enabled(),
+            multithreading=torch._C._is_multithreading_enabled(),
         )
 
     @contextmanager
@@ -65,6 +71,7 @@ class Modes:
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.grad))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(self.multithreading))
             for mode in self.default_devices:
                 _push_mode(mode)
                 stack.callback(_pop_mode)
@@ -78,7 +85,7 @@ class Modes:
             return _NOTHING
         stack = ExitStack()
         for kind, dtype in self.autocast:
-            stack.enter_context(torch.autocast(kind, dtype))
+            stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.autocast_cache))
         return stack
 
 
