@@ -165,7 +165,8 @@ class _Request:
 
     def leaves_optimizer(self, used: Sequence[Sequence[Sequence[str]]]) -> bool:
         """Return True if no rank loads the optimizer state that was saved, although the model is to be trained."""
-        trains = self._pipe.training if isinstance(self._pipe, nn.Module) else self._pipe.module.training
+        model: Any = self._pipe
+        trains: bool = (model if isinstance(model, nn.Module) else model.module).training
         return trains and bool(self._saved.names) and not any(optimized for _, optimized in used)
 
     def load(self, random: bool) -> None:

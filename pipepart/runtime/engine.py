@@ -93,7 +93,7 @@ class Engine:
         self._rows = range(len(plan.workers)) if links is None else links.local  # of the schedule
         self._names = [device.name for device in plan.workers]
         self._homes = homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
-        self._streams = Streams.of(homes)
+        self._streams = Streams.of(homes, self._rows)
         self._routes = Routes(plan)
         self._compressed = Compressed(plan)
         self._copy_queues = copy_queues(plan, self._streams)

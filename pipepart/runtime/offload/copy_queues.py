@@ -159,7 +159,7 @@ def copy_queues(plan: Plan, streams: Streams | None) -> list[CopyQueue]:
     queues: list[CopyQueue] = []
     for number, device in enumerate(plan.workers):
         home = torch.device(device.torch_device or "cpu")
-        if streams is not None and has_streams(home):
+        if streams is not None and number in streams.local and has_streams(home):
             queues.append(StreamCopyQueue(home, streams.of_host_copies(number)))
         else:
             queues.append(VirtualCopyQueue(device.host_bandwidth if plan.cluster.emulated else None))

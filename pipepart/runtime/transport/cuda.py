@@ -78,25 +78,32 @@ class Streams:
 
     Args:
         homes: the device of each worker, accelerators with their index.
+        local: the workers of this process, which has streams on their devices only; None for all.
     """
 
-    def __init__(self, homes: Sequence[torch.device]) -> None:
+    def __init__(self, homes: Sequence[torch.device], local: Sequence[int] | None = None) -> None:
         self._homes = list(homes)
-        self._devices = [home for home in dict.fromkeys(homes) if has_streams(home)]
-        alone = {home for home in self._devices if self._homes.count(home) == 1}
-        self._own = [
-            {device: torch.Stream(device) for device in self._devices if device != home or home not in alone}
-            for home in homes
-        ]
+        self.local = range(len(homes)) if local is None else local
+        own = [homes[worker] for worker in self.local]
+        self._devices = [home for home in dict.fromkeys(own) if has_streams(home)]
+        alone = {home for home in self._devices if own.count(home) == 1}
+        self._own: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
+        for worker in self.local:
+            home = homes[worker]
+            self._own[worker] = {
+                device: torch.Stream(device)
+                for device in self._devices
+                if device != home or home not in alone
+            }
         self._callers: Callers = {}
         self._departures: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
         self._arrivals: list[torch.Stream | None] = [None for _ in homes]
         self._host_copies: dict[int, torch.Stream] = {}  # by worker
 
     @classmethod
-    def of(cls, homes: Sequence[torch.device]) -> Streams | None:
-        """Return the streams of workers on these devices; None if no device has streams."""
-        return cls(homes) if any(map(has_streams, homes)) else None
+    def of(cls, homes: Sequence[torch.device], local: Sequence[int]) -> Streams | None:
+        """Return the streams of a process's workers; None if no device of them has streams."""
+        return cls(homes, local) if any(has_streams(homes[worker]) for worker in local) else None
 
     def callers(self) -> Callers:
         """Return the streams that the calling thread is on, of each device."""
