@@ -145,9 +145,9 @@ class Pipeline(Calls):
             self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
             if not chain.layers:
                 raise InputError(
-                    f"the plan does not say what the layers of a {type(chain.model).__name__} are. Only an nn.Sequential "
-                    "whose layers share no Python values, such as a list that two of them hold, needs no profile: make "
-                    "the plan with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
+                    f"the plan does not say what the layers of a {type(chain.model).__name__} are. Only an "
+                    "nn.Sequential whose layers share no Python values, such as a list that two of them hold, needs no "
+                    "profile: make the plan with pipepart.plan(pipepart.profile(model, sample, ...), ...)"
                 )
             self._loss = StepLoss(
                 loss_fn

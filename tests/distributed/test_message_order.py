@@ -118,15 +118,20 @@ class Doing(nn.Module):
 
 def fails_beside_a_wait() -> float:
     """Stage 0 fails when stage 1, beside it, waits for gradients that stage 2 does not send."""
-    sent = threading.Event()
+    unsent = threading.Lock()  # layers that share Python values need a profile
+    unsent.acquire()
 
     def fail(call: int) -> None:
         if call == 2:
-            assert sent.wait(_SLOW_SECONDS)
+            assert unsent.acquire(timeout=_SLOW_SECONDS)
             time.sleep(0.3)  # until the other worker waits
             raise ValueError("out of ideas")
 
-    acts = [fail, lambda _: sent.set(), lambda _: time.sleep(_SLOW_SECONDS), lambda _: None]
+    def send(call: int) -> None:
+        if unsent.locked():
+            unsent.release()
+
+    acts = [fail, send, lambda _: time.sleep(_SLOW_SECONDS), lambda _: None]
     model = nn.Sequential(*(Doing(act) for act in acts))
     began = time.monotonic()
     with Pipeline(model, plan_by_hand(list("0123"), [1, 2, 3], micro_batches=2), nn.MSELoss()) as pipe:

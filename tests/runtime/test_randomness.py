@@ -1,6 +1,7 @@
 """Random layers: what they draw depends on the seed alone, not on the cut, the schedule or the threads."""
 
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -63,14 +64,15 @@ def test_layers_micro_batches_and_steps_draw_differently():
 
     class Remember(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            masks.append(tuple((x == 0).flatten().tolist()))
+            drawn.put(tuple((x == 0).flatten().tolist()))
             return torch.ones_like(x)
 
-    masks: list[tuple[bool, ...]] = []
+    drawn: SimpleQueue[tuple[bool, ...]] = SimpleQueue()  # layers that share Python values need a profile
     model = nn.Sequential(nn.Dropout(), Remember(), nn.Dropout(), Remember())
     with cut_by_hand(model, [2], micro_batches=4) as pipe, torch.no_grad():
         for _ in range(3):
             pipe(torch.ones(8, 64))
+    masks = [drawn.get_nowait() for _ in range(drawn.qsize())]
     assert len(masks) == len(set(masks)) == 24
 
 

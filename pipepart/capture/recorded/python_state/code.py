@@ -150,8 +150,11 @@ def is_users(module: str | None) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Return the names in a piece of code, and the words in its strings, which ``getattr`` may be given."""
-    yield from code.co_names
+    """Return the names in a piece of code, and the words in its strings, which ``getattr`` may be given.
+
+    Names that are no identifiers are those of tools that rewrite code, such as pytest.
+    """
+    yield from filter(str.isidentifier, code.co_names)
     yield from code.co_freevars
     yield from (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
 

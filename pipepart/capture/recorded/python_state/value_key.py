@@ -36,7 +36,7 @@ _DEPTH = 3 * DEPTH  # an object within an object takes two steps, and settings a
 def value_key(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Hashable:
     """Return a key of a value and of what it holds; tensors, modules and functions count as themselves."""
     kind = type(value)  # isinstance() would ask objects with a __getattribute__ of their own
-    if issubclass(kind, PLAIN):
+    if issubclass(kind, PLAIN) and kind.__hash__ is not None:
         return kind, value
     seen = set() if seen is None else seen
     if issubclass(kind, type):
