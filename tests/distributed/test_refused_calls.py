@@ -28,7 +28,8 @@ class Wrong(NamedTuple):
 
 
 def _wrong_argument(pipe: Pipeline, rank: int) -> Any:
-    return pipe.step(X, target=Y, **({"unknown": X[:2]} if rank == 1 else {}))
+    more: dict[str, Any] = {"unknown": X[:2]} if rank == 1 else {}
+    return pipe.step(X, target=Y, **more)
 
 
 def _wrong_state(pipe: Pipeline, rank: int) -> None:

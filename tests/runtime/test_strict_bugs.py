@@ -273,13 +273,17 @@ def made_for_the_device(x: Tensor) -> Tensor:
     return x * torch.tensor(2.0) + torch.as_tensor(torch.arange(4), device=x.device)
 
 
+def turned(x: Tensor) -> Tensor:
+    return x[:, torch.tensor([3, 2, 1, 0])]
+
+
 # Layers that may be used, and what computes the same by itself; the Tanh before a message has saved its output.
 ALLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]] = {
     "a mask in a buffer": (lambda: Masked("buffer"), lambda: Masked("buffer"), "never"),
     "a number that is read": (lambda: Counting(False), lambda: Counting(False), "never"),
     "copies of its own": (lambda: Makes(there_and_back), lambda: Makes(there_and_back), "never"),
     "made for the device": (lambda: Makes(made_for_the_device), lambda: Makes(made_for_the_device), "never"),
-    "indices": (*(lambda: Makes(lambda x: x[:, torch.tensor([3, 2, 1, 0])]),) * 2, "never"),
+    "indices": (lambda: Makes(turned), lambda: Makes(turned), "never"),
     "a write over a message": (Spoil, lambda: Spoil(copied=True), "never"),
     "a write over a message, twice": (Spoil, lambda: Spoil(copied=True), "always"),
 }

@@ -123,7 +123,7 @@ def test_batch_norm_differs_at_once_by_nature_and_is_named() -> None:
     assert row.same
     assert row.buffers == 0
     assert facts.mixes == "2"
-    assert facts.at_once > 1e-3
+    assert (facts.at_once or 0) > 1e-3
     assert (row.mini_batch or 0) < 1e-14
 
 
