@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from ..capture import loss_of
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
 from .call_log import CallLog
-from .follow import Follower, Shared
+from .follow import Follower
 from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
+from .shared import Shared
 from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
 
 
@@ -233,8 +235,8 @@ class MiniBatchLoss:
             with follower or nullcontext():
                 value = call_with_buffers(function, given, buffers)
             if follower is not None and follower.counts_samples:
-                again = lambda part: call_with_buffers(function, tuple(part), buffers)  # noqa: E731
-                if more := follower.check_numbers(again, given):
+                call_again = partial(_call, function, buffers)
+                if more := follower.check_numbers(call_again, given):
                     return self._followed(micro_batch, output, target, {*literal, *more})
         taken = self._as_taken(value, micro_batch, follower)
         if torch.is_grad_enabled() and _has_graph(output):
@@ -373,6 +375,12 @@ def _has_graph(output: Any) -> bool:
 
 def _on_host(count: Any) -> float | Tensor:
     return on_host(count) if isinstance(count, Tensor) else float(count)
+
+
+def _call(
+    function: Callable[..., Any], buffers: dict[str, tuple[Tensor, Tensor]], given: Sequence[Any]
+) -> Any:
+    return call_with_buffers(function, tuple(given), buffers)
 
 
 def _fits(found: Terms, declared: Reduction | None) -> bool:

@@ -7,9 +7,7 @@ that are not in the tables of :mod:`~.operations` lose what they are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
-from functools import cached_property
-from math import prod
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
 from ..capture import Unfinished
 from ..capture.recorded.refusal import line_of_user
-from ..data.split import MicroBatches
 from .call_log import CallLog
 from .operations import (
     ALIKE,
@@ -36,6 +33,8 @@ from .operations import (
     elementwise,
     names,
 )
+from .sample_shape import Shape
+from .shared import Shared
 from .sums import DIVISIONS, combined, is_sum, least_of
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_torch_loss, result_of
@@ -56,71 +55,6 @@ _INSTEAD = {
     False: "read values last",
     True: "write flatten(1) for reshape(len(x), -1), and divide a sum over samples by it alone",
 }
-
-
-class Shape(tuple[int, ...]):
-    """The shape of a tensor with samples. Calls ``leak`` if the loss may have read the number of samples from it."""
-
-    dim: int
-    leak: Callable[[], None]
-    compared: Callable[[], None]
-
-    def __getitem__(self, index: Any) -> Any:
-        if self.dim in (range(len(self))[index] if isinstance(index, slice) else [range(len(self))[index]]):
-            self.leak()
-        return tuple(self)[index] if isinstance(index, slice) else super().__getitem__(index)
-
-    def __iter__(self) -> Iterator[int]:
-        self.leak()
-        return super().__iter__()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Shape):
-            self.compared()
-        return super().__eq__(other)
-
-    __hash__ = tuple.__hash__
-
-    def numel(self) -> int:
-        """Return the number of elements, samples included."""
-        return prod(self)
-
-
-class Shared:
-    """What the followers of a step share: the targets, and numbers for expressions, equal if computed alike.
-
-    Attributes:
-        batch: the mini-batch.
-    """
-
-    def __init__(self, batch: MicroBatches) -> None:
-        self.batch = batch
-        self._numbers: dict[Hashable, int] = {}
-        self._held: list[Tensor] = []
-
-    @cached_property
-    def targets(self) -> list[list[Any]]:
-        """The leaves of each micro-batch's target."""
-        return [pytree.tree_leaves(target) for target in self.batch.targets]
-
-    @cached_property
-    def regular(self) -> bool:
-        """Whether micro-batches differ in nothing but the number of samples."""
-        inputs = [pytree.tree_leaves(one) for one in self.batch.inputs]
-        shapes = [
-            [leaf.shape[1:] for leaf in (*one, *target) if isinstance(leaf, Tensor) and leaf.dim()]
-            for one, target in zip(inputs, self.targets, strict=True)
-        ]
-        return self.batch.by_samples and all(other == shapes[0] for other in shapes)
-
-    def number(self, expression: Hashable) -> int:
-        """Return the number of an expression."""
-        return self._numbers.setdefault(expression, len(self._numbers))
-
-    def constant(self, tensor: Tensor) -> int:
-        """Return the number of a tensor that is not from the batch; it is held, so that it keeps its identity."""
-        self._held.append(tensor)
-        return self.number(("constant", id(tensor), version(tensor)))
 
 
 class Follower(TorchFunctionMode):
