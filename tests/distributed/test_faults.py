@@ -24,6 +24,7 @@ from tests.support.chains import plan_by_hand
 torch.distributed.init_process_group("gloo")
 rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 now = ""
+{begin}
 
 class Unprintable(Exception):
     def __str__(self):
@@ -64,9 +65,11 @@ except BaseException as error:
 """
 
 
-def faults(size: int, bad: int, place: str, evil: str, timeout: float | None = None) -> list[RankEnd]:
-    """Run the script; check that the other ranks have raised, and return how all ended."""
-    script = _SCRIPT.format(bad=bad, place=place, evil=evil, timeout=timeout)
+def faults(
+    size: int, bad: int, place: str, evil: str, timeout: float | None = None, begin: str = ""
+) -> list[RankEnd]:
+    """Run the script; check that the other ranks have raised, and return how all ended. ``begin`` runs on all."""
+    script = _SCRIPT.format(bad=bad, place=place, evil=evil, timeout=timeout, begin=begin)
     ends = run_ranks(script, size, stays=bad if "SIGSTOP" in evil else None, seconds=100)
     began = next(float(line.split()[-1]) for line in ends[bad].text.splitlines() if line[:8] == "fails at")
     for rank, end in enumerate(ends):
@@ -182,8 +185,8 @@ with pipepart.Pipeline(model, plan_by_hand(["0", "1"], [1], micro_batches=2), nn
 
 
 def test_the_exception_is_in_the_summary_of_torchrun(tmp_path: Path):
-    record = f'os.environ["TORCHELASTIC_ERROR_FILE"] = f"{tmp_path}/{{rank}}"; '
-    faults(2, 1, "script", record + "raise OSError('no such batch')")
+    record = f'os.environ["TORCHELASTIC_ERROR_FILE"] = f"{tmp_path}/{{rank}}"'
+    faults(2, 1, "script", "raise OSError('no such batch')", begin=record)
     told = json.loads((tmp_path / "1").read_text())["message"]
     assert told["message"] == "OSError: no such batch"
     assert "no such batch" in told["extraInfo"]["py_callstack"]

@@ -135,11 +135,14 @@ def assert_as_in_one_process(case: Callable[..., Mapping[str, Any]], size: int, 
 
 
 def assert_same_bits(found: Any, expected: Any, what: str) -> None:
-    """Nests of tensors and plain values are equal, to the bit."""
-    ours, theirs = pytree.tree_flatten_with_path(found)[0], pytree.tree_flatten_with_path(expected)[0]
-    assert [path for path, _ in ours] == [path for path, _ in theirs], what
-    for (path, one), (_, other) in zip(ours, theirs, strict=True):
-        place = what + pytree.keystr(path)
+    """Nests of tensors and plain values are equal, to the bit; dicts in any order."""
+    ours, theirs = (
+        {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(nest)[0]}
+        for nest in (found, expected)
+    )
+    assert ours.keys() == theirs.keys(), what
+    for path, one in ours.items():
+        other, place = theirs[path], what + path
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             assert (one.dtype, one.shape) == (other.dtype, other.shape), place
             pairs = zip(_bits(one), _bits(other), strict=True)

@@ -17,7 +17,7 @@ from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
 from .caches import no_cache_in_training
-from .placing import together
+from .placing import is_parted, together
 from .python_state.surroundings import Surroundings
 from .python_state.value_key import value_key
 from .recording.opening import Opening
@@ -169,8 +169,8 @@ class RecordedChain(Chain):
     def _compare(self, recording: Recording, calls: Sequence[_Arguments]) -> None:
         """Compare a replay with the model, or the recording with another one: at its uses 1, 2, 4, 8, ...
 
-        At its first use it is compared on the micro-batch that was recorded if others went the same way before, at
-        any other use on the last micro-batch.
+        At its first use it is compared on the micro-batch that was recorded if others went the same way before or the
+        model is parted over devices, at any other use on the last micro-batch.
         """
         always = self._verify == "always"
         if self._verify == "never" or recording.on_meta:
@@ -179,10 +179,12 @@ class RecordedChain(Chain):
             return
         way = tuple([(call.name, call.line, call.grad) for call in recording.calls])
         known_way = not always and recording.uses == 1 and way in self._compared
-        for args, kwargs in calls if always else calls[:1] if known_way or self._partial else calls[-1:]:
+        as_recorded = known_way or self._partial or is_parted(self.model)
+        for args, kwargs in calls if always else calls[:1] if as_recorded else calls[-1:]:
             if not self._partial:
                 run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
                 verify(run, lambda given=(args, kwargs): self._again(*given), known_way)
+                recording.result = None  # which is that of the micro-batch that was recorded
             elif not known_way and (why := changed(recording, self._again(args, kwargs))):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)

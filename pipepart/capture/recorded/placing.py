@@ -22,6 +22,11 @@ def is_on_meta(model: nn.Module) -> bool:
     return next((parameter.is_meta for parameter in model.parameters()), False)
 
 
+def is_parted(model: nn.Module) -> bool:
+    """Return True if the parameters of a model are on several devices."""
+    return len({parameter.device for parameter in model.parameters()}) > 1
+
+
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bring the tensors of a call to the device of the last one."""
     devices = [tensor.device for tensor in tensors((args, kwargs)) if tensor.dim()]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ...autograd.own_copy import own_copy, tensors
 from .gradients import Gradients, differing_gradient, projected_gradients
-from .placing import at, home, together
+from .placing import at, home, is_parted, together
 from .python_state.contents import Snapshot
 from .python_state.surroundings import Surroundings
 from .recording.interception import called_whole
@@ -49,7 +49,7 @@ def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
     Raises:
         CaptureError: they differ.
     """
-    parted = len({tensor.device for tensor in run.on.parameters()}) > 1
+    parted = is_parted(run.on)
     if parted and run.recording.result is None:
         return
     if parted or known_way:
