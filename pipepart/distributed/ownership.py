@@ -69,10 +69,11 @@ class Ownership:
 
     @cached_property
     def _users(self) -> dict[Tensor, list[int]]:
-        """The ranks whose layers use each tensor, those of further replicas apart; the rank that it belongs to first.
+        """Those of :meth:`_current_users` at the first use, as making the stages may replace tensors."""
+        return self._current_users()
 
-        Found at the first use, as making the stages may replace tensors.
-        """
+    def _current_users(self) -> dict[Tensor, list[int]]:
+        """Return the ranks whose layers use each tensor, those of further replicas apart; the owner first."""
         ends = accumulate((len(stage.layers) for stage in self._plan.stages), initial=0)
         found: dict[Tensor, dict[int, None]] = {}
         owners, places = self.rank_of_stage, list(pairwise(ends))
@@ -103,8 +104,12 @@ class Ownership:
 
     def names(self, model: nn.Module) -> Sequence[str]:
         """Return the keys of the model's state dict that belong to this rank."""
-        state = model.state_dict(keep_vars=True)
-        return [key for key, value in state.items() if not isinstance(value, Tensor) or self.is_mine(value)]
+        users, mine = self._current_users(), self.ranks[0][self._place]  # a forward may bind buffers anew
+        return [
+            key
+            for key, value in model.state_dict(keep_vars=True).items()
+            if not isinstance(value, Tensor) or users.get(value, self.ranks[0])[0] == mine
+        ]
 
 
 def _pairs(rank_of_stage: Sequence[int], count: int, schedule: str) -> list[list[int]]:

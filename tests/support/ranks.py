@@ -140,7 +140,7 @@ def assert_same_bits(found: Any, expected: Any, what: str) -> None:
         {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(nest)[0]}
         for nest in (found, expected)
     )
-    assert ours.keys() == theirs.keys(), what
+    assert ours.keys() == theirs.keys(), (what, ours.keys() ^ theirs.keys())
     for path, one in ours.items():
         other, place = theirs[path], what + path
         if isinstance(one, Tensor) and isinstance(other, Tensor):
