@@ -206,7 +206,8 @@ class StageRun:
                 "a layer behind this stage has written over the stage's input, which its second forward needs: take "
                 "that layer's inplace=True away, or plan with recompute='never'"
             )
-        replaced = self.stage.buffers.replaced(kept.buffers) if kept.buffers else _NOTHING
+        buffers = self.stage.buffers
+        replaced = buffers.replaced(kept.buffers) if kept.buffers or buffers.were_written_late else _NOTHING
         with torch.enable_grad(), self._modes.autocasting():
             with self._added, replaced:
                 made = self.stage.run(kept.message, micro_batch, self._keys, ForwardPass.SECOND)

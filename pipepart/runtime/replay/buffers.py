@@ -49,11 +49,17 @@ class Buffers:
         self._owners: list[MutableMapping[str, Tensor | None]] = [part._buffers for part in parts]
         self._parts = list(parts)
         self._written: dict[_Mode, set[_Key]] = {}
+        # Buffers that a mode's later micro-batch wrote first, as earlier ones have read them.
+        self._before_first_write: dict[_Mode, Values] = {}
+
+    @property
+    def were_written_late(self) -> bool:
+        """True if a micro-batch after the first one of its mode was the first to write a buffer."""
+        return bool(self._before_first_write)
 
     def note(self) -> Noted:
         """Record the buffers before a first forward."""
-        mode = tuple(part.training for part in self._parts)
-        present = self._present()
+        mode, present = self._mode(), self._present()
         written = self._written.get(mode, present)
         small = _SMALL_BYTES if any(mode) else -1
         originals = {
@@ -69,6 +75,7 @@ class Buffers:
     def values(self, noted: Noted) -> Values | None:
         """Return the copies that the second forward needs, after the first; None if a written buffer has no copy."""
         now = self._present()
+        is_first = noted.mode not in self._written
         unseen = {
             key
             for key, copy in noted.copies.items()
@@ -82,6 +89,9 @@ class Buffers:
         }
         written |= changed
         found = noted.copies | dict.fromkeys(now.keys() - noted.present.keys(), ...)
+        if changed and not is_first:
+            before = self._before_first_write.setdefault(noted.mode, {})
+            before |= {key: found[key] for key in changed if key in found}
         if any(key not in found for key in changed):
             return None
         return {key: found[key] for key in written | unseen if key in found}
@@ -99,9 +109,19 @@ class Buffers:
         """Use the copies in place of the buffers within the block.
 
         Raises:
-            RuntimeError: the block has written a real buffer.
+            RuntimeError: the block has written a real buffer; or a later micro-batch is the first one to write a large
+                buffer, of which there is no copy.
         """
-        real = self._present()
+        real, mode = self._present(), self._mode()
+        before = self._before_first_write.get(mode, {})
+        for key in self._written.get(mode, set()) - values.keys():
+            if key in before:
+                values = {**values, key: before[key]}
+            elif key in real:
+                raise RuntimeError(
+                    f"buffer {self._names[key[0]]}.{key[1]} was first written by a later micro-batch, and a second "
+                    "forward needs its value of before: write it in every forward, or plan with recompute='never'"
+                )
         for (number, name), tensor in values.items():
             if isinstance(tensor, EllipsisType):
                 del self._owners[number][name]
@@ -117,6 +137,9 @@ class Buffers:
                     f"buffer {self._names[number]}.{name} was written in a second forward by another name than its "
                     "own, and so updated twice: write it as an attribute of its module, or plan with recompute='never'"
                 )
+
+    def _mode(self) -> _Mode:
+        return tuple(part.training for part in self._parts)
 
     def _present(self) -> _Present:
         return {

@@ -38,8 +38,11 @@ def test_auto_recomputes_where_memory_does_not_do_else():
     reference = plain.twin(model)
     x, y = torch.randn(512, 4), torch.randn(512, 4)
     options: dict[str, Any] = {"target": y, "loss_fn": nn.MSELoss(), "micro_batches": 8, "schedule": "gpipe"}
-    with pipepart.Pipeline.auto(model, x, recompute="never", **options) as pipe:
-        unlimited = max(pipe.plan.predicted.memory_bytes)
+    profile = pipepart.profile(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=8)
+    even = pipepart.plan(
+        profile, pipepart.Cluster.virtual(2), schedule="gpipe", recompute="never", cut_before=["2"]
+    )
+    unlimited = max(even.predicted.memory_bytes)
     cluster = pipepart.Cluster.virtual(2, memory=unlimited * 3 // 4)
     with pipepart.Pipeline.auto(model, x, devices=cluster, **options) as pipe:
         assert {stage.recompute for stage in pipe.plan.stages} & {"except-last", "always"}
