@@ -235,7 +235,7 @@ class MiniBatchLoss:
             with follower or nullcontext():
                 value = call_with_buffers(function, given, buffers)
             if follower is not None and follower.counts_samples:
-                call_again = partial(_call, function, buffers)
+                call_again = partial(call_with_buffers, function, buffers=buffers)
                 if more := follower.check_numbers(call_again, given):
                     return self._followed(micro_batch, output, target, {*literal, *more})
         taken = self._as_taken(value, micro_batch, follower)
@@ -375,12 +375,6 @@ def _has_graph(output: Any) -> bool:
 
 def _on_host(count: Any) -> float | Tensor:
     return on_host(count) if isinstance(count, Tensor) else float(count)
-
-
-def _call(
-    function: Callable[..., Any], buffers: dict[str, tuple[Tensor, Tensor]], given: Sequence[Any]
-) -> Any:
-    return call_with_buffers(function, tuple(given), buffers)
 
 
 def _fits(found: Terms, declared: Reduction | None) -> bool:
