@@ -175,7 +175,8 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        self._apart(lambda: dist.broadcast(tensor, source, group=group or self._control), self._timeout)
+        send = partial(dist.broadcast, tensor, source, group=group or self._control)
+        self._apart(send, self._timeout, of_all=group is None)
         return tensor
 
     def clock_offset(self) -> float:
@@ -320,18 +321,23 @@ class Ranks:
         for group in list(self._groups):
             break_connections(group)
 
-    def _apart(self, collective: Callable[[], Any], timeout: float | None) -> Any:
-        """Run a collective on the control thread, and return what it returns."""
+    def _apart(self, collective: Callable[[], Any], timeout: float | None, of_all: bool = True) -> Any:
+        """Run a collective of all or of some ranks on the control thread, and return what it returns."""
         result: list[Any] = []
         try:
-            self._wait_for(partial(self._control_thread.begin, lambda: result.append(collective())), timeout)
+            begin = partial(self._control_thread.begin, lambda: result.append(collective()))
+            self._wait_for(begin, timeout, of_all)
         except BaseException:
             self._control_thread.leave()
             raise
         return result[0]
 
-    def _wait_for(self, start: Callable[[Done], None], timeout: float | None) -> None:
-        """Begin what all ranks do at this point, and wait for its end; a failure elsewhere ends the wait."""
+    def _wait_for(self, start: Callable[[Done], None], timeout: float | None, of_all: bool = True) -> None:
+        """Begin what all ranks do at this point, or some of them, and wait for its end.
+
+        A failure elsewhere ends the wait. What only some ranks do does not count as a call: by their numbers of calls
+        ranks tell whether one that has closed its pipeline has made theirs.
+        """
         if self.closed:
             raise RuntimeError(self.closed)
         self.check()
@@ -339,7 +345,7 @@ class Ranks:
         try:
             with self._lock:
                 self._waits, self._since = True, time.monotonic()
-                self._channel.calls += 1
+                self._channel.calls += of_all
                 gone = [rank for rank, one in self._left.items() if one["calls"] < self._channel.calls]
             with self.telling(done.put):
                 if gone:
