@@ -69,11 +69,10 @@ class Ownership:
 
     @cached_property
     def _users(self) -> dict[Tensor, list[int]]:
-        """Those of :meth:`_current_users` at the first use, as making the stages may replace tensors."""
-        return self._current_users()
+        """The ranks whose layers use each tensor, those of further replicas apart; the rank that it belongs to first.
 
-    def _current_users(self) -> dict[Tensor, list[int]]:
-        """Return the ranks whose layers use each tensor, those of further replicas apart; the owner first."""
+        Found at the first use, as making the stages may replace tensors, and again for a tensor that is not among them.
+        """
         ends = accumulate((len(stage.layers) for stage in self._plan.stages), initial=0)
         found: dict[Tensor, dict[int, None]] = {}
         owners, places = self.rank_of_stage, list(pairwise(ends))
@@ -90,6 +89,8 @@ class Ownership:
 
     def owner_of(self, tensor: Tensor) -> int:
         """Return the rank that a parameter or buffer belongs to, of the first replica."""
+        if tensor not in self._users:
+            del self._users  # a forward may have bound a buffer anew
         return self._users.get(tensor, self.ranks[0])[0]
 
     def is_mine(self, tensor: Tensor) -> bool:
@@ -104,12 +105,8 @@ class Ownership:
 
     def names(self, model: nn.Module) -> Sequence[str]:
         """Return the keys of the model's state dict that belong to this rank."""
-        users, mine = self._current_users(), self.ranks[0][self._place]  # a forward may bind buffers anew
-        return [
-            key
-            for key, value in model.state_dict(keep_vars=True).items()
-            if not isinstance(value, Tensor) or users.get(value, self.ranks[0])[0] == mine
-        ]
+        state = model.state_dict(keep_vars=True)
+        return [key for key, value in state.items() if not isinstance(value, Tensor) or self.is_mine(value)]
 
 
 def _pairs(rank_of_stage: Sequence[int], count: int, schedule: str) -> list[list[int]]:

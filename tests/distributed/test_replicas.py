@@ -276,3 +276,34 @@ def test_other_ways_to_shard_or_to_sum_are_refused(case: Callable[[], None], wor
         assert isinstance(one.error, ValueError)
         for part in words.format(here=[rank % 2, rank % 2 + 2]).split("|"):
             assert part in str(one.error)
+
+
+class Replaces(nn.Module):
+    """Binds its buffer to a new tensor in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + x.detach().mean(dim=0)
+        return x * 1
+
+
+def replaced() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(linear(), linear(), Replaces()).double()
+    with cut_replicas(model, [1], 2, loss_fn=nn.MSELoss(), micro_batches=4, timeout=TIMEOUT) as pipe:
+        for x, y in drawn_batches([8, 8]):
+            pipe.step(x, target=y)
+        own = {name: value.clone() for name, value in pipe.state_dict().items()}
+        return {"own": own, "state": pipe.full_state_dict()}
+
+
+def test_buffers_that_a_forward_binds_anew_are_those_of_the_first_replica_on_all_ranks():
+    found = ranks(4).run(replaced)
+    for one in found:
+        assert list(one["state"]) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.mean"]
+        for name, value in one["own"].items():
+            assert_same_bits(value, one["state"][name], name)
+    assert sum("2.mean" in one["own"] for one in found) == 2
