@@ -21,18 +21,6 @@ from .stage_memory import Floats, Ints, StageSizes
 TOLERANCE = 1e-9  # predicted seconds with a smaller relative difference count as equal
 
 
-def split_share(split: Floats | float, backward: Floats | float) -> Floats:
-    """Return the time of I and W together as a share of the full backward; 1 for a stage without a backward.
-
-    Args:
-        split: seconds that I and W take more than the full backward; negative if they take less.
-        backward: seconds of the full backward.
-    """
-    extra = np.asarray(split, dtype=np.float64)
-    of_backward = np.divide(extra, backward, np.zeros_like(extra), where=np.asarray(backward) > 0)
-    return np.maximum(0.0, 1 + of_backward)
-
-
 @dataclass(frozen=True)
 class Row:
     """Costs of the stages that begin at the same layer, one entry for each end from ``start + 1`` on: [ends].

@@ -14,7 +14,8 @@ from ...cluster import Cluster, Device
 from ...document import ByteCount, Seconds, Value
 from ...profiling import Profile
 from ..costs.crossings import Crossings
-from ..costs.layer_ranges import ChainCosts, split_share
+from ..costs.layer_ranges import ChainCosts
+from ..costs.split_share import split_share
 from ..costs.stage_links import StageLinks
 from ..costs.stage_memory import (
     COLUMNS,

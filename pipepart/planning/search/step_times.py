@@ -10,7 +10,7 @@ from schedules.core.dependencies import CODE, Dependencies, dependencies
 
 from ...cluster import Cluster
 from ..costs.cut_costs import Borders, CutCosts
-from ..costs.layer_ranges import split_share
+from ..costs.split_share import split_share
 from ..costs.stage_memory import RECOMPUTES, Floats, Ints
 
 _MOST_ENDS = 4_000_000  # ends of actions in memory at a time; it limits the cuts that are simulated at once
