@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -14,12 +14,16 @@ _said: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def no_cache_in_training(model: nn.Module) -> Iterator[None]:
-    """Take ``config.use_cache`` as False within the block if the model is in training; say so once for each model.
+def no_cache_in_training(model: nn.Module, settings: Sequence[Any]) -> Iterator[None]:
+    """Take ``use_cache`` of the settings as False within the block if the model is in training; say so once.
 
-    Their default is True, and a cache is an object that layers of different stages cannot share.
+    The default of transformers is True, and a cache is an object that layers of different stages cannot share.
+
+    Args:
+        model: the user's.
+        settings: those of :func:`settings_of` the model.
     """
-    configs = _with_cache(model) if model.training else []
+    configs = [one for one in settings if model.training and getattr(one, "use_cache", None) is True]
     if configs and model not in _said:
         _said.add(model)
         warnings.warn(
@@ -36,9 +40,7 @@ def no_cache_in_training(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def _with_cache(model: nn.Module) -> list[Any]:
-    """Return the settings of the modules that say to make a cache."""
-    found = {
-        id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None
-    }
-    return [config for config in found.values() if getattr(config, "use_cache", None) is True]
+def settings_of(model: nn.Module) -> list[Any]:
+    """Return what the modules of a model have as ``config``, each once."""
+    configs = (vars(module).get("config") for module in model.modules())
+    return list({id(config): config for config in configs if config is not None}.values())

@@ -16,16 +16,16 @@ from ...autograd.own_copy import tensors
 from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
-from .caches import no_cache_in_training
-from .placing import is_parted, together
+from .caches import no_cache_in_training, settings_of
+from .placing import is_parted
 from .python_state.surroundings import Surroundings
 from .python_state.value_key import value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
-from .replay.calls import Call, autocast_now
+from .replay.calls import autocast_now
 from .replay.counting import counting, with_another_sample
-from .replay.given import Env, same_value
+from .replay.given import Env
 from .replay.layers import Live, held, recorded_layer
 from .replay.recording import Group, Recording
 from .verification import Runs, changed, verify
@@ -79,6 +79,7 @@ class RecordedChain(Chain):
         self.opening = Opening(model, layers) if groups is None else _opening_of(model, groups)
         self._may_open = layers is None and groups is None
         self._surroundings = Surroundings(model)
+        self._settings = settings_of(model)
         self._verify = verify
         self._split_loss = split_loss
         self._partial = False
@@ -133,7 +134,7 @@ class RecordedChain(Chain):
     def enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
         """Find or make the recordings for the arguments of several calls, as :meth:`enter` does."""
         said = all("use_cache" in kwargs for _, kwargs in calls)
-        with nullcontext() if said else no_cache_in_training(self.model):
+        with nullcontext() if said else no_cache_in_training(self.model, self._settings):
             return self._enter_all(calls)
 
     def _enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
@@ -277,7 +278,7 @@ class RecordedChain(Chain):
         env: Env = dict(zip(recording.inputs, passed, strict=True))
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
-        return all(_answered(call, env) for call in questions)
+        return all(call.gives_the_same(env) for call in questions)
 
 
 def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:
@@ -351,15 +352,3 @@ def _key_of(leaf: Any) -> Hashable:
 def _tensor_at(model: nn.Module, path: str) -> Tensor:
     owner, _, name = path.rpartition(".")
     return held(model.get_submodule(owner), name)
-
-
-def _answered(call: Call, env: Env) -> bool:
-    """Run one call of a question again; return False if it reads another value than when the model was recorded."""
-    args, kwargs = together(*call.given.filled(env))
-    leaves = pytree.tree_leaves(call.func(*args, **kwargs))
-    for out, leaf in zip(call.outs, leaves, strict=True):
-        if isinstance(leaf, Tensor):
-            env[out.number] = leaf
-        elif not same_value(out, leaf):
-            return False
-    return True

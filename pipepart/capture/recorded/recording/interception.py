@@ -55,12 +55,13 @@ def patched_functions(recorder: Recorder) -> Iterator[None]:
             return args[0](*args[2:])
         return taking.function(_Applied(cls), cls.__name__, args, kwargs)
 
+    outer = getattr(_local, "functions", None)
     with _replaced_in(_SingleLevelFunction, "apply", classmethod(apply)):
         _local.functions = recorder
         try:
             yield
         finally:
-            _local.functions = None
+            _local.functions = outer
 
 
 @contextmanager

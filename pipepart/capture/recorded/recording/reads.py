@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS, Call
-from ..replay.given import same_value
 from ..replay.numbers import Ref
 from .provenance import Provenance
 
@@ -98,10 +96,11 @@ class Reads:
             numbers = set(call.given.numbers())
             if numbers <= made_of.arguments:
                 continue
-            if self._needed(call)[1] & written:
+            needed, outer = self._needed(call)
+            if outer & written:
                 raise _refused(call, within, "of a buffer that the forward writes")
             is_number = any(type(out) in (int, float, complex) for out in call.outs)
-            if not is_number or not self._of_modules(call):
+            if not is_number or not any(one.module for one in needed):
                 continue
             if call in followed or call in self._deciding:
                 raise _refused(call, within, "that modules compute")
@@ -133,9 +132,6 @@ class Reads:
                     waiting.append(one)
         return [one for one in self._calls if one in found], outer
 
-    def _of_modules(self, call: Call) -> bool:
-        return any(one.module for one in self._needed(call)[0])
-
     def _changes(self, call: Call, known: Mapping[int, Tensor]) -> bool:
         """Draw a value again, many times; return True if it changes."""
         calls, outer = self._needed(call)
@@ -145,16 +141,7 @@ class Reads:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for _ in range(_DRAWS):
                 env: dict[int, Any] = dict(known)
-                leaves: list[Any] = []
-                for one in calls:
-                    args, kwargs = one.given.filled(env)
-                    leaves = pytree.tree_leaves(one.func(*args, **kwargs))
-                    env |= {
-                        out.number: leaf
-                        for out, leaf in zip(one.outs, leaves, strict=True)
-                        if type(out) is Ref
-                    }
-                if not all(map(same_value, call.outs, leaves)):
+                if not all(one.gives_the_same(env) for one in calls):
                     return True
         return False
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ....autograd import graph_cut
 from ....autograd.in_place import version
@@ -35,7 +34,6 @@ from ..placing import at, home, together
 from ..python_state.value_key import value_key
 from ..refusal import (
     CaptureError,
-    LeftAsideError,
     SkeletonError,
     line_of_user,
     unknown_value,
@@ -52,6 +50,7 @@ from .provenance import Provenance
 from .reads import CONVERSIONS, Reads
 from .sizes import asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
+from .tensor_numbers import TensorNumbers
 
 
 class Recorder(TorchFunctionMode):
@@ -68,8 +67,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         calls: in order.
-        state: path of each parameter and buffer that was used, by its number.
-        constants: other tensors of the model that were used, by their numbers.
+        tensors: their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
         values: of inputs whose tensors are on the meta device: real ones, from which reads are answered.
     """
@@ -86,103 +84,41 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.state: dict[int, str] = {}
-        self.constants: dict[int, Tensor] = {}
         self.aliases: list[tuple[int, frozenset[int]]] = []
         self.values: dict[int, Tensor] = {}
         self.inside = ""
         self._thread = threading.get_ident()
-        self._paths, self._held, self._whole = state, held, whole
+        self._held, self._whole = held, whole
         self._tracking, self._watch, self._conditions = tracking, watch, conditions
-        self._numbers: Any = WeakIdKeyDictionary()
-        self._made_in: Any = WeakIdKeyDictionary()
-        self._varying: set[int] = set()  # depends on an input, a module, the model's state or a draw
         self._made_of = Provenance()
         self._reads = Reads(opened, self.calls)
-        self._inputs: dict[int, Tensor] = {}
-        self._state_versions: dict[int, tuple[Tensor, int]] = {}
-        self._count = 0
+        self.tensors = TensorNumbers(state, held, self._made_of)
 
     @property
     def here(self) -> bool:
         """Whether the calling thread is the one that records, outside of whole modules."""
         return not self.inside and threading.get_ident() == self._thread
 
-    def input(self, tensor: Tensor) -> int:
-        """Return the number of an input."""
-        number = self._numbers.get(tensor)
-        if number is None:
-            number = self._new(tensor)
-            self._inputs[number] = tensor
-            self._varying.add(number)
-            self._made_of.arguments.add(number)
-        return number
-
-    def varies(self, tensor: Tensor) -> bool:
-        """Return True unless a tensor depends on no input, module, state or draw."""
-        number = self._numbers.get(tensor)
-        return number is None or number in self._varying
-
     def is_of_this_forward(self, value: Any) -> bool:
         """Return True for a tensor that depends on a forward's arguments or state, and for a number read from one."""
         if self._is_read(value):
             return True
-        return isinstance(value, Tensor) and self._numbers.get(value) is not None and self.varies(value)
+        return isinstance(value, Tensor) and self.tensors.known(value) in self.tensors.varying
 
     def _is_read(self, value: Any) -> bool:
         """Return True for a number that was read from a tensor, unlike its size."""
         return isinstance(value, Integer | Real) and bool(value.source.numbers(sizes=False))
-
-    def _known_tensors(self) -> dict[int, Tensor]:
-        return self._inputs | self.constants
-
-    def _written_state(self) -> set[int]:
-        """Return the numbers of the parameters and buffers that the forward has written."""
-        return {number for number, (tensor, was) in self._state_versions.items() if version(tensor) != was}
 
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
-        found = [Ref(self.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        found = [Ref(self.tensors.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         refs = {out.number for out in found if type(out) is Ref}
         numbers = {out for out in found if type(out) in (int, float, complex)}
-        self._reads.check(refs, numbers, self._written_state(), self._made_of)
+        self._reads.check(refs, numbers, self.tensors.written_state(), self._made_of)
         return [out if self._is_read(out) else plain(out) for out in found], spec
-
-    def number(self, tensor: Tensor) -> int:
-        """Return the number of a tensor.
-
-        Raises:
-            LeftAsideError: a whole module keeps it.
-            CaptureError: no call that was seen made it, and the model does not hold it.
-        """
-        number = self._numbers.get(tensor)
-        if number is not None:
-            return number
-        if id(tensor) in self._paths:
-            number = self._new(tensor)
-            self.state[number] = self._paths[id(tensor)]
-            self._state_versions[number] = tensor, version(tensor)
-            self._varying.add(number)
-            return number
-        if id(tensor) in self._held:
-            number = self._new(tensor)
-            self.constants[number] = tensor
-            self._made_of.arguments.add(number)
-            return number
-        shape = list(tensor.shape)
-        if self._tracking and tensor in self._made_in:
-            path = self._made_in[tensor]
-            error = LeftAsideError(f"module {path!r} makes a tensor {shape} that it does not return")
-            error.culprit = path
-            raise error
-        raise LeftAsideError(
-            f"a tensor {shape} that is used at {line_of_user()} comes from nowhere that can be seen: from numpy, from "
-            "compiled or transformed code (vmap), or from a global variable. Move that code into a module of its own, "
-            "or keep the tensor as an attribute of the model"
-        )
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -198,8 +134,8 @@ class Recorder(TorchFunctionMode):
             return self._sized(name, func(*args, **kwargs), args)
         passed = tensors((args, kwargs))
         before = [version(tensor) for tensor in passed]
-        given = Given(args, kwargs, self.number)
-        varies = any(number in self._varying for number in given.numbers(sizes=False))
+        given = Given(args, kwargs, self.tensors.number)
+        varies = any(number in self.tensors.varying for number in given.numbers(sizes=False))
         if name in REFUSED and varies:
             raise SkeletonError(
                 f"{name.strip('_')}() is called at {line_of_user()}, between modules that are recorded: a replay would "
@@ -221,7 +157,7 @@ class Recorder(TorchFunctionMode):
             self._ask_size(call, asked)
         if not call.reads:
             return result
-        self._reads.note(call, self._made_of, self._known_tensors())
+        self._reads.note(call, self._made_of, self.tensors.inputs | self.tensors.constants)
         if len(passed) > 1 or name in CONVERSIONS:
             return result
         return with_source(result, Source(func, (call.given.only,), partial(self._reads.note_decision, call)))
@@ -250,7 +186,7 @@ class Recorder(TorchFunctionMode):
             self._check_passed(leaf, path)
         passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         others = [value_key(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
-        given = Given(args, kwargs, self.number)
+        given = Given(args, kwargs, self.tensors.number)
         before = [version(tensor) for tensor in passed]
         args, kwargs = at(home(module), args, kwargs)
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *passed))
@@ -272,8 +208,8 @@ class Recorder(TorchFunctionMode):
             written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
             emitted = self._emit(module, given, result, varies=True, written=written, path=path)
             for leaf, out in zip(uncut, emitted.outs, strict=True):
-                if type(out) is Ref and self._numbers.get(leaf) is None:  # a hook may have kept it
-                    self._numbers[leaf] = out.number
+                if type(out) is Ref:  # a hook may have kept it
+                    self.tensors.alias(leaf, out.number)
         finally:
             self.inside = ""
         self._conditions.note_draws()
@@ -308,7 +244,7 @@ class Recorder(TorchFunctionMode):
     def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """Call a custom autograd function and record that."""
         self._conditions.check_custom(name, pytree.tree_leaves((args, kwargs)), self._whole)
-        given = Given(args, kwargs, self.number)
+        given = Given(args, kwargs, self.tensors.number)
         self.inside = name
         try:
             result = func(*args, **kwargs)
@@ -329,26 +265,26 @@ class Recorder(TorchFunctionMode):
         path: str = "",
         custom: bool = False,
     ) -> Call:
-        wrote = frozenset(self.number(tensor) for tensor in written)
-        if wrote:
-            self._note_aliases(written)
-        first = self._count
+        wrote = frozenset(self.tensors.number(tensor) for tensor in written)
+        if wrote and len(shared := self.tensors.sharing_memory(written)) > 1:
+            self.aliases.append((len(self.calls), shared))
+        first = self.tensors.count
         leaves, spec = pytree.tree_flatten(result)
         outs = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                number = self._numbers.get(leaf)
-                outs.append(Ref(self._new(leaf) if number is None else number))
+                number = self.tensors.known(leaf)
+                outs.append(Ref(self.tensors.new(leaf) if number is None else number))
             else:
                 outs.append(leaf)
         if varies:
-            self._varying |= {out.number for out in outs if type(out) is Ref} | wrote
+            self.tensors.varying |= {out.number for out in outs if type(out) is Ref} | wrote
         call = Call(
             func,
             given,
             tuple(outs),
             None if isinstance(result, Tensor) else spec,
-            frozenset(range(first, self._count)),
+            frozenset(range(first, self.tensors.count)),
             wrote,
             torch.is_grad_enabled(),
             autocast_now(),
@@ -363,27 +299,12 @@ class Recorder(TorchFunctionMode):
     def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
         """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
         func, args, kwargs = asked
-        given = Given(args, kwargs, self.number)
+        given = Given(args, kwargs, self.tensors.number)
         self._made_of.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
-
-    def _new(self, tensor: Tensor) -> int:
-        number, self._count = self._count, self._count + 1
-        self._numbers[tensor] = number
-        return number
-
-    def _note_aliases(self, written: list[Tensor]) -> None:
-        storages = {t.untyped_storage()._cdata for t in written if t.layout is torch.strided}
-        shared = {
-            number
-            for tensor, number in self._numbers.items()
-            if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
-        }
-        if len(shared) > 1:
-            self.aliases.append((len(self.calls), frozenset(shared)))
 
     def _sized(self, name: str, result: Any, args: tuple[Any, ...]) -> Any:
         """Return sizes that remember which tensor they are sizes of."""
-        number = self._numbers.get(args[0])
+        number = self.tensors.known(args[0])
         if number is not None:
             self._made_of.read_size(number)
         if number is None or name == "__len__":
@@ -398,7 +319,7 @@ class Recorder(TorchFunctionMode):
 
     def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
         """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""
-        if self._numbers.get(tensor) is not None or id(tensor) in self._paths:
+        if self.tensors.is_given(tensor):
             return tensor
         tensor = tensor.detach()
         if trains and (tensor.is_floating_point() or tensor.is_complex()):
@@ -410,7 +331,7 @@ class Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         if self._tracking and self.inside and threading.get_ident() == self._thread:
             for made in tensors(result):
-                self._made_in[made] = self.inside
+                self.tensors.made_in[made] = self.inside
         return result
 
     @contextmanager

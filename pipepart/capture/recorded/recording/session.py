@@ -122,17 +122,19 @@ class _Session:
         originals = {} if self._fakes is None else self._fakes.originals()
         return Recording(
             calls=recorder.calls,
-            inputs=[recorder.number(tensor) for tensor in run.inputs],
-            state=recorder.state,
-            constants={number: originals.get(held, held) for number, held in recorder.constants.items()},
+            inputs=[recorder.tensors.number(tensor) for tensor in run.inputs],
+            state=recorder.tensors.state,
+            constants={
+                number: originals.get(held, held) for number, held in recorder.tensors.constants.items()
+            },
             output=run.output,
             output_spec=run.spec,
-            joined=joined(recorder.calls, recorder.aliases, recorder.state, run.output),
+            joined=joined(recorder.calls, recorder.aliases, recorder.tensors.state, run.output),
             autocast=autocast_now(),
             devices=frozenset(devices),
             result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
             scalars=frozenset(
-                recorder.number(t) for t in tensors(run.result) if t.numel() == 1 and t.dim() == 0
+                recorder.tensors.number(t) for t in tensors(run.result) if t.numel() == 1 and t.dim() == 0
             ),
         )
 
@@ -186,7 +188,7 @@ class _Session:
         )
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
-            number = recorder.input(tensor)
+            number = recorder.tensors.input(tensor)
             if tensor.is_meta and not value.is_meta:
                 recorder.values[number] = value
         mode = nullcontext() if fakes is None else fakes.in_use()
@@ -228,7 +230,7 @@ def _settled(first: _Run, changes: Sequence[Change], second: _Run, changes_again
     for change in changes:
         if change.is_state:
             raise change.refused("registers")
-    read = {id(tensor) for tensor in second.recorder.constants.values()}
+    read = {id(tensor) for tensor in second.recorder.tensors.constants.values()}
     names = [[call.name for call in run.recorder.calls] for run in (first, second)]
     for change in changes:
         if change.tensor is None:
@@ -236,7 +238,7 @@ def _settled(first: _Run, changes: Sequence[Change], second: _Run, changes_again
         again = any((one.path, one.what) == (change.path, change.what) for one in changes_again)
         if again and (id(change.tensor) in read or names[0] != names[1]):
             raise change.refused("reads again what it has set as")
-        if id(change.tensor) in read and first.recorder.varies(change.tensor):
+        if id(change.tensor) in read and first.recorder.tensors.varies(change.tensor):
             raise change.refused("reads again what it has set as")
     return second
 

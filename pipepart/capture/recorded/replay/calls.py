@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ....autograd.own_copy import tensors
+from ..placing import together
 from ..refusal import CaptureError
 from .given import DeviceRule, Env, Given, same_value
 from .numbers import Ref, plain, positions
@@ -113,6 +114,16 @@ class Call:
             elif self.asked and not same_value(out, leaf):
                 raise self._other(plain(leaf), plain(out))
         self._check_shapes(env)
+
+    def gives_the_same(self, env: Env) -> bool:
+        """Call it again outside a replay and store its tensors; return False if it reads another value than before."""
+        args, kwargs = together(*self.given.filled(env))
+        for out, leaf in zip(self.outs, pytree.tree_leaves(self.func(*args, **kwargs)), strict=True):
+            if isinstance(leaf, Tensor):
+                env[out.number] = leaf
+            elif not same_value(out, leaf):
+                return False
+        return True
 
     def _check_shapes(self, env: Env) -> None:
         if self.shapes and not torch.compiler.is_compiling():

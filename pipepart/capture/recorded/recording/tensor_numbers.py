@@ -1,0 +1,123 @@
+"""Numbers the tensors of a recording: arguments, parameters, buffers and constants, and what calls return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ....autograd.in_place import version
+from ..refusal import LeftAsideError, line_of_user
+from .provenance import Provenance
+
+
+class TensorNumbers:
+    """The numbers of the tensors of one recording.
+
+    Args:
+        paths: path of each parameter and buffer, by its id.
+        held: where the other attributes of the model's modules are kept, by the ids of these and of tensors in them.
+        made_of: is told which tensors depend on the arguments alone.
+
+    Attributes:
+        state: path of each parameter and buffer that was used, by its number.
+        constants: other tensors of the model that were used, by their numbers.
+        inputs: the arguments of the model, by their numbers.
+        varying: numbers of the tensors that depend on an input, a module, the model's state or a draw.
+        made_in: which whole module makes a tensor, where that is noted.
+        count: of the numbers so far.
+    """
+
+    def __init__(self, paths: Mapping[int, str], held: Mapping[int, str], made_of: Provenance) -> None:
+        self.state: dict[int, str] = {}
+        self.constants: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
+        self.varying: set[int] = set()
+        self.made_in: Any = WeakIdKeyDictionary()
+        self.count = 0
+        self._paths, self._held, self._made_of = paths, held, made_of
+        self._numbers: Any = WeakIdKeyDictionary()
+        self._versions: dict[int, tuple[Tensor, int]] = {}  # of the state, before the forward
+
+    def known(self, tensor: Tensor) -> int | None:
+        """Return the number of a tensor; None if it has none yet."""
+        return self._numbers.get(tensor)
+
+    def new(self, tensor: Tensor) -> int:
+        """Give a tensor the next number."""
+        number, self.count = self.count, self.count + 1
+        self._numbers[tensor] = number
+        return number
+
+    def alias(self, tensor: Tensor, number: int) -> None:
+        """Give a tensor without a number that of another one."""
+        if self.known(tensor) is None:
+            self._numbers[tensor] = number
+
+    def input(self, tensor: Tensor) -> int:
+        """Return the number of an argument of the model."""
+        number = self.known(tensor)
+        if number is None:
+            number = self.new(tensor)
+            self.inputs[number] = tensor
+            self.varying.add(number)
+            self._made_of.arguments.add(number)
+        return number
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of a tensor.
+
+        Raises:
+            LeftAsideError: a whole module keeps it.
+            CaptureError: no call that was seen made it, and the model does not hold it.
+        """
+        number = self.known(tensor)
+        if number is not None:
+            return number
+        if id(tensor) in self._paths:
+            number = self.new(tensor)
+            self.state[number] = self._paths[id(tensor)]
+            self._versions[number] = tensor, version(tensor)
+            self.varying.add(number)
+            return number
+        if id(tensor) in self._held:
+            number = self.new(tensor)
+            self.constants[number] = tensor
+            self._made_of.arguments.add(number)
+            return number
+        shape = list(tensor.shape)
+        if tensor in self.made_in:
+            path = self.made_in[tensor]
+            error = LeftAsideError(f"module {path!r} makes a tensor {shape} that it does not return")
+            error.culprit = path
+            raise error
+        raise LeftAsideError(
+            f"a tensor {shape} that is used at {line_of_user()} comes from nowhere that can be seen: from numpy, from "
+            "compiled or transformed code (vmap), or from a global variable. Move that code into a module of its own, "
+            "or keep the tensor as an attribute of the model"
+        )
+
+    def varies(self, tensor: Tensor) -> bool:
+        """Return True unless a tensor depends on no input, module, state or draw."""
+        number = self.known(tensor)
+        return number is None or number in self.varying
+
+    def is_given(self, tensor: Tensor) -> bool:
+        """Return True for a tensor that has a number, and for a parameter or buffer."""
+        return self.known(tensor) is not None or id(tensor) in self._paths
+
+    def written_state(self) -> set[int]:
+        """Return the numbers of the parameters and buffers that the forward has written."""
+        return {number for number, (tensor, was) in self._versions.items() if version(tensor) != was}
+
+    def sharing_memory(self, written: Sequence[Tensor]) -> frozenset[int]:
+        """Return the numbers of the tensors that share memory with any of these."""
+        storages = {t.untyped_storage()._cdata for t in written if t.layout is torch.strided}
+        return frozenset(
+            number
+            for tensor, number in self._numbers.items()
+            if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+        )
