@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .measure import profile
     from .pipeline import Pipeline
     from .planning import InfeasiblePlanError, Plan, plan, replan
-    from .profiling import Profile, Roofline, calibrate
+    from .profiling import Profile, Roofline
     from .ranks.failure import RankError
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
@@ -42,7 +42,6 @@ _HOMES = {
     "Trace": "runtime.observe.trace",
     "Whole": "data.split",
     "add_loss": "loss",
-    "calibrate": "profiling",
     "check": "verify",
     "collect_losses": "loss",
     "deferred_init": "capture.deferred",
@@ -73,7 +72,6 @@ __all__ = [
     "Trace",
     "Whole",
     "add_loss",
-    "calibrate",
     "capture",
     "check",
     "collect_losses",
