@@ -4,6 +4,7 @@ Names are imported at their first use, so that ``pipepart --help`` does not wait
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("pipepart")
     if name in _ROOMS:
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
