@@ -72,6 +72,7 @@ class Pipeline(Calls):
             in both cases.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
+            Under torchrun, also refuse mini-batches whose values differ between ranks.
         optimizer: a function from a list of parameters to an optimizer of torch; a class such as ``torch.optim.Adam``
             has its default settings. Each stage then has its own, which steps within :meth:`step` as soon as the last
             gradient of the stage is there.
@@ -156,7 +157,7 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes)
+            self._side = side = join(ranks, plan, chain, varying_shapes, strict)
             if not side.has_whole and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
@@ -295,7 +296,8 @@ class Pipeline(Calls):
             depth: mini-batches that are loaded ahead, at most.
             target: index or key of the target in a mini-batch, by default the last entry of a tuple or list.
         """
-        first, last = self._stages[0].device, self._stages[len(self._plan.stages) - 1].device
+        host = torch.device("cpu")  # for what another rank uses: nothing is copied to its device
+        first, last = (self._device_here(stage) or host for stage in (0, len(self._plan.stages) - 1))
         return Prefetch(loader, CopyAhead(first, last, target), self._passes, depth)
 
     def meet(self, call: str) -> Ranks | None:
