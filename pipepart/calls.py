@@ -12,7 +12,7 @@ from .data.gather import Merger
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
 from .distributed import Alone
-from .loss import LossError, StepLoss, add_loss, collecting
+from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.agreed import Agreed, Call
 from .runtime.as_module import AsModule
@@ -96,6 +96,7 @@ class Calls(AsModule, Observed):
             scaler.scale(torch.ones((), device=last))
         with self._engine.claimed():
             order = self._orders.step(len(batch.inputs))
+            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
             optimizers = self._optimizers.by_stage
             # Without those that the optimizers of the stages update.
             gradients = StepGradients(lambda: () if optimizers else self.parameters())
@@ -113,9 +114,7 @@ class Calls(AsModule, Observed):
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = self._engine.new_step(
-                order, messages, sink, None, recorder, optimizers, batch.targets, form, seed
-            )
+            step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
             try:
                 self._engine.execute(step, scaled=scaler is not None)
                 self._side.end(step, scaled=scaler is not None)
@@ -146,6 +145,7 @@ class Calls(AsModule, Observed):
         with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
             batch, form, seed, _ = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
             order = self._orders.forwards(len(batch.inputs))
+            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
             sink = make_loss_sink(
                 self._loss,
                 batch,
