@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init, profile
+from pipepart import Arguments, CaptureError, Pipeline, Roofline, check, deferred_init, profile
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -14,6 +14,8 @@ from tests.support.deferred import Tied, deferred, initialize, pipelines, twins
 from tests.support.recorded import borders_of, chain_for, differing
 
 LOSS = nn.functional.mse_loss
+
+SPEED = Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")
 
 
 def perceptron() -> nn.Sequential:
@@ -297,9 +299,14 @@ def test_auto_and_check():
 def test_a_profile_takes_parameters_without_memory_and_buffers_with_values(measure):
     x = torch.randint(12, (8,))
     model = deferred(Tied)
-    options = {"target": x, "loss_fn": nn.functional.cross_entropy, "micro_batches": 2, "seconds": 0}
-    found = profile(model, x, measure=measure, **options)
-    expected = profile(Tied(), x, measure=measure, **options)
+    options: dict[str, Any] = {
+        "target": x,
+        "loss_fn": nn.functional.cross_entropy,
+        "micro_batches": 2,
+        "seconds": 0,
+    }
+    found = profile(model, x, measure=measure, roofline=None if measure else SPEED, **options)
+    expected = profile(Tied(), x, measure=measure, roofline=None if measure else SPEED, **options)
     assert [layer.parameter_bytes for layer in found.layers] == [
         layer.parameter_bytes for layer in expected.layers
     ]
