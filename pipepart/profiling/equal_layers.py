@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from torch import Tensor, nn
 
 from ..capture import state_of
-from ..capture.recorded.python_state.value_key import Same, value_key
+from ..capture.recorded.python_state.values import Same, value_key
 from ..capture.recorded.replay.layers import RecordedLayer
 from .layer_pass import Layers
 from .operations import form_of
@@ -100,7 +100,7 @@ def _structure(layer: nn.Module, index: int, holders: Mapping[Tensor, Sequence[i
 def _settings(module: nn.Module) -> Hashable:
     """Return a key of the attributes of a module, with its hooks. Hooks have unique keys, so they make keys differ."""
     return tuple(
-        (name, value_key(value, depth=1))
+        (name, value_key(value))
         for name, value in vars(module).items()
         if name not in _NO_SETTINGS and not (name in _LAYER_NUMBERS and type(value) is int)
     )

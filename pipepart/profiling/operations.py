@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..autograd.sparse import dense_parts
-from ..capture.recorded.python_state.value_key import Same
+from ..capture.recorded.python_state.values import Same
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN += (torch.memory_format, torch.Size)
