@@ -203,14 +203,18 @@ class MiniBatchLoss:
         pattern, function = self._pattern, self._loss.function
         if pattern is None or function is None or form_of(output, target) != pattern.form:
             return None
-        log = CallLog((output, target))
-        with nullcontext() if self._loss.torchs_own else log:
+        if self._loss.torchs_own:
             value = function(output) if target is None else function(output, target)
-        if not self._loss.torchs_own and log.calls != pattern.calls:
-            return self._followed(micro_batch, output, target, seen=log.calls)
+        else:
+            with CallLog((output, target)) as log:
+                value = function(output) if target is None else function(output, target)
+            if log.calls != pattern.calls:
+                return self._followed(micro_batch, output, target, seen=log.calls)
         if pattern.pair or is_pair(value):
             return self._of_pair(*value, key=pattern.key) if pattern.pair and is_pair(value) else None
-        return pattern.loss(check_scalar(value, title(function)), micro_batch)
+        if not isinstance(value, Tensor) or value.dim():
+            check_scalar(value, title(function))
+        return pattern.loss(value, micro_batch)
 
     def _followed(
         self,

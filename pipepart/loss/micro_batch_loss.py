@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -104,6 +105,10 @@ class LossPattern(NamedTuple):
             return None
         if divisor is not None and (divisor.replay is None or isinstance(divisor.value, Tensor)):
             return None  # on an accelerator a count is not waited for
+        if (
+            divisor is not None and divisor.replay is not None
+        ):  # each micro-batch's own count is part of the total, too
+            divisor = divisor._replace(replay=cache(divisor.replay))
         return cls(form, taken.key, calls, divisor, False)
 
     def loss(self, value: Tensor, micro_batch: int) -> MicroBatchLoss | None:
