@@ -20,13 +20,15 @@ from torch.utils import _pytree as pytree
 from ..capture import loss_of
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
-from .call_log import CallLog
 from .follow import Follower
+from .function_key import FunctionKey, function_key
 from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
 from .reduction import Reduction, declared_reduction, is_torchs_own
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .shared import Shared
-from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
+from .shared import Shared, form_of_batch, targets_of
+from .terms import Count, Replay, Targets, Term, Terms, on_host, total_of, whole_of
+
+_MOST_FORMS = 64  # of mini-batches whose loss is known
 
 
 class StepLoss:
@@ -45,6 +47,7 @@ class StepLoss:
         self.function = loss_fn
         self.reduction = reduction
         self.torchs_own = is_torchs_own(loss_fn)
+        self._shared: dict[Hashable, tuple[Shared, FunctionKey]] = {}
         # Such as class weights: behind each replica of the model there are copies of them.
         self.has_buffers = isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())
         if self.torchs_own and reduction not in (None, Reduction.BATCH, stated):
@@ -56,6 +59,18 @@ class StepLoss:
                 "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "
                 "it beside the model, from its output, and do not pass the model what makes it compute one (labels)"
             )
+
+    def shared(self, batch: MicroBatches, targets: Targets, key: FunctionKey | None) -> Shared:
+        """Return what micro-batches share: that of earlier steps if the function and the shapes are the same."""
+        form = None if key is None else form_of_batch(batch, targets)
+        if key is None or form is None:
+            return Shared(batch, targets)
+        known = self._shared.get((key.tokens, form))
+        if known is None:
+            if len(self._shared) == _MOST_FORMS:
+                self._shared.pop(next(iter(self._shared)))
+            known = self._shared[key.tokens, form] = Shared(batch, targets), key
+        return known[0]
 
 
 class MiniBatchLoss:
@@ -79,8 +94,10 @@ class MiniBatchLoss:
         self._loss = loss
         self._batch = batch
         self._shared_out = shared_out
-        self._shared = Shared(batch)
-        self._pattern: LossPattern | None = None
+        self._targets = targets_of(batch)
+        # For one micro-batch nothing is to be known.
+        self._key = function_key(loss.function) if len(batch.sizes) > 1 else None
+        self._shared = loss.shared(batch, self._targets, self._key)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
         self._replays: list[Replay | None] | None = (
@@ -200,27 +217,27 @@ class MiniBatchLoss:
 
     def _by_pattern(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
         """Return the loss of a micro-batch like one that was followed; None if there was none."""
-        pattern, function = self._pattern, self._loss.function
-        if pattern is None or function is None or form_of(output, target) != pattern.form:
+        function, patterns = self._loss.function, self._shared.patterns
+        pattern = patterns.get(form_of(output, target)) if patterns else None
+        if pattern is None or function is None or not self._is_unchanged():
             return None
-        log = CallLog((output, target))
-        with nullcontext() if self._loss.torchs_own else log:
-            value = function(output) if target is None else function(output, target)
-        if not self._loss.torchs_own and log.calls != pattern.calls:
-            return self._followed(micro_batch, output, target, seen=log.calls)
-        if pattern.pair or is_pair(value):
-            return self._of_pair(*value, key=pattern.key) if pattern.pair and is_pair(value) else None
-        return pattern.loss(check_scalar(value, title(function)), micro_batch)
+        value = function(output) if target is None else function(output, target)
+        self.leaves.update(pattern.leaves)
+        if pattern.pair:
+            return self._of_pair(*value, replay=pattern.divisor.replay, key=pattern.key)
+        return pattern.loss(check_scalar(value, title(function)), self._targets, micro_batch)
+
+    def _is_unchanged(self) -> bool:
+        """Return True if the loss function still reads what it read when the step began."""
+        if self._key is None or self._loss.torchs_own:
+            return self._key is not None
+        now = function_key(self._loss.function)
+        return now is not None and now.tokens == self._key.tokens
 
     def _followed(
-        self,
-        micro_batch: int,
-        output: Any,
-        target: Any,
-        literal: Collection[int] = (),
-        seen: Sequence[Hashable] | None = None,
+        self, micro_batch: int, output: Any, target: Any, literal: Collection[int] = ()
     ) -> MicroBatchLoss:
-        """Return the loss of a micro-batch by what it is seen to compute; ``seen`` are its calls of before."""
+        """Return the loss of a micro-batch by what it is seen to compute."""
         function, follower = self._loss.function, None
         buffers: dict[str, tuple[Tensor, Tensor]] = {}
         if function is None:
@@ -231,7 +248,7 @@ class MiniBatchLoss:
             if len(self._batch.sizes) > 1 and not _is_compiled(function):
                 follower = self._follower(micro_batch, buffers, literal)
                 if self._batch.by_samples or self._loss.torchs_own:
-                    follower.begin(output, target)
+                    follower.begin(output, target, self._targets)
             with follower or nullcontext():
                 value = call_with_buffers(function, given, buffers)
             if follower is not None and follower.counts_samples:
@@ -243,25 +260,24 @@ class MiniBatchLoss:
             check_gradient(value[0] if is_pair(value) else value, function)
         if follower is None:
             return taken
-        if seen is not None and seen != follower.log.calls:
-            raise self._unlike(0)
         self.leaves.update(follower.leaves)
         follower.forget()
-        if self._loss.has_buffers or follower.reads_values:
+        form = form_of(output, target)
+        if form is None or self._loss.has_buffers or follower.is_varying or not self._is_unchanged():
             return taken
-        samples = self._samples(micro_batch)
-        pattern = LossPattern.of(form_of(output, target), taken, samples, follower.log.calls, is_pair(value))
-        self._pattern = pattern
-        if pattern is None or pattern.pair:
+        pattern = LossPattern.of(taken, self._samples(micro_batch), is_pair(value), follower.leaves)
+        if pattern is None:
             return taken
-        return pattern.loss(taken.value, micro_batch) or taken
+        self._shared.patterns[form] = pattern
+        return taken if pattern.pair else pattern.loss(taken.value, self._targets, micro_batch) or taken
 
     def _follower(
         self, micro_batch: int, buffers: dict[str, tuple[Tensor, Tensor]], literal: Collection[int]
     ) -> Follower:
         originals = {id(copy): own for own, copy in buffers.values()}
         fixed = self._loss.function is loss_of
-        return Follower(self._shared, micro_batch, self._loss.torchs_own, originals, fixed, literal)
+        known = self._key.held if self._key is not None else ()
+        return Follower(self._shared, micro_batch, self._loss.torchs_own, originals, fixed, literal, known)
 
     def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> MicroBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as it was seen."""
@@ -291,7 +307,7 @@ class MiniBatchLoss:
 
     def _samples(self, micro_batch: int) -> Count:
         sizes = self._batch.sizes
-        return Count(float(sizes[micro_batch]), lambda index: float(sizes[index]), in_proportion=True)
+        return Count(float(sizes[micro_batch]), lambda _, index: float(sizes[index]), in_proportion=True)
 
     def _of_pair(
         self, total: Tensor, count: Tensor | float, replay: Replay | None = None, key: Hashable = None
@@ -302,7 +318,7 @@ class MiniBatchLoss:
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        on_number = replay and (lambda index: _on_host(replay(index)))
+        on_number = replay and (lambda *step: _on_host(replay(*step)))
         return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, on_number)),)), key)
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
@@ -356,7 +372,9 @@ class MiniBatchLoss:
     def _computed_total(self, count: Count, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                return count.bounded(total_of([replay(index) for index in range(len(self._batch.sizes))]))
+                return count.bounded(
+                    total_of([replay(self._targets, index) for index in range(len(self._targets))])
+                )
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None
 
