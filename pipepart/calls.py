@@ -92,7 +92,8 @@ class Calls(AsModule, Observed):
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
-            scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
+            last = self._device_here(len(self._plan.stages) - 1) or self._engine.devices[-1]
+            scaler.scale(torch.ones((), device=last))
         with self._engine.claimed():
             order = self._orders.step(len(batch.inputs))
             batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
@@ -190,6 +191,11 @@ class Calls(AsModule, Observed):
                 sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch)
             )
         )
+
+    def _device_here(self, stage: int) -> torch.device | None:
+        """Return the device of a stage; None if that belongs to another rank, which alone may use it."""
+        is_here = self._side.stages is None or stage in self._side.stages
+        return self._stages[stage].device if is_here else None
 
     def _agreed(
         self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, options: str = ""

@@ -8,69 +8,26 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..capture import loss_of
 from ..data.split import MicroBatches
 from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower
-from .function_key import FunctionKey, function_key
+from .function_key import function_key
 from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
-from .reduction import Reduction, declared_reduction, is_torchs_own
+from .reduction import Reduction
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .shared import Shared, form_of_batch, targets_of
-from .terms import Count, Replay, Targets, Term, Terms, on_host, total_of, whole_of
-
-_MOST_FORMS = 64  # of mini-batches whose loss is known
-
-
-class StepLoss:
-    """The loss of a pipeline's steps.
-
-    Args:
-        loss_fn: the loss, which returns a scalar tensor or ``(sum, count)``; None where the model computes it.
-        reduction: how losses of micro-batches make up that of the mini-batch; None to see it.
-
-    Raises:
-        LossError: the loss states that it does not reduce, or another reduction than is declared.
-    """
-
-    def __init__(self, loss_fn: Callable[..., Any] | None, reduction: Reduction | None = None) -> None:
-        stated = declared_reduction(loss_fn)
-        self.function = loss_fn
-        self.reduction = reduction
-        self.torchs_own = is_torchs_own(loss_fn)
-        self._shared: dict[Hashable, tuple[Shared, FunctionKey]] = {}
-        # Such as class weights: behind each replica of the model there are copies of them.
-        self.has_buffers = isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())
-        if self.torchs_own and reduction not in (None, Reduction.BATCH, stated):
-            raise LossError(
-                f"{title(loss_fn)} has reduction={stated!s}, and reduction={reduction!s} is declared"
-            )
-        if loss_fn is None and reduction is Reduction.BATCH:
-            raise LossError(
-                "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "
-                "it beside the model, from its output, and do not pass the model what makes it compute one (labels)"
-            )
-
-    def shared(self, batch: MicroBatches, targets: Targets, key: FunctionKey | None) -> Shared:
-        """Return what micro-batches share: that of earlier steps if the function and the shapes are the same."""
-        form = None if key is None else form_of_batch(batch, targets)
-        if key is None or form is None:
-            return Shared(batch, targets)
-        known = self._shared.get((key.tokens, form))
-        if known is None:
-            if len(self._shared) == _MOST_FORMS:
-                self._shared.pop(next(iter(self._shared)))
-            known = self._shared[key.tokens, form] = Shared(batch, targets), key
-        return known[0]
+from .shared import targets_of
+from .step_loss import StepLoss
+from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
 
 
 class MiniBatchLoss:
@@ -97,6 +54,7 @@ class MiniBatchLoss:
         self._targets = targets_of(batch)
         # For one micro-batch nothing is to be known.
         self._key = function_key(loss.function) if len(batch.sizes) > 1 else None
+        self._patterns: dict[Hashable, LossPattern] = {}
         self._shared = loss.shared(batch, self._targets, self._key)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
@@ -217,15 +175,29 @@ class MiniBatchLoss:
 
     def _by_pattern(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
         """Return the loss of a micro-batch like one that was followed; None if there was none."""
-        function, patterns = self._loss.function, self._shared.patterns
-        pattern = patterns.get(form_of(output, target)) if patterns else None
+        function, pattern = self._loss.function, None
+        if self._shared.patterns:
+            form = form_of(output, target)
+            pattern = self._patterns.get(form) or self._bound(form, self._shared.patterns.get(form))
         if pattern is None or function is None or not self._is_unchanged():
             return None
         value = function(output) if target is None else function(output, target)
         self.leaves.update(pattern.leaves)
         if pattern.pair:
-            return self._of_pair(*value, replay=pattern.divisor.replay, key=pattern.key)
-        return pattern.loss(check_scalar(value, title(function)), self._targets, micro_batch)
+            return self._of_pair(*value, pattern.divisor and pattern.divisor.replay, pattern.key)
+        if not isinstance(value, Tensor) or value.dim():
+            check_scalar(value, title(function))
+        return pattern.loss(value, self._targets, micro_batch)
+
+    def _bound(self, form: Hashable, pattern: LossPattern | None) -> LossPattern | None:
+        """Return a pattern that computes the count of each micro-batch once in this step."""
+        divisor = None if pattern is None else pattern.divisor
+        if pattern is None or divisor is None or divisor.replay is None:
+            return pattern
+        counts = cache(partial(divisor.replay, self._targets))
+        pattern = pattern._replace(divisor=divisor._replace(replay=lambda _, index: counts(index)))
+        self._patterns[form] = pattern
+        return pattern
 
     def _is_unchanged(self) -> bool:
         """Return True if the loss function still reads what it read when the step began."""
@@ -263,12 +235,19 @@ class MiniBatchLoss:
         self.leaves.update(follower.leaves)
         follower.forget()
         form = form_of(output, target)
-        if form is None or self._loss.has_buffers or follower.is_varying or not self._is_unchanged():
+        if (
+            form is None
+            or self._loss.has_buffers
+            or follower.reads_values
+            or follower.unknown_constants
+            or not self._is_unchanged()
+        ):
             return taken
         pattern = LossPattern.of(taken, self._samples(micro_batch), is_pair(value), follower.leaves)
         if pattern is None:
             return taken
         self._shared.patterns[form] = pattern
+        pattern = self._bound(form, pattern) or pattern
         return taken if pattern.pair else pattern.loss(taken.value, self._targets, micro_batch) or taken
 
     def _follower(

@@ -8,7 +8,6 @@ that are not in the tables of :mod:`~.operations` lose what they are given.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from .operations import (
     Entry,
     Lost,
     LostError,
-    Positions,
     Rows,
     State,
     elementwise,
@@ -116,7 +114,7 @@ class Follower(TorchFunctionMode):
             if all(other is all_given[0] for other in all_given):
                 self._originals[id(leaf)] = all_given[0]
             elif leaf.dim():
-                self._give(leaf, ("target", place), partial(_leaf_of, place))
+                self._give(leaf, ("target", place), lambda step, index, place=place: step[index][place])
 
     def taken(self, value: Any) -> tuple[Terms, int] | str:
         """Return what the loss that was returned is made of, with the number of its expression; or what is wrong."""
@@ -128,11 +126,6 @@ class Follower(TorchFunctionMode):
         if isinstance(entry.state, Terms) and entry.state.terms:
             return entry.state, entry.key
         return "what it returns is no sum of means and sums, or was computed where torch cannot be followed"
-
-    @property
-    def is_varying(self) -> bool:
-        """Whether another micro-batch of the same shapes may be computed in another way."""
-        return self.reads_values or self.unknown_constants
 
     def forget(self) -> None:
         """Let go of the tensors: replays hold their calls, which hold this, and would keep them until a collection."""
@@ -188,7 +181,7 @@ class Follower(TorchFunctionMode):
         states = [state for state in call.states if state is not None]
         if any(isinstance(state, Lost) for state in states):
             return None
-        _check_arguments(call)
+        call.check_arguments()
         if not states:
             if call.name not in ALIKE:
                 raise LostError("is not known to give the same for every micro-batch")
@@ -391,23 +384,8 @@ class Follower(TorchFunctionMode):
         self._entries[id(tensor)] = Entry(tensor, version(tensor), tensor.grad_fn, key, state, replay)
 
 
-def _leaf_of(place: int, targets: Targets, index: int) -> Any:
-    """Return a leaf of the target of a micro-batch."""
-    return targets[index][place]
-
-
 def _as_number(replay: Replay | None) -> Replay | None:
     return replay and (lambda *step: float(replay(*step)))
-
-
-def _check_arguments(call: Call) -> None:
-    """Raise for arguments that no function may be given."""
-    if any(isinstance(argument, Shape) for argument in (*call.args, *call.kwargs.values())):
-        raise LostError("takes the number of samples: use a function such as ones_like or view_as")
-    if call.kwargs.get("out") is not None:
-        raise LostError("writes into out=")
-    if any(isinstance(state, Positions) for state in call.states) and call.name != "__getitem__":
-        raise LostError("takes the numbers of samples for anything else than to pick values of each sample")
 
 
 def _token(leaf: Any) -> Hashable:

@@ -267,6 +267,8 @@ class Step:
         Raises:
             RuntimeError: a device has failed.
         """
+        for run in self.runs.values():
+            run.stage.finish()
         if self._remote is not None and self.failure is None:
             self._remote.finish()
         else:
