@@ -46,12 +46,13 @@ class CutSearch:
     def best_cuts(self) -> tuple[list[EvaluatedCut], float]:
         """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck.
 
-        If no cut fits there are no cuts, except with skip connections: then the nearest cut is returned.
+        If no cut fits there are no cuts, except with skip connections or replicas: then the nearest cut is returned.
         """
         cuts, bound, _ = self._nearest_cuts()
         fitting = [cut for cut in cuts if not cut.deficit]
-        # With skip connections the memory of a cut is an upper bound: its plan may still fit.
-        return fitting or (cuts[:1] if self._costs.skips else []), bound
+        # The memory of a cut is then an upper bound, so its plan may still fit: skipping values are estimated, and
+        # only the first replica holds optimizer state, on the device with the most memory of its group.
+        return fitting or (cuts[:1] if self._costs.skips or self._part.groups.replicas > 1 else []), bound
 
     def explain(self) -> Infeasible:
         """Explain why no plan fits, with the cut whose memory deficit is smallest."""
