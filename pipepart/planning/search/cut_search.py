@@ -87,26 +87,6 @@ class CutSearch:
         key = "limited cut", id(self._costs), candidate.structure, candidate.choice
         return self._part.once(key, lambda: self._problem(limited=True).best())
 
-    def step_with_least_bottleneck(self) -> float:
-        """Return a lower bound in seconds of the step: the largest load of a device times its micro-batches.
-
-        It is 0 with several stages per device, and where split backwards may be faster than full ones.
-
-        Raises:
-            OutOfTime: the clock is over.
-        """
-        candidate, costs, cluster = self._candidate, self._costs, self._candidate.cluster
-        faster_split = costs.split is not None and bool((costs.split < 0).any())
-        if not candidate.is_plain or faster_split or candidate.choice in ("always", "except-last"):
-            return 0.0
-        cut = self._bottleneck_without_limits()
-        if cut is None:
-            return 0.0
-        links = [cluster.link, *cluster.links, *cluster.network]
-        transfers = np.array([costs.border_seconds(link) for link in links])
-        compute = cut.bound - 2 * float(transfers[np.isfinite(transfers)].max())
-        return (costs.micro_batches // self._part.groups.replicas) * compute
-
     def _nearest_cuts(self) -> tuple[list[EvaluatedCut], float, bool]:
         """Return cuts sorted by memory deficit, then by step.
 
