@@ -3,7 +3,7 @@
 import functools
 import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +14,10 @@ from torch.autograd.graph import Node
 import pipepart
 from pipepart import Pipeline, Profile
 from pipepart.autograd.split_backward import WeightGradients
+from pipepart.runtime.actions import Act, Around, StageActions
 from pipepart.runtime.stage_run import Stash
 from pipepart.runtime.step import Step
-from schedules import Action
+from schedules import Action, Kind
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import splits
@@ -54,15 +55,38 @@ def saved_in(roots: Iterable[Any]) -> Iterator[Tensor]:
 def bytes_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, int]]]:
     """For each stage what it holds after each of its actions, in their order."""
     found: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    do = Step.do
 
-    def do_and_count(step: Step, action: Action) -> Any:
-        span = do(step, action)
+    def count(step: Step, action: Action) -> None:
         found[action.stage].append((str(action), held_bytes(step, action.stage)))
-        return span
 
-    monkeypatch.setattr(Step, "do", do_and_count)
+    after_each_action(monkeypatch, count)
     return found
+
+
+def after_each_action(monkeypatch: pytest.MonkeyPatch, then: Callable[[Step, Action], None]) -> None:
+    """Call a function after each action of a step, on the action's worker."""
+    table = StageActions.table
+
+    def observed(actions: StageActions, around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
+        run = actions.run
+
+        def act_and_then(kind: Kind, act: Act, micro_batch: int | None) -> None:
+            act(micro_batch)
+            then(steps[-1], Action(kind, run.index, micro_batch))
+
+        return {
+            kind: functools.partial(act_and_then, kind, act) for kind, act in table(actions, around).items()
+        }
+
+    steps: list[Step] = []
+    begin = Step.begin
+
+    def begin_noted(step: Step, scaled: bool) -> None:
+        steps.append(step)
+        begin(step, scaled)
+
+    monkeypatch.setattr(Step, "begin", begin_noted)
+    monkeypatch.setattr(StageActions, "table", observed)
 
 
 ROW = 4 * 16  # bytes of one sample between two layers
@@ -101,17 +125,14 @@ def test_a_stage_holds_what_its_parts_need(recompute: Recompute, monkeypatch: py
 def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The most bytes that the stages of each device hold together after any of its actions."""
     peaks: dict[int, int] = defaultdict(int)
-    do = Step.do
 
-    def do_and_count(step: Step, action: Action) -> Any:
-        span = do(step, action)
+    def count(step: Step, action: Action) -> None:
         device = step.schedule.device_of[action.stage]
         found = [t for stage in step.schedule.stages_of(device) for t in held_tensors(step, stage)]
         found += [tensor for run in step.runs_on(device) for tensor in run.tensors()]
         peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))
-        return span
 
-    monkeypatch.setattr(Step, "do", do_and_count)
+    after_each_action(monkeypatch, count)
     return peaks
 
 
