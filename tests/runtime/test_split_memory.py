@@ -3,7 +3,7 @@
 import functools
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +14,11 @@ from torch.autograd.graph import Node
 import pipepart
 from pipepart import Pipeline, Profile
 from pipepart.autograd.split_backward import WeightGradients
-from pipepart.runtime.actions import Act, Around, StageActions
 from pipepart.runtime.stage_run import Stash
 from pipepart.runtime.step import Step
-from schedules import Action, Kind
+from schedules import Action
 from tests.support.chains import Recompute, cut_by_hand
+from tests.support.observed_actions import after_each_action
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import splits
 
@@ -61,32 +61,6 @@ def bytes_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[t
 
     after_each_action(monkeypatch, count)
     return found
-
-
-def after_each_action(monkeypatch: pytest.MonkeyPatch, then: Callable[[Step, Action], None]) -> None:
-    """Call a function after each action of a step, on the action's worker."""
-    table = StageActions.table
-
-    def observed(actions: StageActions, around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
-        run = actions.run
-
-        def act_and_then(kind: Kind, act: Act, micro_batch: int | None) -> None:
-            act(micro_batch)
-            then(steps[-1], Action(kind, run.index, micro_batch))
-
-        return {
-            kind: functools.partial(act_and_then, kind, act) for kind, act in table(actions, around).items()
-        }
-
-    steps: list[Step] = []
-    begin = Step.begin
-
-    def begin_noted(step: Step, scaled: bool) -> None:
-        steps.append(step)
-        begin(step, scaled)
-
-    monkeypatch.setattr(Step, "begin", begin_noted)
-    monkeypatch.setattr(StageActions, "table", observed)
 
 
 ROW = 4 * 16  # bytes of one sample between two layers
