@@ -13,14 +13,13 @@ from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
 from tests.capture.families import FAMILIES
 from tests.support.chains import plan_by_hand
-from tests.support.deferred import Tied, twins
+from tests.support.deferred import Tied, deferred, twins
 from tests.support.local_stages import (
     AsksBetween,
     AsksForMask,
     Block,
     Blocks,
     Process,
-    deferred,
     output,
     process,
 )
@@ -143,11 +142,11 @@ class ScalesByFirst(Blocks):
         return super().forward(x) * first.scale
 
 
-def test_an_attribute_of_a_module_of_another_process_is_named():
+def test_an_attribute_of_a_module_of_another_process_has_values():
     sample = torch.randn(4, 4)
-    _, plan, found = processes(ScalesByFirst, sample, split_loss=False)
-    with pytest.raises(CaptureError, match=r"tensor \[4\] that is an attribute of a module .* as a buffer"):
-        output(found, plan, sample)
+    whole, plan, found = processes(ScalesByFirst, sample, split_loss=False)
+    expected = output([Process(whole.model, whole)] * 3, plan, sample)
+    assert torch.equal(output(found, plan, sample), expected)
 
 
 def test_nothing_is_left_in_the_model():
