@@ -6,7 +6,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help demo examples test slow lint format docs wheel bench clean
+.PHONY: help demo examples test slow lint format docs pictures wheel bench clean
 .NOTPARALLEL:
 # A stamp whose install failed must not stand.
 .DELETE_ON_ERROR:
@@ -21,6 +21,7 @@ help:
 	@echo "make lint    ruff and pyright"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make docs    the documentation in docs/_build/html, warnings are errors"
+	@echo "make pictures    measure and draw the pictures of the README and the docs; needs Chromium"
 	@echo "make wheel   build a wheel and run the quick start from it in an empty environment"
 	@echo "make bench   pipepart against its peers on the CPU"
 	@echo "make clean   remove the environment and the caches"
@@ -54,6 +55,10 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(RUN) sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 	@echo "docs/_build/html/index.html"
+
+# Measured on this machine, so let nothing else run.
+pictures: $(VENV)/.installed-test
+	$(RUN) docs.make_pictures
 
 wheel: $(VENV)/bin/python
 	$(RUN) pip wheel --quiet --no-deps --disable-pip-version-check -w dist .

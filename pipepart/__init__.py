@@ -4,6 +4,7 @@ Names are imported at their first use, so that ``pipepart --help`` does not wait
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .measure import profile
     from .pipeline import Pipeline
     from .planning import InfeasiblePlanError, Plan, plan, replan
-    from .profiling import Profile, Roofline, calibrate
+    from .profiling import Profile, Roofline
     from .ranks.failure import RankError
     from .runtime.observe.trace import Trace
     from .verify import CheckReport, check
@@ -42,7 +43,6 @@ _HOMES = {
     "Trace": "runtime.observe.trace",
     "Whole": "data.split",
     "add_loss": "loss",
-    "calibrate": "profiling",
     "check": "verify",
     "collect_losses": "loss",
     "deferred_init": "capture.deferred",
@@ -73,7 +73,6 @@ __all__ = [
     "Trace",
     "Whole",
     "add_loss",
-    "calibrate",
     "capture",
     "check",
     "collect_losses",
@@ -89,6 +88,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("pipepart")
     if name in _ROOMS:
         return import_module(f".{name}", __name__)
     if name not in _HOMES:

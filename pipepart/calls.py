@@ -12,7 +12,7 @@ from .data.gather import Merger
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
 from .distributed import Alone
-from .loss import LossError, StepLoss, add_loss, collecting
+from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.agreed import Agreed, Call
 from .runtime.as_module import AsModule
@@ -92,9 +92,11 @@ class Calls(AsModule, Observed):
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
-            scaler.scale(torch.ones((), device=self._stages[len(self._plan.stages) - 1].device))
+            last = self._device_here(len(self._plan.stages) - 1) or self._engine.devices[-1]
+            scaler.scale(torch.ones((), device=last))
         with self._engine.claimed():
             order = self._orders.step(len(batch.inputs))
+            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
             optimizers = self._optimizers.by_stage
             # Without those that the optimizers of the stages update.
             gradients = StepGradients(lambda: () if optimizers else self.parameters())
@@ -112,9 +114,7 @@ class Calls(AsModule, Observed):
             messages = [graph_cut.part(one) for one in batch.inputs]
             self._optimizers.zero_grad()
             recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = self._engine.new_step(
-                order, messages, sink, None, recorder, optimizers, batch.targets, form, seed
-            )
+            step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
             try:
                 self._engine.execute(step, scaled=scaler is not None)
                 self._side.end(step, scaled=scaler is not None)
@@ -145,6 +145,7 @@ class Calls(AsModule, Observed):
         with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
             batch, form, seed, _ = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
             order = self._orders.forwards(len(batch.inputs))
+            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
             sink = make_loss_sink(
                 self._loss,
                 batch,
@@ -190,6 +191,11 @@ class Calls(AsModule, Observed):
                 sink.outputs, batch, self._merge, loss_of_outputs(self._loss, sink.outputs, batch)
             )
         )
+
+    def _device_here(self, stage: int) -> torch.device | None:
+        """Return the device of a stage; None if that belongs to another rank, which alone may use it."""
+        is_here = self._side.stages is None or stage in self._side.stages
+        return self._stages[stage].device if is_here else None
 
     def _agreed(
         self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, options: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -18,9 +18,7 @@ from .calls import Calls
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .checkpoint import finish
 from .cluster import Cluster
-from .data.copy_ahead import CopyAhead
 from .data.gather import Merger
-from .data.prefetch import Passes, Prefetch
 from .data.split import Batching, Splitter
 from .distributed import join, making, planned_once
 from .input_error import InputError
@@ -72,6 +70,7 @@ class Pipeline(Calls):
             in both cases.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
+            Under torchrun, also refuse mini-batches whose values differ between ranks.
         optimizer: a function from a list of parameters to an optimizer of torch; a class such as ``torch.optim.Adam``
             has its default settings. Each stage then has its own, which steps within :meth:`step` as soon as the last
             gradient of the stage is there.
@@ -156,7 +155,7 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes)
+            self._side = side = join(ranks, plan, chain, varying_shapes, strict)
             if not side.has_whole and isinstance(chain, RecordedChain):
                 chain.part()
             values = InitialValues.of(chain.model, weights)
@@ -178,7 +177,6 @@ class Pipeline(Calls):
             local = None if side.links is None else side.links.local
             self._emulation = emulation_of(plan, self._stages, loss_fn, strict, local)
             self._orders = Orders(plan, with_optimizers=optimizer is not None)
-            self._passes = Passes()
             # Last of what can fail: it starts the workers.
             self._engine = Engine(
                 plan,
@@ -285,19 +283,6 @@ class Pipeline(Calls):
         """Under torchrun with replicas, the ranks by replica ("dp") and place in it ("pp"); otherwise None."""
         return self._side.mesh
 
-    def prefetch(self, loader: Iterable[Any], *, depth: int = 2, target: int | str | None = None) -> Prefetch:
-        """Load mini-batches and copy them to their devices on a thread: ``for x, y in pipe.prefetch(loader)``.
-
-        Yields what the loader yields. Inputs are copied to the device of the first stage, targets to that of the last.
-
-        Args:
-            loader: any iterable of mini-batches.
-            depth: mini-batches that are loaded ahead, at most.
-            target: index or key of the target in a mini-batch, by default the last entry of a tuple or list.
-        """
-        first, last = self._stages[0].device, self._stages[len(self._plan.stages) - 1].device
-        return Prefetch(loader, CopyAhead(first, last, target), self._passes, depth)
-
     def meet(self, call: str) -> Ranks | None:
         """Return the processes of the pipeline, all of which make the call of this name now; None for one process.
 
@@ -317,7 +302,6 @@ class Pipeline(Calls):
         Raises:
             BaseException: what went wrong with that checkpoint, if nothing has raised it yet.
         """
-        self._passes.end("the pipeline is closed")
         self._engine.close("the pipeline is closed")
         self._engine.join()
         finish(self)

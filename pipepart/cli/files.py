@@ -60,10 +60,16 @@ def read_roofline(text: str | None, measured: bool) -> Roofline | None:
     """Read a roofline from its text form, or from a file if the text ends in ``.json``.
 
     Raises:
-        UsageError: there is no such file, it is a file of another kind, or times are ``measured`` and not estimated.
+        UsageError: there is no such file, it is a file of another kind, times are ``measured`` and not estimated, or
+            they are estimated and there is no text.
         ValueError: the text is not of that form, or the file has faults.
     """
     if text is None:
+        if not measured:
+            raise UsageError(
+                "--no-measure estimates times for a speed: add --roofline 'cuda: 156 TFLOP/s, 1.5 TB/s, 5 us', or "
+                "that of your device"
+            )
         return None
     if measured:
         raise UsageError("--roofline is to estimate times: add --no-measure")

@@ -32,6 +32,7 @@ _EXAMPLES = {
     "export": ("export plan.json --to torchtitan -o exported",),
     "check": ("check train.py:model", "check train.py:model --plan plan.json"),
     "bench": ("bench train.py:model --devices 2", "bench train.py:model --plan plan.json --trace trace.json"),
+    "env": ("env > environment.txt",),
     "replan": ("replan plan.json --trace trace.json -o next.json",),
     "cluster": (
         "cluster -o cluster.json",

@@ -10,6 +10,7 @@ import typer
 from .commands.bench import bench_command
 from .commands.check import check_command
 from .commands.cluster import cluster_command
+from .commands.env import env_command
 from .commands.explain import explain_command
 from .commands.export import export_command
 from .commands.plan import plan_command
@@ -37,6 +38,7 @@ app.command("check", cls=GroupedCommand)(check_command)
 app.command("bench", cls=GroupedCommand)(bench_command)
 app.command("replan", cls=GroupedCommand)(replan_command)
 app.command("cluster", cls=GroupedCommand)(cluster_command)
+app.command("env", cls=GroupedCommand)(env_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -248,7 +248,7 @@ RooflineOf = Annotated[
     option(
         "TEXT|FILE",
         "With --no-measure, the device to estimate for: 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', or a file made by "
-        "Roofline.save; this machine if not given.",
+        "Roofline.save.",
         names=("--roofline",),
         group="Profiling",
     ),

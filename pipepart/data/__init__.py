@@ -1,1 +1,1 @@
-"""Splits mini-batches into micro-batches, prefetches them and copies them to their devices."""
+"""Splits mini-batches into micro-batches, and joins their outputs."""

@@ -33,7 +33,7 @@ from .alone import Alone
 from .meeting import Meeting
 from .ownership import Ownership
 from .rank_part import RankPart
-from .wrapped import refuse_wrapped
+from .wrapped import is_sharding_imported, refuse_wrapped
 
 
 class Joined(Alone):
@@ -44,6 +44,7 @@ class Joined(Alone):
         plan: has the stages.
         chain: the layers of the model.
         varying_shapes: whether every message is sent with its shape.
+        strict: whether calls compare values of the mini-batches of the ranks.
 
     Attributes:
         rank_of: of each worker of the plan.
@@ -53,7 +54,7 @@ class Joined(Alone):
         ValueError: the plan's devices cannot be shared out among the ranks.
     """
 
-    def __init__(self, ranks: Ranks, plan: Plan, chain: Chain, varying_shapes: bool) -> None:
+    def __init__(self, ranks: Ranks, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> None:
         super().__init__(plan, chain)
         self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
         self.stages, self.replica, self.copied = own.stages, own.replica, own.copied
@@ -63,7 +64,7 @@ class Joined(Alone):
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self.links = self._links = Links(ranks, own.rank_of, homes, varying_shapes)
         owners, count = own.rank_of_stage, len(plan.stages)
-        self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count])
+        self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count], strict)
         self.part: RankPart = RankPart(chain.model, own, ranks, self._meeting.meet)
         self._ranks = ranks
         self._offset: float | None = None
@@ -193,7 +194,8 @@ class Joined(Alone):
         """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
-            refuse_wrapped(self._layers)  # fully_shard changes modules in place
+            if is_sharding_imported():
+                refuse_wrapped(self._layers)  # fully_shard changes modules in place
             if self.mesh is not None and torch.is_grad_enabled():
                 refuse_hooks(self._layers)
             if self._ownership.pairs:
@@ -214,7 +216,7 @@ class Joined(Alone):
         recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
-def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool) -> Alone:
+def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> Alone:
     """Return this process's side of a pipeline.
 
     Raises:
@@ -222,7 +224,7 @@ def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool) ->
     """
     if ranks is None:
         return Alone(plan, chain)
-    side = Joined(ranks, plan, chain, varying_shapes)
+    side = Joined(ranks, plan, chain, varying_shapes, strict)
     _check_links(plan, side.rank_of)
     return side
 

@@ -32,6 +32,7 @@ from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
 from .hello import Hello, check_calls, check_refusals, check_run
 from .mini_batches import Shape, digest, forms, values
+from .overflow import overflows
 from .sketches import are_close, sketches
 
 T = TypeVar("T")
@@ -44,13 +45,16 @@ class Meeting:
         ranks: the processes.
         model: the user's.
         firsts, lasts: the ranks of the first and the last stage of each replica, which need the mini-batch.
+        strict: whether values of mini-batches are compared, and not their shapes alone.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, firsts: Sequence[int], lasts: Sequence[int]) -> None:
+    def __init__(
+        self, ranks: Ranks, model: nn.Module, firsts: Sequence[int], lasts: Sequence[int], strict: bool
+    ) -> None:
         self.ranks = ranks
         self.first, self.last = firsts[0], lasts[0]
         self._firsts, self._lasts = firsts, lasts
-        self._model = model
+        self._model, self._strict = model, strict
         self._calls = 0
 
     def begin(self, call: Call) -> Agreed:
@@ -72,8 +76,10 @@ class Meeting:
             self._calls,
             _told(refusal),
             "" if batch is None else digest(forms(batch.inputs)),
-            "" if batch is None else digest(values((call.args, call.kwargs))),
-            "" if call.target is None else digest((forms([call.target]), values(call.target))),
+            "" if batch is None or not self._strict else digest(values((call.args, call.kwargs))),
+            ""
+            if call.target is None
+            else digest((forms([call.target]), self._strict and values(call.target))),
             self._state(),
             RngKeys().seed,
         )
@@ -134,7 +140,7 @@ class Meeting:
         Raises:
             RankError: another rank has failed in the backward, or is lost.
         """
-        overflow = not all(bool(gradient.isfinite().all()) for gradient in gradients)
+        overflow = overflows(gradients)
         if any(self.ranks.gather(overflow)) and gradients and not overflow:
             gradients[0].view(-1)[:1] = float("inf")
 
@@ -190,7 +196,7 @@ class Meeting:
             LossError: on all ranks, if the loss of the mini-batch does not reduce.
             RankError: another rank has failed or is lost.
         """
-        overflow = not all(bool(gradient.isfinite().all()) for gradient in scaled)
+        overflow = overflows(scaled)
         refusal = self._share_taken(sink)
         share = sink.share(is_last=self.ranks.rank == self.last).as_plain()
         found = self.ranks.exchange((share, keys.drawn, overflow))
@@ -265,15 +271,11 @@ class Meeting:
         return made if is_source else unpack(found, buffers, recording)
 
     def _state(self) -> str:
-        modes = Modes.current()
-        return digest(
-            (
-                [module.training for module in self._model.modules()],
-                [parameter.requires_grad for parameter in self._model.parameters()],
-                torch.is_grad_enabled(),
-                repr(modes.autocast),
-            )
-        )
+        flags = bytearray()
+        for module in self._model.modules():
+            flags.append(module.training)
+            flags += bytes(one.requires_grad for one in module._parameters.values() if one is not None)
+        return digest((bytes(flags), torch.is_grad_enabled(), Modes.current().autocast))
 
     def _everywhere(self, batch: MicroBatches | None, form: str, call: Call) -> MicroBatches:
         """Return the micro-batches of this rank, which are made here if it was given no mini-batch.

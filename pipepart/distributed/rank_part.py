@@ -120,10 +120,15 @@ class RankPart(ModelPart):
         def own() -> dict[str, Any]:
             float(max_norm)
             # Of one gradient each: the sum over all of them is then taken in the order of the model's parameters.
-            return {
-                name: scalar_as_plain(nn.utils.get_total_norm([parameter.grad], norm_type, foreach=foreach))
-                for name, parameter in self.named_parameters()
-                if parameter.grad is not None
+            norms: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+            for name, parameter in self.named_parameters():
+                if parameter.grad is not None:
+                    norm = nn.utils.get_total_norm([parameter.grad], norm_type, foreach=foreach)
+                    norms.setdefault((norm.device, norm.dtype), {})[name] = norm
+            return {  # one wait for each device, not one for each parameter
+                name: scalar_as_plain(norm)
+                for alike in norms.values()
+                for name, norm in zip(alike, torch.stack(list(alike.values())).cpu(), strict=True)
             }
 
         norms = self._meet(f"clip_grad_norm_({max_norm}, {norm_type}, {error_if_nonfinite})", own)

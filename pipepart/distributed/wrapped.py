@@ -11,6 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ..input_error import InputError
 
 
+def is_sharding_imported() -> bool:
+    """Return whether the script can have sharded a module in place since the pipeline was made."""
+    return "torch.distributed.fsdp" in sys.modules
+
+
 def refuse_wrapped(layers: Iterable[tuple[str, nn.Module]]) -> None:
     """Check that no module is under DDP or FSDP, or has distributed tensors.
 

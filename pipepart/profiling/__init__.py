@@ -1,6 +1,5 @@
 """Measures or estimates what each layer of a model costs in time and memory; the result is a Profile."""
 
-from .analytic.calibration import calibrate
 from .analytic.roofline import Roofline
 from .costs import Costs, LayerCost, LiveValue, Overhead, SavedTensor, Timing
 from .profile_document import Profile
@@ -15,6 +14,5 @@ __all__ = [
     "Roofline",
     "SavedTensor",
     "Timing",
-    "calibrate",
     "profile",
 ]

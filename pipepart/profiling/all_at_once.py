@@ -12,14 +12,12 @@ from .analytic.meta_tensors import on_meta, to_meta
 from .analytic.roofline import Roofline
 from .analytic.times import estimate_times
 from .background_load import background_load
-from .equal_layers import EqualLayers
 from .layer_pass import LayerPass
 from .memory import Memory, MemoryCount
 from .method import Measured, Method, MicroBatch, Task
 from .timing import PASSES, LayerTimer
 
 _ALONE_SHARE = 0.3  # share of the time to measure without background load
-_FEW_PASSES = (3, PASSES[1])
 
 
 class AllAtOnce(Method):
@@ -30,16 +28,14 @@ class AllAtOnce(Method):
         return shadow_parameters(self.task.everything)
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Count memory in passes over all layers, then time one layer of each set of equal layers."""
+        """Count memory in passes over all layers, then time each layer."""
         task = self.task
-        memory, chain = _memory_and_timed_chain(task, part)
+        memory, chain = _counted(task, part)
         done(0.5)
         other_devices = task.devices_at_once - 1
         timer = LayerTimer(chain, task.device)
-        if other_devices:
-            timer.measure(part.value, budget=task.seconds * _ALONE_SHARE, passes=_FEW_PASSES)
-        else:
-            timer.measure(part.value, budget=task.seconds, passes=PASSES)
+        share = _ALONE_SHARE if other_devices else 1.0
+        timer.measure(part.value, budget=task.seconds * share, passes=PASSES)
         times = timer.timings(part.parts)
         with background_load(task.chain.layers, part.value, other_devices, task.threads) as loaded:
             if loaded:
@@ -48,7 +44,7 @@ class AllAtOnce(Method):
                 loaded_times = loaded_timer.timings(part.parts)
                 times = [alone.slower_by(beside) for alone, beside in zip(times, loaded_times, strict=True)]
         done(1.0)
-        return Measured(part, times, memory, chain.like, timer.repeats)
+        return Measured(part, times, memory, timer.repeats)
 
 
 class Estimated(Method):
@@ -73,21 +69,16 @@ class Estimated(Method):
         return to_meta(value), to_meta(target)
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Count memory in passes over all layers, then estimate times for one layer of each set of equal layers."""
-        memory, chain = _memory_and_timed_chain(self.task, part)
+        """Count memory in passes over all layers, then estimate times."""
+        memory, chain = _counted(self.task, part)
         times = estimate_times(chain, part.value, part.parts, self._roofline)
         done(1.0)
-        return Measured(part, times, memory, chain.like, repeats=0)
+        return Measured(part, times, memory, repeats=0)
 
 
-def _memory_and_timed_chain(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
-    """Return the memory of all layers, and the chain to time, which runs only the first of several equal layers."""
+def _counted(task: Task, part: MicroBatch) -> tuple[Memory, LayerPass]:
+    """Return the memory of all layers, and the chain of layers to time."""
     layers = task.chain.layers
     count = MemoryCount(len(layers))
     count.add(task.everything, LayerPass(layers, part.counted_loss, task.stop), part.value)
-    memory = count.memory()
-    if not task.share:
-        return memory, LayerPass(layers, part.loss, task.stop)
-    equal = EqualLayers(layers)
-    like = [equal.first_like(index, run) for index, run in enumerate(memory.runs)]
-    return memory, LayerPass(layers, part.loss, task.stop, like)
+    return count.memory(), LayerPass(layers, part.loss, task.stop)

@@ -8,17 +8,11 @@
 
 All forwards run before all backwards, as in training, so CPU caches are as warm as in training. A layer that writes
 into its input gets a new copy in each pass.
-
-If some layers are equal, only the first of them runs. A layer behind an equal layer takes the output of the first::
-
-    layers   embed ─▶ block.0 ─▶ block.1 ─▶ block.2 ─▶ head       block.1 and block.2 are like block.0
-    runs     embed ─▶ block.0 ────────────────────────▶ head       head takes the output of block.0
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,45 +75,24 @@ class LayerPass:
         layers: names and modules, in execution order.
         loss: called with the output of the last layer. None: the backward starts with ones at that output.
         stop: once this event is set, a pass raises :class:`Stopped` before its next forward.
-        like: for each layer, the index of the first layer that is equal to it; None if all layers are different.
 
     Attributes:
         names: names of all layers, then ``"loss"`` if there is a loss.
         calls: the modules of all layers, then the loss.
-        like: as the argument, with the loss.
     """
 
-    def __init__(
-        self,
-        layers: Layers,
-        loss: Loss,
-        stop: threading.Event | None = None,
-        like: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, layers: Layers, loss: Loss, stop: threading.Event | None = None) -> None:
         self.names = [name for name, _ in layers]
         self.calls: list[Callable[..., Any]] = [module for _, module in layers]
         if loss is not None:
             self.names.append("loss")
             self.calls.append(loss)
-        count = len(self.calls)
-        self.like = [*([] if like is None else like)]
-        self.like += range(len(self.like), count)
         self._stop = stop
-        # Pairs (layer that runs, layer whose output or input gradients it takes).
-        self._forwards = [(i, self.like[i - 1] if i else None) for i in range(count) if self.like[i] == i]
-        next_layer = {self.like[i]: self.like[i + 1] if i + 1 < count else None for i in range(count)}
-        last = {first: i for i, first in enumerate(self.like)}
-        self._backwards = sorted(next_layer.items(), key=lambda pair: last[pair[0]], reverse=True)
-
-    @property
-    def runs(self) -> list[int]:
-        """Indices of the layers that run, and of the loss."""
-        return [index for index, _ in self._forwards]
 
     def zero_grad(self) -> None:
-        """Clear the gradients of the layers that run, and of the loss."""
-        for index in self.runs:
-            if isinstance(module := self.calls[index], nn.Module):
+        """Clear the gradients of the layers and of the loss."""
+        for module in self.calls:
+            if isinstance(module, nn.Module):
                 module.zero_grad()
 
     def run(self, micro_batch: Any, observer: Observer, *, split: bool = False) -> None:
@@ -128,31 +101,20 @@ class LayerPass:
         Gradients are added to those of the parameters. With ``split``, the backward of each layer runs in two parts,
         as the actions I and W of a schedule.
         """
-        steps: dict[int, _Step] = {}
-        final = self.like[-1]
-        outputs: dict[int | None, Any] = {None: own_copy(micro_batch)}
-        consumers = Counter([source for _, source in self._forwards])
-        uses_left = consumers + Counter([final])
-        value = None
+        steps: list[_Step] = []
+        value = own_copy(micro_batch)
         with torch.enable_grad():
-            for index, source in self._forwards:
-                value = _take(outputs, uses_left, source)
-                if consumers[source] > 1:  # a layer may write into its input
-                    value = own_copy(value)
-                outputs[index], steps[index] = self._forward(index, value, observer)
+            for index in range(len(self.calls)):
+                value, step = self._forward(index, value, observer)
+                steps.append(step)
+                del step
+            gradients: graph_cut.Gradients = [torch.ones_like(leaf) for leaf in graph_cut.leaves(value)]
             del value
-            gradients: dict[int | None, graph_cut.Gradients] = {
-                None: [torch.ones_like(leaf) for leaf in graph_cut.leaves(outputs[final])]
-            }
-            outputs.clear()
-            uses_left = Counter([source for _, source in self._backwards])
-            for index, source in self._backwards:
-                gradients[index] = self._backward(
-                    index, steps.pop(index), _take(gradients, uses_left, source), observer, split
-                )
+            for index in reversed(range(len(self.calls))):
+                gradients = self._backward(index, steps.pop(), gradients, observer, split)
 
     def output(self, micro_batch: Any) -> Any:
-        """Run only the forwards and return the output as a message. The chain must have no equal layers."""
+        """Run only the forwards and return the output as a message."""
         value = own_copy(micro_batch)
         with torch.enable_grad():
             for index in range(len(self.calls)):
@@ -188,12 +150,6 @@ class LayerPass:
                 observer.input_gradients_done(index, None)
             observer.backward_ends(index)
         return step.received
-
-
-def _take(values: dict[int | None, Any], uses_left: Counter[int | None], key: int | None) -> Any:
-    """Return ``values[key]``, and remove it from ``values`` at its last use."""
-    uses_left[key] -= 1
-    return values[key] if uses_left[key] else values.pop(key)
 
 
 def fresh(nest: Any, device: torch.device | None = None) -> Any:

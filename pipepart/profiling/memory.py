@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ from ..capture import TensorSpec, tensor_specs, used_by
 from .allocations import Allocations
 from .costs import SavedTensor
 from .layer_pass import LayerPass, Observer
-from .operations import OperationLog
 
 
 @dataclass
@@ -45,15 +44,12 @@ class Memory:
         loss: byte counts of the loss alone: what it saves, and its workspace.
         saved: the memory kept from forward to backward, one entry per storage.
         outputs: the specs of each layer's outputs.
-        runs: a key for each layer. Keys are equal if inputs, outputs, arriving gradients and operations of two layers
-            have the same form.
     """
 
     layers: list[LayerBytes]
     loss: LayerBytes
     saved: tuple[SavedTensor, ...]
     outputs: list[tuple[TensorSpec, ...]]
-    runs: Sequence[Hashable]
 
 
 @dataclass
@@ -95,7 +91,6 @@ class MemoryCount(Allocations, Observer):
         self._passed: list[_Piece] = []
         self._packed: list[weakref.ref[_Saved]] = []
         self._specs: list[tuple[TensorSpec, ...]] = [()] * layers
-        self._operations = OperationLog()
 
     def add(self, model: nn.Module, part: LayerPass, value: Any, first: int = 0) -> None:
         """Count the memory of a part of the chain in two passes: with a whole backward and with a split backward.
@@ -122,10 +117,6 @@ class MemoryCount(Allocations, Observer):
         with split:
             part.run(value, split, split=True)
 
-    def run_of(self, index: int) -> Hashable:
-        """Return the key of a layer, as in ``Memory.runs``."""
-        return self._operations.of(index)
-
     def memory(self) -> Memory:
         """Return the memory of the whole chain, after all parts were added."""
         *layers, loss = self._costs
@@ -149,7 +140,7 @@ class MemoryCount(Allocations, Observer):
         for index, cost in enumerate(self._costs):
             cost.forward_workspace_bytes += self._unsaved_inputs(index)
         _count_loss_in(layers[-1], loss)
-        return Memory(layers, loss, tuple(saved), self._specs, [*map(self.run_of, range(len(layers)))])
+        return Memory(layers, loss, tuple(saved), self._specs)
 
     def _in_layers(self, indices: set[int]) -> set[int]:
         """Return the indices with that of the loss replaced by that of the last layer."""
@@ -163,12 +154,6 @@ class MemoryCount(Allocations, Observer):
             if index in piece.input_of and min(self._in_layers(piece.saved_by), default=index + 1) > index
         )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self._operations.add(func, args, kwargs)
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
     def forward_starts(self, index: int, value: Any) -> None:
         index += self._first
         tensors = dense_tensors(value)
@@ -181,8 +166,6 @@ class MemoryCount(Allocations, Observer):
             self._costs[index].input_bytes = sum(tensor.nbytes for tensor in tensors)
             for tensor in dense_tensors(used_by(value, index)):
                 self._piece(tensor).used_by.add(index)
-        self._operations.enter(index)
-        self._operations.add("input", value)
         self._in_forward = True
         self._known = frozenset(self._by_address)
         self.mark()
@@ -190,8 +173,6 @@ class MemoryCount(Allocations, Observer):
     def forward_ends(self, index: int, output: Any) -> None:
         index += self._first
         self._in_forward = False
-        self._operations.add("output", output)
-        self._operations.enter(None)
         tensors = dense_tensors(output)
         self._passed = [self._piece(tensor) for tensor in tensors]
         cost = self._costs[index]
@@ -212,13 +193,9 @@ class MemoryCount(Allocations, Observer):
         cost.forward_workspace_bytes = max(self.peak - self.start - newly_saved, 0)
 
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
-        self._operations.enter(self._first + index)
-        # Two otherwise equal layers differ if one of them produces the first gradient of a value that skips layers.
-        self._operations.add("gradients", [gradient is None for gradient in gradients])
         self.mark()
 
     def backward_ends(self, index: int) -> None:
-        self._operations.enter(None)
         self._costs[self._first + index].workspace_bytes = self.peak - self.start
 
     def _pack(self, tensor: Tensor) -> _Saved:

@@ -34,7 +34,6 @@ class Task:
         threads: number of intra-operation threads; None on an accelerator.
         devices: number of virtual devices that will share the CPU.
         seconds: time to spend on each micro-batch size.
-        share: whether to time only the first of several equal layers.
         stop: set this event to end the running pass early.
     """
 
@@ -44,7 +43,6 @@ class Task:
     threads: int | None
     devices: int
     seconds: float
-    share: bool
     stop: threading.Event
 
     @property
@@ -92,7 +90,6 @@ class Measured(NamedTuple):
         part: the profiled micro-batch, which is the largest.
         times: times of each layer, then of the loss if there is one.
         memory: memory of the layers.
-        like: for each layer, the index of the layer that was timed in its place; mostly its own index.
         repeats: number of times that each layer was timed, at least.
         scale: seconds of each micro-batch relative to their mean; empty if all have the same size.
     """
@@ -100,7 +97,6 @@ class Measured(NamedTuple):
     part: MicroBatch
     times: list[LayerTimes]
     memory: Memory
-    like: list[int]
     repeats: int
     scale: tuple[float, ...] = ()
 

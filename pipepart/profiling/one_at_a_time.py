@@ -23,7 +23,6 @@ from ..capture import Live, holds_meta, restored, shadow_parameters, state_of
 from ..data.arguments import Arguments
 from ..data.recorded import entered
 from ..data.split import MicroBatches
-from .equal_layers import EqualLayers
 from .layer_pass import LayerPass, fresh
 from .memory import MemoryCount
 from .method import Measured, Method, MicroBatch, Task
@@ -64,12 +63,10 @@ class OneAtATime(Method):
         return value, target
 
     def measure(self, part: MicroBatch, done: Callable[[float], None]) -> Measured:
-        """Measure the memory and the times of each layer; copy the times if an equal layer was timed before."""
+        """Measure the memory and the times of each layer."""
         task, layers, value = self.task, self.task.chain.layers, part.value
-        equal = EqualLayers(layers)
         count = MemoryCount(len(layers))
         times: list[LayerTimes] = []
-        like: list[int] = []
         repeats: list[int] = []
 
         def timed(single: LayerPass) -> LayerTimes:
@@ -84,9 +81,7 @@ class OneAtATime(Method):
                 with self._reads_refused(name):
                     count.add(layer, single, value, index)
                     output = single.output(value)
-                first = equal.first_like(index, count.run_of(index)) if task.share else index
-                like.append(first)
-                times.append(timed(single) if first == index else times[first])
+                times.append(timed(single))
             value = output
             done((index + 1) / len(layers))
         if part.loss is not None:
@@ -95,7 +90,7 @@ class OneAtATime(Method):
                 with self._reads_refused("loss"):
                     count.add(module, LayerPass([], part.counted_loss, task.stop), value, len(layers))
                 times.append(timed(LayerPass([], part.loss, task.stop)))
-        return Measured(part, times, count.memory(), like, min(repeats))
+        return Measured(part, times, count.memory(), min(repeats))
 
     def _reads_refused(self, name: str) -> AbstractContextManager[Any]:
         return ReadsRefused(name) if self._on_meta else nullcontext()

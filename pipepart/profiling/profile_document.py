@@ -36,8 +36,7 @@ class Profile(Document):
         device: the device that the layers were measured on or estimated for.
         threads: number of intra-operation threads while the layers were timed; None on an accelerator.
         torch_version: the installed version of torch.
-        notes: which modules of a recorded model were opened or left whole, and why; which layers were timed for equal
-            layers; whether times are estimates.
+        notes: which modules of a recorded model were opened or left whole, and why; whether times are estimates.
         roofline: the roofline that times were estimated from; None if they were measured.
         overhead: runtime overhead on this machine's CPU. Zero in the profile of a plan, which counts the overhead in
             the seconds of its layers, devices and links.

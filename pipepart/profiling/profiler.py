@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,11 +20,9 @@ from ..input_error import InputError, InputTypeError
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .all_at_once import AllAtOnce, Estimated
-from .analytic.calibration import roofline_of
 from .analytic.meta_tensors import META, refuse_autocast
 from .analytic.roofline import Roofline
 from .costs import Costs, LayerCost, LiveValue, Overhead
-from .equal_layers import sharing_notes
 from .method import Measured, Method, Task
 from .one_at_a_time import OneAtATime, needs_copies
 from .profile_document import Profile, check_optimizer
@@ -53,7 +50,6 @@ def profile(
     devices: int = 2,
     threads: int | None = None,
     seconds: float = 1.0,
-    share: bool = True,
     progress: bool | None = None,
     measure: bool = True,
     roofline: Roofline | None = None,
@@ -86,14 +82,11 @@ def profile(
             accelerator, or if layers are measured one at a time.
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
-        seconds: time to spend on each size; each layer is timed at least 20 times, even if this takes longer.
-        share: whether to time only the first of several equal layers; ``notes`` say how many are equal.
+        seconds: time to spend on each size; each layer is timed at least 12 times, even if this takes longer.
         progress: show a progress bar on standard error; by default if that is a terminal.
         measure: if False, no layer runs: bytes are counted on the meta device, seconds are estimated. The model may be
             on the meta device, and so may the sample if the model does not read its values.
-        roofline: with ``measure=False``, the speed to estimate for. By default it is fitted to a few layers that are
-            measured on ``device`` or, without it, on the model's device. For a model on the meta device, they are
-            measured on this machine's accelerator or CPU.
+        roofline: with ``measure=False``, the speed of the device to estimate for.
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
@@ -131,11 +124,8 @@ def profile(
     stop = threading.Event()
     modes = Modes.current()
     if roofline is not None:
-        threads = None  # a given roofline does not depend on it
-    elif not measure:
-        fit = partial(roofline_of, device, _dtype(model))
-        roofline = _on_own_thread(fit, threading.Event(), device, threads)
-    task = Task(layered, loss_fn, device, threads, devices, seconds, share, stop)
+        threads = None  # estimates do not depend on it
+    task = Task(layered, loss_fn, device, threads, devices, seconds, stop)
     if roofline is not None:
         method: Method = Estimated(task, roofline)
     else:
@@ -172,7 +162,7 @@ def profile(
         device=str(device) if roofline is None else roofline.device,
         threads=threads,
         torch_version=torch.__version__,
-        notes=tuple(_notes(layered, [result.like for result in measured], roofline)),
+        notes=tuple(_notes(layered, roofline)),
         roofline=roofline,
         overhead=Overhead() if roofline is not None or not on_cpu else _load_conditions(task, measured),
     )
@@ -190,12 +180,10 @@ def _writes_statistics(layer: nn.Module) -> bool:
     return any(norm.training and norm.track_running_stats for norm in norms)
 
 
-def _notes(layered: Chain, likes: Sequence[Sequence[int]], roofline: Roofline | None) -> list[str]:
-    """Return notes on opened modules and on layers timed for equal layers, or that times are estimates."""
+def _notes(layered: Chain, roofline: Roofline | None) -> list[str]:
+    """Return notes on opened modules, and a note if times are estimates."""
     notes = list(layered.opening.notes) if isinstance(layered, RecordedChain) else []
-    if roofline is not None:
-        return [*notes, roofline.note]
-    return [*notes, *dict.fromkeys(note for like in likes for note in sharing_notes(layered.layers, like))]
+    return notes if roofline is None else [*notes, roofline.note]
 
 
 def _place(
@@ -213,13 +201,17 @@ def _place(
             f"roofline=... states the speed, so nothing is measured on device={str(device)!r}: leave one out"
         )
     if not measure:
+        if roofline is None:
+            raise InputError(
+                "measure=False estimates times for a speed that it has to know: write for example "
+                "roofline=pipepart.Roofline.parse('cuda: 156 TFLOP/s, 1.5 TB/s, 5 us')"
+            )
         refuse_autocast()
     if device is None:
         home = next((p.device for p in model.parameters()), torch.device("cpu"))
         if home != META:
             return home
-        accelerator = None if measure else torch.accelerator.current_accelerator(check_available=True)
-        return accelerator or torch.device("cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(device)
     except RuntimeError as error:
@@ -230,10 +222,6 @@ def _place(
     if device.type == "cpu" or device.index is not None:
         return torch.device("cpu") if device.type == "cpu" else device
     return torch.device(device.type, torch.accelerator.current_device_index())
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _costs(count: int, measured: Measured) -> Costs:

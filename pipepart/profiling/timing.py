@@ -20,7 +20,7 @@ from .layer_pass import LayerPass, Observer, entrance
 
 Seconds = NDArray[np.float64]
 
-PASSES = (5, 50)  # minimum and maximum number of passes of each kind
+PASSES = (3, 50)  # minimum and maximum number of passes of each kind
 
 
 class LayerTimes(NamedTuple):
@@ -90,14 +90,13 @@ class LayerTimer:
 
         forward, whole = np.array(self._seconds["forward"]), backward("whole")
         inputs, weights = backward("input"), backward("weight")
-        times: dict[int, LayerTimes] = {}
-        for index in self._chain.runs:
-            module = self._chain.calls[index]
+        times: list[LayerTimes] = []
+        for index, module in enumerate(self._chain.calls):
             parts = _timing(whole[:, index]), Timing(), 0.0
             if isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters()):
                 parts = _split(whole[:, index], inputs[:, index], weights[:, index])
-            times[index] = LayerTimes(_timing(forward[:, index]), *parts)
-        return [times[first] for first in self._chain.like]
+            times.append(LayerTimes(_timing(forward[:, index]), *parts))
+        return times
 
     def _time(self, micro_batch: Any, split: bool) -> None:
         marks = _Marks(self._clock)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ..data.split import MicroBatches
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import told
@@ -42,8 +43,9 @@ from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step
 from .transport.compress import Compressed
-from .transport.cuda import Streams, any_pinned
+from .transport.cuda import Streams
 from .transport.links import Links
+from .transport.pinned import PinnedCopies
 from .transport.skips import Routes
 
 _BUSY = "the pipeline is busy: another thread, or a layer inside it, is in a step"
@@ -94,6 +96,7 @@ class Engine:
         self._names = [device.name for device in plan.workers]
         self._homes = homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes, self._rows)
+        self._pinned = PinnedCopies(homes, self._rows)
         self._routes = Routes(plan)
         self._compressed = Compressed(plan)
         self._copy_queues = copy_queues(plan, self._streams)
@@ -158,6 +161,7 @@ class Engine:
             raise
         finally:
             if self._claim is claim:
+                self._pinned.wait()
                 self._claim = None
 
     def new_step(
@@ -168,7 +172,6 @@ class Engine:
         forward: Step | None = None,
         recorder: Recorder | None = None,
         optimizers: Sequence[Optimizer | None] = (),
-        targets: Any = (),
         form: Hashable = None,
         seed: int | None = None,
     ) -> Step:
@@ -179,13 +182,12 @@ class Engine:
         return Step(
             order,
             self._stages,
-            inputs,
+            self._pinned.inputs(order.schedule, inputs),
             sink,
             forward=forward,
             optimizers=optimizers,
             recorder=recorder,
             streams=self._streams,
-            reads_pinned=self._streams is not None and any_pinned((inputs, targets)),
             emulation=self._emulation,
             routes=self._routes,
             compressed=self._compressed,
@@ -194,6 +196,18 @@ class Engine:
             table=self._links and self._links.table(form),
             seed=seed,
         )
+
+    def with_targets(self, order: Order, batch: MicroBatches, at_once: bool) -> MicroBatches:
+        """Return a mini-batch with its targets on the devices of the loss, if they are in pinned memory.
+
+        Args:
+            order: of the step.
+            batch: the mini-batch.
+            at_once: whether the loss is computed for the whole mini-batch at once.
+        """
+        if at_once:
+            return batch._replace(target=self._pinned.targets(order.schedule, [batch.target])[0])
+        return batch._replace(targets=list(self._pinned.targets(order.schedule, batch.targets)))
 
     def forwards(
         self, inputs: Sequence[Any], sink: LossSink, form: Hashable = None, seed: int | None = None

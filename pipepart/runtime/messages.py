@@ -12,7 +12,6 @@ from schedules import Kind, Schedule
 from ..autograd import graph_cut
 from .sinks import LossSink
 from .stage_run import StageRun
-from .transport.cuda import Streams
 from .transport.ranks import RankTransport
 from .transport.reductions import Reductions
 from .transport.threads import Key, ThreadTransport, Transport
@@ -25,7 +24,6 @@ class Messages:
         schedule, sink: of the step.
         inputs: the first stage's input for each micro-batch.
         mailboxes: of the workers.
-        streams: of the workers, if there are accelerators.
         reductions: over replicas on other ranks, if there are any.
         fail: ends the step; None in one process, where it would keep the step alive.
 
@@ -35,7 +33,6 @@ class Messages:
         remote: the part of it that carries them between ranks, if there are several.
         awaiting: for each worker the key of the message that it waits for.
         input_gradients: of each micro-batch's input, once the step has ended.
-        host_copies: events behind copies from the caller's pinned memory.
     """
 
     def __init__(
@@ -44,7 +41,6 @@ class Messages:
         sink: LossSink,
         inputs: Sequence[Any],
         mailboxes: ThreadTransport,
-        streams: Streams | None,
         reductions: Reductions | None,
         fail: Callable[[BaseException], None] | None,
     ) -> None:
@@ -53,12 +49,10 @@ class Messages:
         self.remote: RankTransport | None = None
         self.awaiting: list[Key | None] = [None for _ in schedule.actions]
         self.input_gradients: list[graph_cut.Gradients] = [()] * schedule.micro_batches
-        self.host_copies: list[torch.Event | torch.cuda.Event] = []
         self._schedule = schedule
         self._sink = sink
         self._inputs = inputs
         self._mailboxes = mailboxes
-        self._streams = streams
         self._reductions = reductions
         self._fail = fail
         self._is_first = [schedule.previous_stage(stage) is None for stage in range(schedule.stages)]
@@ -98,13 +92,6 @@ class Messages:
         """Before the step of a stage's optimizer, receive the factor of the gradients if another rank knows it."""
         if self.remote is not None and run.index in self.remote.corrected:
             self._sink.adopt_correction(float(self._recv(run.index, (Kind.OPT_STEP, run.index, 0))))
-
-    def send_output_and_note(self, run: StageRun, micro_batch: int, message: Any) -> None:
-        """Send the output, and record when copies from the caller's pinned memory are done."""
-        self.send_output(run, micro_batch, message)
-        if self._streams and (run.is_last or self._is_first[run.index]):
-            event = self._streams.behind_compute(self._worker_of[run.index])
-            self.host_copies += [] if event is None else [event]
 
     def recv_gradients(self, run: StageRun, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients that a backward starts from, for all roots of the stash."""

@@ -34,7 +34,6 @@ from schedules import Action, Kind
 
 from ..workers.modes import Modes
 from ..workers.process_settings import quick_turns
-from ..workers.streams import Wait, waits
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
 from .messages import Messages
@@ -70,7 +69,6 @@ class Step:
         forward: the step whose graphs this one goes backward through; None for one that has forwards.
         optimizers, recorder: for an order with optimizer steps; to take the times of actions and messages.
         streams: of the workers, if there are accelerators.
-        reads_pinned: whether inputs or targets are in pinned memory, which the caller may write when the step returns.
         emulation, routes: of virtual devices, and of live values that go past stages, if there are any.
         copy_queues: of the workers, if any stage offloads.
         links, table: to other ranks, and what is known of the messages that go there, if stages are on several.
@@ -103,7 +101,6 @@ class Step:
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
         streams: Streams | None = None,
-        reads_pinned: bool = False,
         emulation: DeviceEmulation | None = None,
         routes: Routes | None = None,
         copy_queues: Sequence[CopyQueue] = (),
@@ -129,14 +126,12 @@ class Step:
         self._mailboxes = ThreadTransport(schedule)
         self._reductions = links and links.reductions
         self._messages = messages = Messages(
-            schedule, sink, inputs, self._mailboxes, streams, self._reductions, links and self.fail
+            schedule, sink, inputs, self._mailboxes, self._reductions, links and self.fail
         )
         self.awaiting, self.input_gradients = messages.awaiting, messages.input_gradients
         transport: Transport = self._mailboxes
         if streams is not None:
             transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
-            if reads_pinned:
-                self._parts = {**PARTS, Kind.F: (*PARTS[Kind.F][:2], Messages.send_output_and_note)}
         if emulation is not None:
             transport = emulation.transport(transport, schedule)
             self._parts = _within(self._parts, lambda kind, run, _: emulation.computing(kind, run.index))
@@ -277,8 +272,6 @@ class Step:
         else:
             self.keys.finish()
         self._end()
-        for event in self._messages.host_copies:
-            waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
 
     def forget(self) -> None:
         """Release the failure and all tensors, which its traceback would keep alive."""

@@ -52,7 +52,10 @@ def test_a_sample_can_be_made_up_and_a_missing_loss_is_mentioned(run: Run) -> No
     result = run("profile models.py:tokens --input 6x3:int64:50 --time-budget 0 --json")
     assert json.loads(result.stdout)["inputs"] == [{"shape": [6, 3], "dtype": "int64"}]
     assert "Note: no loss function" in result.stderr
-    assert run("profile models.py:instance --input 4x8 --no-measure").exit_code == 0
+    assert run(f"profile models.py:instance --input 4x8 --no-measure {SPEED}").exit_code == 0
+    result = run("profile models.py:instance --input 4x8 --no-measure")
+    assert result.exit_code == 2
+    assert "add --roofline" in result.stderr
 
 
 def test_an_exception_of_a_layer_has_its_traceback(run: Run) -> None:

@@ -138,7 +138,7 @@ WRONG: dict[str, Wrong] = {
 
 def refused() -> dict[str, Any]:
     """Steps of one pipeline, and between them the calls that are refused."""
-    with small() as pipe:
+    with small(strict=True) as pipe:
         losses = [pipe.step(X, target=Y)]
         for name, wrong in WRONG.items():
             before = gradients(pipe)

@@ -75,12 +75,9 @@ def with_blocks(language: str) -> list[object]:
     return [pytest.param(page, id=page.stem) for page in pages]
 
 
-def test_the_gallery_has_every_schedule_and_the_readme_what_the_command_draws(directory: Path) -> None:
+def test_the_gallery_has_every_schedule() -> None:
     gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     assert re.findall(r"{schedule-picture} (\S+)", gallery) == list(schedules.names())
-    line = "simulate --schedule 1f1b --devices 4 --micro-batches 8 -o timeline.svg"
-    assert CliRunner().invoke(app, line.split()).exit_code == 0
-    assert (directory / "timeline.svg").read_text() == (ROOT / "docs/_static/timeline.svg").read_text()
 
 
 @pytest.mark.parametrize("page", with_blocks("python"))

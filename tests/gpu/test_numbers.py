@@ -149,13 +149,13 @@ def test_an_output_is_differentiated_in_the_graph_that_it_is_in(devices):
         plain.assert_close(gradients(whole), plain.gradients(reference), CLOSE)
 
 
-def test_prefetched_mini_batches_are_there_when_a_step_takes_them(devices):
+def test_pinned_mini_batches_are_there_when_a_step_reads_them(devices):
     model = late_chain(len(devices))
     reference = plain.twin(model)
     given = [sample(16, 64) for _ in range(6)]
     with cut_on(devices, model, borders(len(devices)), nn.MSELoss()) as pipe:
-        for x, y in pipe.prefetch(given):
-            pipe.step(x, target=y)
+        for x, y in given:
+            pipe.step(x.pin_memory(), target=y.pin_memory())
     for x, y in given:
         plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_close(gradients(model), plain.gradients(reference), CLOSE)

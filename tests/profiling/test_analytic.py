@@ -13,8 +13,6 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import CaptureError, Cluster, Profile, Roofline
 from pipepart.profiling import Costs
-from pipepart.profiling.analytic.calibration import Sample, fitted
-from pipepart.profiling.analytic.work import Work
 from tests.capture.families import FAMILIES
 from tests.support.two_parts import SPLITS
 
@@ -143,7 +141,7 @@ def test_nothing_runs_and_nothing_changes() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     sample = torch.randn(8, 4)
     state = torch.get_rng_state()
-    pipepart.profile(model, sample, measure=False)
+    pipepart.profile(model, sample, measure=False, roofline=CPU)
     assert set(ran) == {"meta"}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -167,29 +165,6 @@ def test_times_follow_from_the_roofline() -> None:
     launch = Roofline(device="cpu", flops_per_second=1e15, bytes_per_second=1e15, seconds_per_operation=1.0)
     made = pipepart.profile(model, torch.randn(16, 64), measure=False, roofline=launch)
     assert [cost.forward.seconds for cost in made.costs[0].layers] == pytest.approx([1, 1])
-
-
-def test_a_roofline_that_is_fitted_explains_its_times() -> None:
-    truth = Roofline(device="cpu", flops_per_second=4e10, bytes_per_second=8e9, seconds_per_operation=7e-6)
-    shapes = [(2.0**n * 1e5, 2.0 ** (m + n) * 1e4) for n in range(8) for m in range(4)]
-    work = [[Work(flops, moved), Work(0.0, moved)] for flops, moved in shapes]
-    found = fitted("cpu", [Sample(own, truth.seconds(own)) for own in work])
-    assert found.flops_per_second == pytest.approx(truth.flops_per_second, rel=1e-3)
-    assert found.bytes_per_second == pytest.approx(truth.bytes_per_second, rel=1e-3)
-    assert found.seconds_per_operation == pytest.approx(truth.seconds_per_operation, rel=1e-3)
-
-
-def test_layers_of_this_machine_are_the_default() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    made = pipepart.profile(model, torch.randn(8, 8), measure=False)
-    assert made.roofline is not None
-    assert made.roofline.device == made.device == "cpu"
-    assert made.notes == (made.roofline.note,)
-    assert "estimates" in made.notes[0]
-    fitted = pipepart.calibrate(
-        Gated(nn.Linear(8, 8), nn.Sequential(nn.ReLU())), torch.randn(8, 8), seconds=0
-    )
-    assert fitted.flops_per_second > 0
 
 
 def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
@@ -236,8 +211,8 @@ def test_what_cannot_be_estimated_is_refused() -> None:
         pipepart.profile(model, x, measure=False, roofline=CPU)
     with pytest.raises(CaptureError, match="recurrent"):
         pipepart.profile(nn.Sequential(nn.GRU(4, 4)), x[:, None], measure=False, roofline=CPU)
-    with pytest.raises(ValueError, match="real device"):
-        pipepart.calibrate(model.to("meta"), x)
+    with pytest.raises(ValueError, match=r"roofline=pipepart\.Roofline\.parse"):
+        pipepart.profile(model, x, measure=False)
     for text in ("312 TFLOP/s", "cuda: 0 TFLOP/s, 2.0 TB/s", "cuda: 1.2.3 TFLOP/s, 2.0 TB/s"):
         with pytest.raises(ValueError, match="is not a roofline: write for example"):
             Roofline.parse(text)

@@ -23,9 +23,7 @@ def costs_of(*modules: nn.Module, **options) -> Costs:
 def test_the_seconds_of_a_layer_are_those_of_its_own_work(monkeypatch):
     counted_in_place_of_time(monkeypatch)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(1), Block(10))
-    profile = pipepart.profile(
-        model, torch.randn(N, WIDTH), micro_batches=[1, 4], seconds=0, devices=1, share=False
-    )
+    profile = pipepart.profile(model, torch.randn(N, WIDTH), micro_batches=[1, 4], seconds=0, devices=1)
     for costs in profile.costs:
         elements = N // costs.micro_batches * WIDTH
         assert [layer.forward.seconds for layer in costs.layers] == [0, elements, 10 * elements]

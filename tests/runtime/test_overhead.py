@@ -46,10 +46,13 @@ def test_it_is_measured_once_by_a_pipeline_of_two_workers_and_leaves_no_trace():
     assert time.perf_counter() - begin < 60
 
 
+SPEED = pipepart.Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")
+
+
 def test_a_measured_profile_has_the_overhead_and_an_estimated_one_has_none(monkeypatch: pytest.MonkeyPatch):
     runtime = Overhead(action_seconds=1.5, message_seconds=0.5)
     monkeypatch.setattr(measure, "measured_overhead", lambda: runtime)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(8, 4)
     found = pipepart.profile(model, x, seconds=0, devices=1).overhead
     assert (found.action_seconds, found.message_seconds, found.devices) == (1.5, 0.5, 1)
-    assert pipepart.profile(model, x, measure=False).overhead == Overhead()
+    assert pipepart.profile(model, x, measure=False, roofline=SPEED).overhead == Overhead()

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from pipepart.capture import CaptureError
-from pipepart.data.copy_ahead import Copied, CopyAhead
 from pipepart.runtime.engine import Engine
 from pipepart.runtime.sinks import loss_sink
 from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.cuda import Streams
-from pipepart.workers.streams import Wait, on_streams, waits
+from pipepart.workers.streams import Wait, waits
 from tests.support.late_scenarios import (
     copies_side_by_side,
     differentiated_again,
@@ -28,7 +27,7 @@ from tests.support.late_scenarios import (
     offloaded_steps,
     outputs_that_another_thread_frees,
     pinned_and_written,
-    prefetched,
+    pinned_steps,
     scaled_copies_side_by_side,
     shared_forwards,
     shared_steps,
@@ -42,7 +41,7 @@ from tests.support.late_scenarios import (
     targets_elsewhere,
     zeroed_aside,
 )
-from tests.support.on_devices import TWO, late
+from tests.support.on_devices import late
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
@@ -74,8 +73,8 @@ SHOWS_IN: list[tuple[Wait, Scenario]] = [
     (Wait.RELOAD_BEHIND_COMPUTE, offloaded_steps),
     (Wait.COMPUTE_BEHIND_RELOAD, offloaded_steps),
     (Wait.COMPUTE_BEHIND_RELOAD, offloaded_shared_steps),
-    (Wait.CALLER_BEHIND_PREFETCH, prefetched),
-    (Wait.HELD_FOR_STEP, prefetched),
+    (Wait.CALLER_BEHIND_PINNED, pinned_steps),
+    (Wait.HELD_FOR_STEP, pinned_steps),
 ]
 TRIED_BELOW = {Wait.PACE, Wait.COPY_BEHIND_HOST_COPY}
 
@@ -108,7 +107,7 @@ SCENARIOS = list(dict.fromkeys([*(scenario for _, scenario in SHOWS_IN), *WITH_A
 
 QUICK = {
     *(steps, forwards, shared_steps, targets_elsewhere, skipping_steps, offloaded_steps),
-    *(prefetched, copies_side_by_side, input_gradients, differentiated_aside, loaded_on_a_device),
+    *(pinned_steps, copies_side_by_side, input_gradients, differentiated_aside, loaded_on_a_device),
 }
 
 
@@ -188,23 +187,6 @@ def test_a_backward_has_a_leaf_on_each_device(monkeypatch):
     assert everywhere is not None
     monkeypatch.setattr(Engine, "devices", property(lambda engine: everywhere(engine)[:1]))
     assert is_wrong(differentiated_aside)
-
-
-def test_a_step_waits_for_what_the_loader_has_made_on_a_device(monkeypatch):
-    copy = CopyAhead.__call__
-
-    def copy_alone(ahead: CopyAhead, batch: Any) -> Copied:
-        copied = copy(ahead, batch)
-        return copied._replace(events=copied.events[:2])  # those of the copies to the two devices
-
-    def trained_aside(seed: int | None) -> None:
-        """On other streams than the loader's, behind which all would be anyway."""
-        with on_streams([torch.Stream(torch.device(device)) for device in TWO]):
-            loaded_on_a_device(seed)
-
-    trained_aside(0)
-    monkeypatch.setattr(CopyAhead, "__call__", copy_alone)
-    assert is_wrong(trained_aside)
 
 
 def test_a_scale_is_made_by_the_caller(monkeypatch):

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import schedules
 from pipepart import Pipeline
 from pipepart.capture import flatten
+from pipepart.runtime.transport.pinned import PinnedCopies
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import plan_by_hand
@@ -271,35 +273,35 @@ def outputs_that_another_thread_frees(seed: int | None) -> None:
 
 
 def pinned_and_written(seed: int | None) -> None:
-    """A mini-batch in pinned memory, which the caller fills anew as soon as the step returns."""
-    model = chain()
-    reference = plain.twin(model)
-    x, y = sample(2 * PARTS, 5)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
-    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe:
-        x, y = x.pin_memory(), y.pin_memory()
-        with late(seed):
-            pipe.step(x, target=y)
+    """Inputs in pinned memory, which the caller fills anew as soon as the copies are done."""
+    copies = PinnedCopies([torch.device(device) for device in TWO], range(2))
+    inputs = [sample(2, 5)[0] for _ in range(PARTS)]
+    pinned = [x.pin_memory() for x in inputs]
+    schedule = schedules.build("1f1b", devices=2, micro_batches=PARTS)
+    with late(seed):
+        copied = copies.inputs(schedule, pinned)
+        copies.wait()
+        for x in pinned:
             x.zero_()
-            y.zero_()
-            plain.assert_same(gradients(model), plain.gradients(reference))
+        assert all(copy.device == torch.device(TWO[0]) for copy in copied)
+        assert all(copy.cpu().equal(x) for copy, x in zip(copied, inputs, strict=True))
 
 
-def prefetched(seed: int | None) -> None:
+def pinned_steps(seed: int | None) -> None:
+    """Pinned mini-batches, whose copies are queued while the devices still compute the step before."""
     model = chain()
     reference = plain.twin(model)
     given = [sample(2 * PARTS, 5) for _ in range(5)]
     with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe, late(seed):
-        for x, y in pipe.prefetch(given):
-            pipe.step(x, target=y)
-            del x, y
+        for x, y in given:
+            pipe.step(x.pin_memory(), target=y.pin_memory())
         for x, y in given:
             plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
         plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def loaded_on_a_device(seed: int | None) -> None:
-    """A loader that computes on the second device, and a splitter that computes on both."""
+    """Inputs that are computed on the second device, and a splitter that computes on both."""
 
     def split(batch: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
         x, y = batch
@@ -310,9 +312,8 @@ def loaded_on_a_device(seed: int | None) -> None:
     given = [sample(2 * PARTS, 5) for _ in range(5)]
     moved = [(x.to(TWO[1]), y) for x, y in given]
     with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS, split=split) as pipe, late(seed):
-        for x, y in pipe.prefetch((x * 2, y) for x, y in moved):
-            pipe.step(x, target=y)
-            del x, y
+        for x, y in moved:
+            pipe.step(x * 2, target=y)
         for pair in given:
             x, y = (torch.cat([one[part::PARTS] for part in range(PARTS)]) for one in pair)
             plain.micro_batched_step(reference, x * 2, y, nn.MSELoss(), PARTS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from .. import options
 from ..errors import with_exit_status
 from ..options import option
@@ -38,12 +36,6 @@ def profile_command(
     dtype: options.Dtype = None,
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
-    share: Annotated[
-        bool,
-        typer.Option(
-            "--share/--no-share", help="Time only one of several equal layers.", rich_help_panel="Profiling"
-        ),
-    ] = True,
     measure_times: options.Measure = True,
     roofline: options.RooflineOf = None,
     as_json: options.AsJson = False,
@@ -72,7 +64,6 @@ def profile_command(
         device=torch_device("--device", device) if device else None,
         threads=threads,
         seconds=time_budget,
-        share=share,
         measure=measure_times,
         roofline=read_roofline(roofline, measure_times),
     )

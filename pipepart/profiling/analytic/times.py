@@ -90,8 +90,7 @@ def estimate_times(
         first_seconds, later_seconds = (roofline.seconds(work[part, index]) for work in (first, later))
         return Timing(seconds=(first_seconds + (micro_batches - 1) * later_seconds) / micro_batches)
 
-    times = {
-        index: LayerTimes(*(timing(part, index) for part in _PARTS), split_seconds=0.0)
-        for index in chain.runs
-    }
-    return [times[representative] for representative in chain.like]
+    return [
+        LayerTimes(*(timing(part, index) for part in _PARTS), split_seconds=0.0)
+        for index in range(len(chain.calls))
+    ]

@@ -37,8 +37,6 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from schedules import Kind, Schedule
 
@@ -168,11 +166,6 @@ class Streams:
             return done
 
         return do_in_time
-
-    def behind_compute(self, worker: int) -> torch.Event | torch.cuda.Event | None:
-        """Return an event after everything that the worker has queued; None on a CPU."""
-        compute = self._compute(worker)
-        return None if compute is None else sleeping_event(compute)
 
     def of_host_copies(self, worker: int) -> torch.Stream:
         """Return the stream on the worker's device that its copies to and from the host go out on."""
@@ -332,8 +325,3 @@ def are_joined(one: torch.device, other: torch.device) -> bool:
     if one.type != "cuda" or other.type != "cuda":
         return True
     return torch.cuda.can_device_access_peer(one, other)
-
-
-def any_pinned(nest: Any) -> bool:
-    """Return whether any tensor of a nest is in pinned memory, from which copies do not hold up the host."""
-    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in pytree.tree_leaves(nest))

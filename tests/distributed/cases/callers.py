@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 import pipepart
 from pipepart.ranks import under_torchrun
@@ -199,15 +198,6 @@ def behind_another_layer() -> dict[str, Any]:
             found["losses"].append((one, other)[number % 2].step(before(x), target=y))
         found["gradients"], found["other"] = gradients(one), gradients(other)
     return {**found, "before": [p.grad for p in before.parameters()]}
-
-
-@on(3)
-def prefetched() -> dict[str, Any]:
-    data = TensorDataset(*drawn_batches([20])[0])
-    loader = DataLoader(data, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3))
-    with small() as pipe:
-        losses = [pipe.step(x, target=y) for x, y in pipe.prefetch(loader)]
-        return {"losses": losses, "gradients": gradients(pipe)}
 
 
 @on(3)

@@ -1,0 +1,93 @@
+"""Copies a mini-batch in pinned memory to accelerators, on a stream of their own each.
+
+The copies for a step run while the devices still compute the step before::
+
+    copy stream        copy ──▶ event
+    caller's stream               └─▶ waits, as do the workers' streams, which wait for the caller's
+    caller's thread    queue the copies ──▶ queue the step ──▶ wait for the copies, and return
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from schedules import Kind, Schedule
+
+from ...autograd.own_copy import own_copy, tensors
+from ...workers.streams import Wait, has_streams, on_streams, sleeping_event, waits
+
+
+class PinnedCopies:
+    """The copies from the caller's pinned memory to the workers' devices. Used by the caller's thread.
+
+    Args:
+        homes: the device of each worker.
+        local: the workers of this process.
+    """
+
+    def __init__(self, homes: Sequence[torch.device], local: Sequence[int]) -> None:
+        self._homes = {row: homes[row] for row in local if has_streams(homes[row])}
+        self._streams: dict[torch.device, torch.Stream] = {}
+        self._events: list[torch.Event | torch.cuda.Event] = []
+
+    def inputs(self, schedule: Schedule, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs of the micro-batches, with copies in place of pinned tensors."""
+        if not self._homes or not any_pinned(inputs):
+            return inputs
+        readers = {
+            action.micro_batch or 0: home
+            for row, home in self._homes.items()
+            for action in schedule.actions[row]
+            if action.kind is Kind.F and schedule.previous_stage(action.stage) is None
+        }
+        return self._copied(inputs, readers)
+
+    def targets(self, schedule: Schedule, targets: Sequence[Any]) -> Sequence[Any]:
+        """Return the targets of the micro-batches, with copies in place of pinned tensors.
+
+        A single target for several micro-batches is copied to the device of the last of them.
+        """
+        if not self._homes or not any_pinned(targets):
+            return targets
+        readers = {
+            (action.micro_batch or 0) % len(targets): home
+            for row, home in self._homes.items()
+            for action in schedule.actions[row]
+            if action.kind is Kind.F and schedule.next_stage(action.stage) is None
+        }
+        return self._copied(targets, readers)
+
+    def wait(self) -> None:
+        """Wait until the caller may write its pinned memory again."""
+        events, self._events = self._events, []
+        for event in events:
+            waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
+
+    def _copied(self, nests: Sequence[Any], readers: Mapping[int, torch.device]) -> list[Any]:
+        """Copy the pinned tensors of each nest to the device of its reader, if that is in this process."""
+        streams = {home: self._streams.setdefault(home, torch.Stream(home)) for home in {*readers.values()}}
+        copied = list(nests)
+        for place, home in readers.items():
+            pinned = [tensor for tensor in tensors(nests[place]) if tensor.is_pinned()]
+            with on_streams([streams[home]]):
+                moved = own_copy(pinned, lambda tensor, home=home: tensor.to(home, non_blocking=True))
+            by_id = {id(old): new for old, new in zip(pinned, moved, strict=True)}
+            copied[place] = pytree.tree_map_only(
+                Tensor, lambda tensor, by_id=by_id: by_id.get(id(tensor), tensor), nests[place]
+            )
+            for tensor in moved:  # it is allocated on the copy stream, and freed behind the step
+                waits.hold(Wait.HELD_FOR_STEP, tensor, torch.accelerator.current_stream(home))
+        for home, stream in streams.items():
+            self._events.append(event := sleeping_event(stream))
+            waits.wait(Wait.CALLER_BEHIND_PINNED, torch.accelerator.current_stream(home), event)
+        return copied
+
+
+def any_pinned(nest: Any) -> bool:
+    """Return whether any tensor of a nest is in pinned memory, from which copies do not hold up the host."""
+    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in pytree.tree_leaves(nest))
