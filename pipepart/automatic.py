@@ -91,7 +91,7 @@ def plan_for(
         optimizer=optimizer_state,
         devices=len(cluster),
         threads=cluster.devices[0].threads,
-        measure=not holds_meta(chain.model),
+        device=cluster.devices[0].torch_device if holds_meta(chain.model) else None,
     )
     make_plan = partial(
         plan,

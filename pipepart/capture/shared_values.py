@@ -7,29 +7,30 @@ from types import CellType, ModuleType
 
 from torch import nn
 
-from .recorded.python_state.contents import Snapshot
-from .recorded.python_state.places import Place
+from .recorded.python_state.snapshot import Snapshot
 from .recorded.python_state.surroundings import Surroundings
+from .recorded.python_state.values import UNCHANGED, Holder
 
 
 def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> bool:
     """Return True if two layers of a model hold the same list, dict, object, generator or plain tensor.
 
-    Parameters, buffers and modules do not count. What the code of the layers finds in globals does.
+    Parameters, buffers, modules, functions and what nothing changes do not count. What the code of the layers finds in
+    globals does.
     """
     surroundings = Surroundings(model)
-    holders: dict[
-        int, tuple[nn.Module, Place]
-    ] = {}  # the place keeps its owner, so that no other gets its id
+    # The holder keeps its owner, so that no other object gets the id.
+    holders: dict[int, tuple[nn.Module, Holder]] = {}
     for layer in dict.fromkeys(layer for _, layer in layers):
-        for place in filter(_is_value, Snapshot(layer, surroundings.places((), layer)).places):
-            if holders.setdefault(id(place.owner), (layer, place))[0] is not layer:
+        snapshot = Snapshot(layer, surroundings.holders((), layer))
+        for holder in (holder for holder, _ in snapshot.found if _is_value(holder)):
+            if holders.setdefault(id(holder.owner), (layer, holder))[0] is not layer:
                 return True
     return False
 
 
-def _is_value(place: Place) -> bool:
-    """Return False for the attributes of a module or class, the globals of a file and the variables of a closure."""
-    if place.is_module or isinstance(place.owner, type | ModuleType | CellType):
+def _is_value(holder: Holder) -> bool:
+    """Return False for what nothing changes, attributes of modules and classes, globals, functions and closures."""
+    if holder.is_module or isinstance(holder.owner, (type, ModuleType, CellType, *UNCHANGED)):
         return False
-    return not (isinstance(place.owner, dict) and "__builtins__" in place.owner)
+    return not (isinstance(holder.owner, dict) and "__builtins__" in holder.owner)

@@ -210,7 +210,6 @@ Devices = Annotated[
     option(
         "N|NAMES",
         "Number of accelerators, or of virtual CPU devices; or torch devices as in cuda:0,cuda:1.",
-        group="Devices",
     ),
 ]
 Optimizer = Annotated[
@@ -253,12 +252,10 @@ RooflineOf = Annotated[
         group="Profiling",
     ),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel="Output")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Output = Annotated[
     Path | None,
-    option("FILE.json", "Save the JSON in a file.", _json_file, names=("--output", "-o"), group="Output"),
+    option("FILE.json", "Save the JSON in a file.", _json_file, names=("--output", "-o")),
 ]
 # The parsers of these make pairs and lists, which Typer has no annotation for.
 Pin = Annotated[

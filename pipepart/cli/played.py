@@ -12,13 +12,12 @@ from schedules import Schedule, StageCosts, Timeline
 from schedules.analysis.chrome_trace import Traced, to_trace
 from schedules.pictures.draw import Panel
 
-from ..cluster import Device
 from ..planning import Plan
 from .described_stages import DescribedStages
 from .results import SimulatedDevice, SimulatedStep
 from .what_if import reordered, simulate_order
 
-_MOST_ROWS = 64  # of a table; above it one replica of each class of alike ones is shown
+_MOST_ROWS = 64  # of a table; above it only the first replica is shown, alone
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Played:
         timeline: of all devices.
         costs: of its stages.
         names: of the devices.
-        drawn: the timeline of the devices that are shown: one replica of each class of alike ones if there are many.
+        drawn: the timeline of the devices that are shown: the first replica alone if there are many.
         rows: names of the devices that are shown.
         needs, limits: bytes of these devices; empty without a plan.
     """
@@ -115,9 +114,8 @@ def play_plan(
     names = [device.name for device in moved.workers]
     shown, rows, drawn = moved, names, timeline
     if order is None and len(names) > _MOST_ROWS and moved.replicas > 1:
-        shown, classes = moved.one_of_each()
-        drawn = moved.simulate_shown(shown, classes)
-        rows = _with_sizes(shown.workers, classes.sizes)
+        shown = moved.first_replica
+        drawn, rows = shown.simulate(), [device.name for device in shown.workers]
     return Played(
         timeline,
         moved.stage_costs(),
@@ -144,13 +142,3 @@ def play_numbers(stages: DescribedStages, order: Schedule, latency: float, searc
     timeline = schedules.simulate(order, costs)
     names = [f"device {row}" for row in range(order.devices)]
     return Played(timeline, costs, names, timeline, names)
-
-
-def _with_sizes(workers: Sequence[Device], sizes: Sequence[int]) -> list[str]:
-    """Return the names of the devices of one replica of each class, with the number of replicas that are like it."""
-    each = len(workers) // len(sizes)
-    counts = [size for size in sizes for _ in range(each)]
-    return [
-        device.name if size == 1 else f"{device.name} (1 of {size} alike)"
-        for device, size in zip(workers, counts, strict=True)
-    ]

@@ -13,6 +13,7 @@ from .output import write_bytes, write_text
 if TYPE_CHECKING:
     from .played import Played
 
+_WIDTH = 900  # pixels of a picture
 _CONTENTS = {
     ".svg": "a picture",
     ".png": "a picture",
@@ -41,14 +42,13 @@ def check_suffixes(files: Sequence[Path], schedules: int) -> None:
             raise UsageError(f"-o {file} needs Pillow: pip install 'pipepart[png]', or save a .svg")
 
 
-def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str, width: int) -> None:
+def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str) -> None:
     """Write each file.
 
     Args:
         files: of ``-o``.
         played: the simulated steps; several share a picture.
         result: the figures as JSON.
-        width: of a picture, in pixels.
 
     Raises:
         UsageError: a file cannot be written, or the steps have too many devices for a picture.
@@ -60,9 +60,9 @@ def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str
         panels = [each.panel for each in played]
         try:
             if file.suffix == ".svg":
-                write_text(file, picture_svg(panels, None, width, None, False))
+                write_text(file, picture_svg(panels, None, _WIDTH, None, False))
             elif file.suffix == ".png":
-                write_bytes(file, picture_png(panels, None, width, None, 2.0))
+                write_bytes(file, picture_png(panels, None, _WIDTH, None, 2.0))
         except PictureError as error:
             raise UsageError(f"-o {file}: {error}") from None
         if file.suffix == ".csv":

@@ -19,7 +19,7 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 4. **Closing the gap** (``bracket.py``). The first T is just below the upper bound. The answer is usually no, so one
    decision proves the cut optimal. Otherwise each answer lowers the upper bound or raises the lower bound.
 5. **Too many downsets** (``beam.py``). A search among the downsets with the smallest crossing improves the cut, which
-   may leave few enough downsets for steps 2 to 4. Otherwise decisions at small T raise the lower bound.
+   may leave few enough downsets for steps 2 to 4. Otherwise the cut is not proven, and its lower bound is the work.
 
 Invariants:
 
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 
 from schedules.searching.clock import Clock, OutOfTime
 
-from .beam import raise_bound, search_beam
+from .beam import search_beam
 from .bracket import RESOLUTION, Bracket
 from .even_split import even_split
 from .exact.capacity import Capacity
@@ -45,8 +45,6 @@ from .exact.downsets import Downsets, blocks, downsets
 from .exact.execution_order import best_interval_split
 from .problem import Problem, Split
 
-FEW = 3000  # size of the thinned family of borders that is searched first
-ENOUGH = 5e-4  # gap at which that search stops, as a fraction of the bottleneck
 MOST_BITS = 2**30  # maximum size of all downsets in memory: 128 MB
 
 
@@ -119,15 +117,8 @@ def _close_gap(bracket: Bracket, effort: Effort) -> bool:
     if sets is None and bracket.split:
         search_beam(bracket)
         sets = _borders_below(bracket, most)
-    if sets is not None:
-        if bracket.split and len(sets) > FEW:
-            # The best cut usually has the borders with the smallest crossing. Then the whole family only proves it.
-            likely = Decider(problem, sets.thinned(FEW), clock, effort.pairs)
-            bracket.close(likely, ENOUGH, complete=False)
-        if bracket.close(Decider(problem, sets, clock, effort.pairs)):
-            return True
-    if bracket.split:
-        raise_bound(bracket)
+    if sets is not None and bracket.close(Decider(problem, sets, clock, effort.pairs)):
+        return True
     return bracket.split is not None and bracket.is_closed()
 
 

@@ -62,18 +62,17 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
         step = mean work of a device + (work of the busiest - mean) + sums of gradients + messages + ramp
                                         ─────── imbalance ───────
     """
-    shown, classes = plan.one_of_each()
-    timeline = plan.simulate_shown(shown, classes)
+    timeline = plan.simulate()
     step, sums = timeline.makespan, _seconds_of_sums(timeline)
     work = [busy - own for busy, own in zip(timeline.busy, sums, strict=True)]
     row = max(range(len(work)), key=lambda device: work[device])
-    device, mean, most = shown.workers[row].name, sum(work) / len(work), work[row]
+    device, mean, most = plan.workers[row].name, sum(work) / len(work), work[row]
     numbers = sorted({number % len(plan.stages) for number in timeline.schedule.stages_of(row)})
     if len(work) == 1:
         unused = len(plan.cluster) - 1
         rest = f"{counted(unused, 'other device')} {'is' if unused == 1 else 'are'} unused"
         return f"All stages are on {device}: {rest if unused else 'there is nothing to balance'}.", numbers
-    without_messages = _with_free_messages(shown, timeline)
+    without_messages = _with_free_messages(plan, timeline)
     parts = {
         "imbalance": most - mean,
         "sums": max(sums),
@@ -123,11 +122,11 @@ def _slower_than_one_device(plan: Plan) -> list[str]:
     ]
 
 
-def _with_free_messages(shown: Plan, timeline: Timeline) -> float:
+def _with_free_messages(plan: Plan, timeline: Timeline) -> float:
     """Return the seconds of the step if messages took no time."""
     if not timeline.transfers:
         return timeline.makespan
-    free = replace(shown.stage_costs(), latency=0.0, bandwidth=float("inf"), ports={})
+    free = replace(plan.stage_costs(), latency=0.0, bandwidth=float("inf"), ports={})
     return schedules.simulate(timeline.schedule, free).makespan
 
 

@@ -43,9 +43,7 @@ def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) 
         compact: show only some of the alternatives.
         trace: measured steps of it, which the findings take into account.
     """
-    shown, classes = plan.one_of_each()
-    if len(plan.cluster) <= _MOST_ROWS:
-        shown = plan
+    shown = plan if len(plan.cluster) <= _MOST_ROWS else plan.first_replica
     reports: list[RenderableType] = [
         *findings_report(plan, trace),
         plan_summary(plan),
@@ -53,10 +51,7 @@ def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) 
         memory_table(shown),
     ]
     if shown is not plan:
-        sizes = ", ".join(map(str, classes.sizes))
-        reports.append(
-            f"Only the devices of one replica of each class of alike ones are shown; their sizes: {sizes}."
-        )
+        reports.append("Only the first replica is shown, with the step that it would have alone.")
     if (borders := borders_table(plan)) is not None:
         reports.append(borders)
     if plan.prediction is not None and plan.alternatives:
@@ -65,8 +60,7 @@ def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) 
             reports.append(alternatives_options(plan))
     if any(stage.load_seconds for stage in plan.stages):
         names = [device.name for device in shown.workers]
-        timeline = plan.simulate() if shown is plan else plan.simulate_shown(shown, classes)
-        reports.append(drawn_timeline(timeline, "Predicted timeline of one step", names))
+        reports.append(drawn_timeline(shown.simulate(), "Predicted timeline of one step", names))
     return reports
 
 

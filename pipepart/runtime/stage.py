@@ -143,6 +143,10 @@ class Stage:
         if self._regions is not None:
             self._regions.begin()
 
+    def finish(self) -> None:
+        """Called after a step, when no worker runs."""
+        self._keyed.finish()
+
     def run_layers(
         self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass
     ) -> tuple[Any, bool, list[int]]:
@@ -166,15 +170,14 @@ class Stage:
                         self.guard.made(micro_batch, index, value)
                 return value, repeatable, ends
             unkeyed = self._keyed.unkeyed(which)
-            with self._keyed.watched_generators(which):
-                for index, run_layer in enumerate(self._calls):
-                    running = (index,)
-                    if unkeyed[index]:
+            for index, run_layer in enumerate(self._calls):
+                running = (index,)
+                if unkeyed[index]:
+                    value = run_layer(value)
+                else:
+                    with self._keyed.drawing(index, micro_batch, keys, which):
                         value = run_layer(value)
-                    else:
-                        with self._keyed.drawing(index, micro_batch, keys, which):
-                            value = run_layer(value)
-                    ends.append(_get_sequence_nr())
+                ends.append(_get_sequence_nr())
         except BaseException as error:
             name = "second forward" if which is ForwardPass.SECOND else "forward"
             add_note(error, f"{LAYER}in the {name} of {self.name(running)}")

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..analysis.timeline import Timeline
 from ..core.action import Kind
-from ..core.dependencies import Dependencies, dependencies
+from ..core.dependencies import CODE, Dependencies, dependencies
 from ..core.schedule import Schedule
-from .memory import is_recomputed, largest
+from ..core.stash import count_changes
+from .memory import largest
 
 # The columns of a table of moments.
 STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W, RUNS_FIRST_B, OF_WEIGHTS = (
@@ -64,10 +65,11 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
     """
     schedule = timeline.schedule
     found = dependencies(schedule)
-    adds, releases = _changes(found)
+    adds, releases = count_changes(found)
     starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
     peaks = np.where(found.is_kind(Kind.F, Kind.RECOMPUTE), ends, (starts + ends) / 2)
     spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
+    messages = _messages(schedule, found)
     for device, (first, last) in enumerate(spans):
         stages = schedule.stages_of(device)
         table = np.zeros((last - first, len(stages), COLUMNS), dtype=np.int64)
@@ -80,29 +82,14 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
         kept[1:][rows[:-1], column[:-1]] += releases[first : last - 1]
         table[:, :, :3] = np.cumsum(kept, axis=0)
         for kind, runs in _RUNS.items():
-            of_kind = np.flatnonzero(found.is_kind(kind)[first:last])
+            of_kind = np.flatnonzero(found.code[first:last] == CODE[kind])
             table[of_kind, column[of_kind], runs] = 1
-        table[:, :, INPUTS : GRADIENTS + 1] = _waiting(schedule, found, device, ends, peaks)
+        table[:, :, INPUTS : GRADIENTS + 1] = _waiting(schedule, found, device, messages[device], ends, peaks)
         missing = _without_gradients(schedule, found, device, first, last)
         table[:, :, OF_WEIGHTS] = -missing
         table[:, :, RUNS_FIRST_B] = table[:, :, RUNS_B] * missing
         table[:, :, RUNS_B] -= table[:, :, RUNS_FIRST_B]
         yield table
-
-
-def _changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:
-    """Return what each action adds to the stashes when it starts, and what it changes when it ends: [actions, 3]."""
-    again = is_recomputed(found)
-    adds = np.zeros((found.code.size, 3), dtype=np.int64)
-    releases = np.zeros_like(adds)
-    adds[found.is_kind(Kind.F)] = (1, 0, 0)
-    releases[found.is_kind(Kind.F) & again] = (-1, 1, 0)
-    adds[found.is_kind(Kind.RECOMPUTE, Kind.RELOAD)] = (1, -1, 0)
-    releases[found.is_kind(Kind.OFFLOAD)] = (-1, 1, 0)
-    releases[found.is_kind(Kind.B)] = (-1, 0, 0)
-    releases[found.is_kind(Kind.I)] = (-1, 0, 1)
-    releases[found.is_kind(Kind.W)] = (0, 0, -1)
-    return adds, releases
 
 
 def _without_gradients(
@@ -114,30 +101,41 @@ def _without_gradients(
     for column, stage in enumerate(stages):
         if not schedule.versions and stage < schedule.model_stages:
             continue
-        own = found.stage[first:last] == stage
-        makes = own & found.is_kind(Kind.B, Kind.I, Kind.W)[first:last]
-        clears = own & found.is_kind(Kind.OPT_STEP)[first:last]
+        own, code = found.stage[first:last] == stage, found.code[first:last]
+        makes = own & np.isin(code, [CODE[Kind.B], CODE[Kind.I], CODE[Kind.W]])
+        clears = own & (code == CODE[Kind.OPT_STEP])
         made = np.cumsum(makes)
         cleared = np.maximum.accumulate(np.where(clears, made, 0))
         missing[:, column] = made - makes == np.r_[0, cleared[:-1]]
     return missing
 
 
-def _waiting(
-    schedule: Schedule, found: Dependencies, device: int, ends: np.ndarray, peaks: np.ndarray
-) -> np.ndarray:
-    """Return the messages that wait for each stage during each action of a device: [actions, stages, 2]."""
-    stages, device_of = schedule.stages_of(device), np.asarray(schedule.device_of)
-    begin, end = found.offsets[device], found.offsets[device + 1]
-    # Between two stages of one device nothing is copied.
+def _messages(schedule: Schedule, found: Dependencies) -> list[np.ndarray]:
+    """Return, per device, the dependencies that are messages to it. Between stages of one device nothing is copied."""
+    device_of = np.asarray(schedule.device_of)
     arrives = device_of[found.source_stage] != device_of[found.target_stage]
     arrives &= ~found.is_kind(Kind.REDUCE_GRAD)[found.target]
-    own = np.flatnonzero((begin <= found.target) & (found.target < end) & arrives)
-    source, target, stage = found.source[own], found.target[own], found.target_stage[own]
+    edges = np.flatnonzero(arrives)
+    edges = edges[np.argsort(found.target[edges], kind="stable")]
+    return np.split(edges, np.searchsorted(found.target[edges], found.offsets[1:-1]))
+
+
+def _waiting(
+    schedule: Schedule,
+    found: Dependencies,
+    device: int,
+    messages: np.ndarray,
+    ends: np.ndarray,
+    peaks: np.ndarray,
+) -> np.ndarray:
+    """Return the messages that wait for each stage during each action of a device: [actions, stages, 2]."""
+    stages = schedule.stages_of(device)
+    begin, end = found.offsets[device], found.offsets[device + 1]
+    source, target, stage = found.source[messages], found.target[messages], found.target_stage[messages]
     # From the first action whose peak is after the sending to the one before the action that uses the message.
     used = target - begin
     since = np.minimum(np.searchsorted(peaks[begin:end], ends[source]), used)
-    place = np.searchsorted(stages, stage), (found.source_stage[own] > stage).astype(np.int64)
+    place = np.searchsorted(stages, stage), (found.source_stage[messages] > stage).astype(np.int64)
     changes = np.zeros((end - begin + 1, len(stages), 2), dtype=np.int64)
     np.add.at(changes, (since, *place), 1)
     np.add.at(changes, (used, *place), -1)

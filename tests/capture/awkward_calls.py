@@ -276,13 +276,13 @@ class _Takes(_Fills):
         )
 
 
-@refused("changes memo of module '0', which module '2' holds as well")
+@refused("memo of module '2' changes outside of the calls of that module")
 def SequentialOverADict():
     memo: dict[str, Tensor] = {}
     return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))
 
 
-@refused("changes memo of module '0', which module '2' holds as well")
+@refused("memo of module '2' changes outside of the calls of that module")
 def SequentialOverATensor():
     memo = torch.zeros(())
     return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))

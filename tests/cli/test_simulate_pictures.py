@@ -42,10 +42,10 @@ def test_schedules_of_one_model_stand_in_a_table(run: Run) -> None:
 
 
 def test_several_schedules_share_a_picture_and_a_trace(run: Run, directory: Path) -> None:
-    result = run(f"simulate --schedule 1f1b --schedule zb-v {SIZES} -o a.svg --width 1200 --trace a.json")
+    result = run(f"simulate --schedule 1f1b --schedule zb-v {SIZES} -o a.svg --trace a.json")
     assert result.exit_code == 0, result.stderr
     picture = (directory / "a.svg").read_text()
-    assert 'width="1200"' in picture
+    assert 'width="900"' in picture
     assert "1f1b: a step of 33 s, 27% idle" in picture
     assert "zb-v: a step of 25.5 s, 6% idle" in picture
     trace = json.loads((directory / "a.json").read_text())

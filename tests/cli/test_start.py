@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,13 +28,13 @@ from pipepart.cli import app
 for line in ("--help", "plan --help", "plan --no-such-option x", "check x.py:f --schedule 1f1c"):
     with contextlib.suppress(SystemExit):
         app(line.split())
-    print(line, {"torch", "numpy", "networkx", "rich"} & set(sys.modules))
+    print(line, {"torch", "numpy", "networkx"} & set(sys.modules))
 sys.argv[1:] = ["simulate", "--devices", "two"]
 try:
     runpy.run_module("pipepart", run_name="__main__")
 except SystemExit as end:
     print("status", end.code)
-for name in [name for name in sys.modules if name.partition(".")[0] in ("typer", "click", "pipepart")]:
+for name in [name for name in sys.modules if name.partition(".")[0] in ("typer", "click", "rich", "pipepart")]:
     del sys.modules[name]
 import pipepart
 print("library", {"rich", "typer", "click", "sklearn"} & set(sys.modules))
@@ -68,12 +69,18 @@ def test_what_callers_give_is_refused_with_a_type_of_its_own() -> None:
 def test_each_command_has_examples_that_name_it_and_a_whole_sentence_in_the_list(run: Run) -> None:
     listed = run("-h").stdout
     assert listed == run("--help").stdout
-    assert [each for each in app.registered_commands if f"\n  {each.name} " not in listed] == []
-    assert "..." not in listed.partition("Commands:")[2]
+    assert [each for each in app.registered_commands if f"│ {each.name} " not in listed] == []
+    assert "..." not in listed.partition("Commands")[2]
     for command in app.registered_commands:
-        text = run(f"{command.name} --help").stdout
-        assert f"Examples:\n  pipepart {command.name} " in text
-        assert "{" not in text.splitlines()[0]
+        examples = run(f"{command.name} --help").stdout.partition("Examples:")[2]
+        assert examples.strip().startswith(f"pipepart {command.name} ")
+
+
+def test_plan_shows_its_usual_options_first(run: Run) -> None:
+    first = run("plan --help").stdout.partition("─ Devices ─")[0]
+    assert re.findall(r"│ --([a-z-]+)", first.partition("─ Options ─")[2]) == [
+        "devices", "memory", "schedule", "micro-batches", "stages", "recompute", "json", "output", "help"
+    ]  # fmt: skip
 
 
 def test_output_that_nobody_reads_on_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

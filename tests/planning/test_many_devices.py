@@ -6,7 +6,6 @@ import time
 import pytest
 
 import pipepart
-import schedules
 from pipepart import Cluster, Plan
 from pipepart.cluster import Network
 from pipepart.planning.partition.reductions import all_reduce_seconds
@@ -99,21 +98,6 @@ def test_every_replica_steps_its_optimizer_where_gradients_are_all_reduced():
     size = made.stages[0].gradient_bytes
     taken = [ends[-1] - starts[-1] for starts, ends in zip(timeline.starts, timeline.ends, strict=True)]
     assert taken == pytest.approx([all_reduce_seconds(size, ["device:0", "device:1"], cluster)] * 2)
-
-
-def test_alike_replicas_are_simulated_once_and_shown_all():
-    cluster = Cluster.parse(["1GiB"], hosts=4, devices_per_host=2, link=1e4, network=1e3)
-    made = pipepart.plan(profile_of(chain(8), [10]), cluster, schedule="1f1b", replicas=4)
-    _, classes = made.one_of_each()
-    assert classes.sizes == [2, 2]  # with three micro-batches, and with two
-    timeline = made.simulate()
-    assert timeline.makespan == made.predicted.step_seconds
-    assert timeline.bubble == pytest.approx(made.predicted.bubble)
-    whole = schedules.simulate(made.build_schedule(), made.stage_costs(), contention=True)
-    assert timeline.schedule == whole.schedule
-    for ours, theirs in zip(timeline.ends, whole.ends, strict=True):
-        assert ours == pytest.approx(theirs)
-    assert len(timeline.transfers) == len(whole.transfers)
 
 
 def test_a_port_that_replicas_share_slows_all_of_them():

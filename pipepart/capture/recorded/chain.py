@@ -19,7 +19,7 @@ from ..sequential import state_of
 from .caches import no_cache_in_training, settings_of
 from .placing import is_parted
 from .python_state.surroundings import Surroundings
-from .python_state.value_key import value_key
+from .python_state.values import value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ...autograd.own_copy import own_copy, tensors
 from .gradients import Gradients, differing_gradient, projected_gradients
 from .placing import at, home, is_parted, together
-from .python_state.contents import Snapshot
+from .python_state.snapshot import Snapshot
 from .python_state.surroundings import Surroundings
 from .recording.interception import called_whole
 from .recording.opening import Opening
@@ -115,7 +115,7 @@ class Runs:
         return same_outputs(one, other, self._exactly)
 
     def _untouched(self) -> AbstractContextManager[Snapshot]:
-        return untouched(self.on, self._surroundings.places(module for _, module in self._opening.opened()))
+        return untouched(self.on, self._surroundings.holders(module for _, module in self._opening.opened()))
 
     def kind(self, path: str) -> str:
         return type(self.on.get_submodule(path)).__name__
@@ -126,7 +126,7 @@ class Runs:
             result = self.on(*args, **kwargs)
             self._of_model = self._gradients(result)
             result = pytree.tree_map_only(Tensor, Tensor.detach, result)
-            self._left_by_model = {(found.place.label, found.key) for found in before.differences()}
+            self._left_by_model = {(found.holder.label, found.key) for found in before.differences()}
             return result
 
     def model_with_gradients(self, seen: list[_Seen] | None = None) -> Any:
@@ -168,7 +168,7 @@ class Runs:
                 values = [env[number] for number in recording.end.takes]
                 values += [passed[number] for number in recording.end_inputs]
                 env = replayed(recording, recording.end, values, called, self.on.get_submodule, None)
-            self._left_by_replay = {(found.place.label, found.key) for found in before.differences()}
+            self._left_by_replay = {(found.holder.label, found.key) for found in before.differences()}
             result = recording.completed(env)
             self._of_replay = self._gradients(result)
             return pytree.tree_map_only(Tensor, Tensor.detach, result)

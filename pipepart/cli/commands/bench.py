@@ -92,9 +92,7 @@ def bench_command(
     time_budget: options.TimeBudget = 1.0,
     trace: Annotated[
         Path | None,
-        option(
-            "FILE", "Save the median step of the pipeline, for explain, report and replan.", group="Output"
-        ),
+        option("FILE", "Save the median step of the pipeline, for explain, report and replan."),
     ] = None,
     as_json: options.AsJson = False,
     output: options.Output = None,

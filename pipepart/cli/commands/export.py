@@ -32,7 +32,6 @@ def export_command(
             "DIR",
             "Save the files in DIR, which is made if need be.",
             names=("--output", "-o"),
-            group="Output",
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -60,7 +60,6 @@ def plan_command(
             "SIZE",
             "Memory limit of each device: 2GiB; in place of the one it has.",
             options.size,
-            group="Devices",
         ),
     ] = None,
     schedule: Annotated[
@@ -70,7 +69,6 @@ def plan_command(
             "auto for the best of several, search for an order made for these stages, or one of "
             f"{options.SCHEDULE_LIST}.",
             show_default=True,
-            group="Schedule",
             words=options.REQUESTED_SCHEDULES,
         ),
     ] = "auto",
@@ -81,7 +79,6 @@ def plan_command(
             "Parts of a mini-batch; auto for the best number profiled.",
             options.count_or_auto,
             show_default=True,
-            group="Schedule",
         ),
     ] = "auto",
     stages: Annotated[
@@ -91,7 +88,6 @@ def plan_command(
             "Number of stages, or auto for the best. Devices that gain nothing are left out.",
             options.count_or_auto,
             show_default=True,
-            group="Schedule",
         ),
     ] = "auto",
     chunks: Annotated[
@@ -123,7 +119,6 @@ def plan_command(
             "Activation checkpointing: auto for stages that would not fit; or never, except-last (all micro-batches "
             "but the last) or always, for all stages.",
             show_default=True,
-            group="Schedule",
             words=("auto", *options.RECOMPUTE),
         ),
     ] = "auto",

@@ -32,9 +32,9 @@ def report_command(
             "plan.",
         ),
     ] = None,
-    output: Annotated[
-        Path, option("FILE", "The page.", names=("--output", "-o"), show_default=True, group="Output")
-    ] = Path("report.html"),
+    output: Annotated[Path, option("FILE", "The page.", names=("--output", "-o"), show_default=True)] = Path(
+        "report.html"
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Write a plan as one HTML page: what limits it, its timeline, idle time, memory and costs.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..played import Played
 
 _COSTS = ("forward", "backward_input", "backward_weight", "stash")
-_OF_CLUSTER = ("replicas", "message", "gradients")
 _MOST_ACTIONS = 4_000_000  # forwards and backwards; these take a minute and a few GiB
 _PER_STAGE = "one number for a device, shared by its stages, or one per stage as in 1,2,1"
 
@@ -52,53 +51,14 @@ def simulate_command(
     ] = None,
     micro_batches: Annotated[
         int | None,
-        option(
-            "N", "Number of micro-batches, each of the same size; of all replicas.", min=1, group="Schedule"
-        ),
+        option("N", "Number of micro-batches, each of the same size.", min=1, group="Schedule"),
     ] = None,
     chunks: Annotated[
         int | None, option("N", "Stages per device; the plan's if not given.", min=1, group="Schedule")
     ] = None,
     devices: Annotated[
         int | None,
-        option(
-            "N", "Number of devices of a replica, without a plan.", min=1, group="Stages described by numbers"
-        ),
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Without a plan: put the stages on the devices of this cluster, made by Cluster.save.",
-            group="Stages on a cluster",
-        ),
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        option(
-            "N",
-            "Replicas of the stages on --cluster, each with a part of the micro-batches.",
-            min=1,
-            group="Stages on a cluster",
-        ),
-    ] = None,
-    message: Annotated[
-        str | None,
-        option(
-            "SIZE",
-            "What a stage sends to the next for a micro-batch, on --cluster.",
-            options.size,
-            group="Stages on a cluster",
-        ),
-    ] = None,
-    gradients: Annotated[
-        str | None,
-        option(
-            "SIZE",
-            "Gradients of a device's stages, which replicas sum, on --cluster.",
-            options.size,
-            group="Stages on a cluster",
-        ),
+        option("N", "Number of devices, without a plan.", min=1, group="Stages described by numbers"),
     ] = None,
     forward: Annotated[
         Any,
@@ -148,12 +108,8 @@ def simulate_command(
     ] = None,
     trace: Annotated[
         Path | None,
-        option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing.", group="Output"),
+        option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing."),
     ] = None,
-    width: Annotated[
-        int,
-        option("PIXELS", "Width of the pictures that -o saves.", min=200, show_default=True, group="Output"),
-    ] = 900,
     as_json: options.AsJson = False,
     output: Annotated[
         list[Path] | None,
@@ -161,20 +117,17 @@ def simulate_command(
             "FILE",
             "Save FILE.svg or FILE.png: a picture; FILE.csv: the schedule; FILE.json: the figures. Repeatable.",
             names=("--output", "-o"),
-            group="Output",
         ),
     ] = None,
 ) -> None:
     """Simulate a schedule; show what each device waits for.
 
     With PLAN: the plan's stages under another schedule, or with another number of micro-batches of the same size.
-    Without: stages described by numbers. With --cluster these stages run on its devices and links, and --replicas of
-    them train together. Repeat --schedule for a table that compares schedules.
+    Without: stages described by numbers. Repeat --schedule for a table that compares schedules.
     """
     from pydantic_core import to_json
 
-    from ...cluster import Cluster
-    from ...planning import InfeasiblePlanError, Plan
+    from ...planning import Plan
     from ...reporting import drawn_timeline, idle_table, schedules_table, simulation_summary
     from ..described_stages import DescribedStages, built
     from ..files import read, read_schedule
@@ -187,34 +140,21 @@ def simulate_command(
     check_suffixes(files, len(names))
     check_writable(trace, *files)
     for source, cannot_change in (
-        (schedule_file, ("schedule", "devices", "micro_batches", "chunks", "cluster")),
-        (plan, ("devices", *_COSTS, "latency", "cluster", *_OF_CLUSTER)),
-        (cluster, ("latency",)),
+        (schedule_file, ("schedule", "devices", "micro_batches", "chunks")),
+        (plan, ("devices", *_COSTS, "latency")),
     ):
         if source is not None and (ignored := options.given(context, *cannot_change)):
             raise UsageError(f"{', '.join(ignored)} cannot change {source}: leave out one or the other")
-    if cluster is None and (ignored := options.given(context, *_OF_CLUSTER)):
-        raise UsageError(f"{', '.join(ignored)} goes with --cluster FILE")
     order = read_schedule(schedule_file) if schedule_file else None
     stages = DescribedStages(forward, backward_input, backward_weight, stash)
     made = None if plan is None else read(Plan, plan)
     if made is not None and made.profile is None:
         raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
-    where = None if cluster is None else read(Cluster, cluster)
 
     def play(name: str | None) -> Played:
         if made is not None:
             _check_number_of_actions(len(made.stages), micro_batches or made.micro_batches)
             return play_plan(made, order, name, micro_batches, chunks)
-        if where is not None:
-            count = devices or len(where) // (replicas or 1)
-            needed = _needed(name, count, micro_batches, chunks)
-            try:
-                on_cluster = stages.on_cluster(where, *needed, chunks, replicas or 1, message, gradients)
-            except InfeasiblePlanError as error:  # whose suggestions are options of another command
-                typer.echo(f"{error.reason[:1].upper()}{error.reason[1:]}.", err=True)
-                raise typer.Exit(1) from None
-            return play_plan(on_cluster, None, None, None, None)
         ordered = order or built(*_needed(name, devices, micro_batches, chunks), chunks)
         return play_numbers(stages, ordered, latency, search=name == "search")
 
@@ -223,12 +163,12 @@ def simulate_command(
     result = (figures[0] if len(names) == 1 else SimulatedSteps(schedules=figures)).model_dump_json(indent=1)
     if trace is not None:
         write_bytes(trace, to_json(traced(played)))
-    write_simulated(files, played, result, width)
-    counted = plan is None and cluster is None and stash is None
+    write_simulated(files, played, result)
+    counted = plan is None and stash is None
 
     def reports() -> list[RenderableType]:
         if len(played) > 1:
-            memory = "in flight" if counted else "stash" if made is None and where is None else "memory"
+            memory = "in flight" if counted else "stash" if made is None else "memory"
             return [
                 schedules_table(
                     [each.timeline for each in played],
@@ -242,7 +182,7 @@ def simulate_command(
         return [
             simulation_summary(one.timeline, one.bound, own),
             idle_table(one.drawn, one.rows, counted=counted, needs=one.needs, limits=one.limits),
-            drawn_timeline(one.drawn, devices=() if plan is None and cluster is None else one.rows),
+            drawn_timeline(one.drawn, devices=() if plan is None else one.rows),
         ]
 
     deliver(result, reports, as_json=as_json, path=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from schedules.searching.clock import Clock
 
 from ..problem import Floats, Ints, Problem
 from .capacity import Capacity
-from .enumeration import Block, Words, columns_of, least_crossed
+from .enumeration import Block, Words, columns_of
 
 _ONES = np.uint64(2**64 - 1)
 
@@ -63,25 +63,6 @@ class Downsets:
             is_subset &= self.words[smaller[unclear], word] & ~self.words[larger[unclear], word] == 0
         result[unclear] = is_subset
         return result
-
-    def thinned(self, most: int) -> Downsets:
-        """Return about ``most`` sets: for each amount of work the same number, with the smallest crossing seconds."""
-        chosen = least_crossed(self.work, self.crossing, most)
-        chosen[[0, -1]] = True
-        return self._only(np.nonzero(chosen)[0])
-
-    def _only(self, rows: Ints) -> Downsets:
-        return replace(
-            self,
-            words=self.words[rows],
-            block=self.block[rows],
-            work=self.work[rows],
-            seconds=np.ascontiguousarray(self.seconds[:, rows]),
-            banned=self.banned[:, rows],
-            bytes=self.bytes[rows],
-            crossing=self.crossing[rows],
-            key=self.key[rows],
-        )
 
 
 def downsets(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -23,7 +22,6 @@ from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import step_bound
 from ..overhead import serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
-from ..partition.replica_classes import ReplicaClasses, Routes, replica_classes, timeline_of_all
 from ..partition.replicas import all_stages, stage_devices
 from .options import PlanOptions
 from .prediction import Alternative, Prediction
@@ -149,7 +147,7 @@ class PlanRecord(Document):
         speeds = [device.speed for device in self.cluster.devices]
         action = min(device.action_seconds for device in self.cluster.devices)
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        return step_bound(costs, speeds, copies, action)
+        return step_bound(costs, speeds, copies, action) + self.cluster.step_seconds
 
     @property
     def step_gap(self) -> float:
@@ -251,24 +249,19 @@ class PlanRecord(Document):
             costs = ChainCosts(self.profile, measured, gathers_outputs=gathers, may_relay=relays)
         stages = predict_stages(self.stages, self.profile, costs, self.cluster)
         fresh = self.model_copy(update={"stages": stages})
-        shown, classes = fresh.one_of_each()
-        timeline = fresh.simulate_shown(shown, classes)
-        counts = shown._stash_counts(timeline, fresh.summed_replicas)
+        timeline = fresh.simulate()
+        counts = fresh._stash_counts(timeline, fresh.summed_replicas)
         fresh = self.model_copy(update={"stages": with_peaks(stages, counts)})
-        shown = shown.model_copy(update={"stages": fresh.stages})
         loads: dict[tuple[int, str], float] = {}
-        for number, stage in enumerate(shown.all_stages):
+        for number, stage in enumerate(fresh.all_stages):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
-        of_shown = shown._device_bytes(counts)
-        for names, number in zip(fresh._devices, classes.class_of, strict=True):
-            like = fresh._devices[classes.firsts[number]]
-            needs.update((name, of_shown[simulated]) for name, simulated in zip(names, like, strict=True))
+        needs |= fresh._device_bytes(counts)
         prediction = Prediction(
-            step_seconds=timeline.makespan,
+            step_seconds=timeline.makespan + self.cluster.step_seconds,
             memory_bytes=tuple(needs.values()),
-            bubble=_bubble(timeline, classes.sizes),
+            bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),
             bottleneck_bound=bottleneck_bound,
             serial_seconds=serial_seconds(profile, self.micro_batches),
@@ -277,46 +270,13 @@ class PlanRecord(Document):
         return fresh.model_copy(update={"prediction": prediction})
 
     def simulate(self) -> schedules.Timeline:
-        """Return the predicted timeline of one step. Of identical replicas, only one is simulated."""
-        shown, classes = self.one_of_each()
-        timeline = self.simulate_shown(shown, classes)
-        if classes.all_differ:
-            return timeline
-        return timeline_of_all(timeline, self.build_schedule(), classes)
-
-    def one_of_each(self) -> tuple[Self, ReplicaClasses]:
-        """Return a plan with one replica of each class of identical replicas, and the classes.
-
-        Predictions of the returned plan are not updated.
-        """
-        devices = self._devices
-        routes = Routes(devices, sending_pairs(self.stages), self.cluster)
-        special = self.replicas > 1 and not runs_all_reduce(self.cluster)
-        classes = replica_classes(devices, routes, self.cluster, self.micro_batches, first_is_special=special)
-        if classes.all_differ:
-            return self, classes
-        replica_devices = tuple(devices[first] for first in classes.firsts[1:])
-        update = {"replica_devices": replica_devices, "micro_batches": classes.micro_batches}
-        return self.model_copy(update=update), classes
-
-    def simulate_shown(self, shown: Self, classes: ReplicaClasses) -> schedules.Timeline:
-        """Return the predicted timeline of the plan and classes that :meth:`one_of_each` returns."""
-        costs = self._costs(shown, None if classes.all_differ else classes.firsts)
-        return schedules.simulate(shown.build_schedule(), costs, contention=True)
+        """Return the predicted timeline of one step of all replicas."""
+        return schedules.simulate(self.build_schedule(), self.stage_costs(), contention=True)
 
     def stage_costs(self) -> schedules.StageCosts:
         """Return the costs of the stages of all replicas on their devices and links, for ``schedules.simulate``."""
-        return self._costs(self, None)
-
-    def _costs(self, shown: Self, replicas: Sequence[int] | None) -> schedules.StageCosts:
-        """Return the costs of ``shown``, the plan of some ``replicas`` of this plan; None for all replicas."""
         return step_costs(
-            shown.all_stages,
-            shown.build_schedule(),
-            self.cluster,
-            self._devices,
-            replicas,
-            self._micro_batch_scale,
+            self.all_stages, self.build_schedule(), self.cluster, self._devices, self._micro_batch_scale
         )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
@@ -376,17 +336,3 @@ class PlanRecord(Document):
     def _devices(self) -> list[tuple[str, ...]]:
         """The device names of the stages, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
-
-
-def _bubble(timeline: schedules.Timeline, sizes: Sequence[int]) -> float:
-    """Return the mean idle fraction of all devices, from a timeline with one replica of each class.
-
-    Args:
-        timeline: of the simulated replicas.
-        sizes: [classes]: number of replicas in each class.
-    """
-    if set(sizes) <= {1} or not timeline.makespan:
-        return timeline.bubble
-    rows = timeline.schedule.devices // len(sizes)
-    busy = sum(size * sum(timeline.busy[at * rows : (at + 1) * rows]) for at, size in enumerate(sizes))
-    return 1 - busy / (rows * sum(sizes) * timeline.makespan)

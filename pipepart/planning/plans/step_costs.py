@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import schedules
 
 from ...cluster import Cluster
 from ..partition.reductions import reduce_seconds
-from ..partition.replica_classes import Pair, Route, Routes
 from .stage_plan import StagePlan, copy_seconds
+
+Pair = tuple[int, int]  # two stages of a replica that send to each other
+Route = Sequence[tuple[Hashable, float]]  # ports, and the bandwidth of a message there in bytes per second
 
 
 def sending_pairs(stages: Sequence[StagePlan]) -> list[Pair]:
@@ -25,25 +27,22 @@ def step_costs(
     schedule: schedules.Schedule,
     cluster: Cluster,
     devices: Sequence[Sequence[str]],
-    shown: Sequence[int] | None = None,
     scale: Sequence[float] = (),
 ) -> schedules.StageCosts:
     """Return the costs of a step for a simulation. All simulations of plans get their costs here.
 
     Args:
         stages: of all copies of the model that the schedule runs.
-        schedule: of the replicas ``shown``.
+        schedule: of all replicas.
         cluster: the devices and links.
         devices: the device of each stage, for each replica of the plan.
-        shown: the replicas that the schedule runs. Each of them then gets a fixed share of the ports between hosts.
-            None for all replicas, which share the ports in the simulation.
         scale: [micro-batches]: seconds relative to the mean, if micro-batches have different sizes.
     """
     model = stages[: schedule.model_stages]
     homes = [cluster.device(stage.device) for stage in stages]
     copies = [copy_seconds(stage, home) for stage, home in zip(stages, homes, strict=True)]
     reductions = _reductions(model, devices, schedule, cluster)
-    latency, bandwidth, ports = _links(stages, schedule, cluster, devices, shown)
+    latency, bandwidth, ports = _links(stages, schedule, cluster)
 
     def with_action(seconds: Iterable[float]) -> list[float]:
         return [each + home.action_seconds for each, home in zip(seconds, homes, strict=True)]
@@ -64,12 +63,7 @@ def step_costs(
         skips=[(at, skip.target, skip.bytes) for at, stage in enumerate(model) for skip in stage.skips],
         host_copy=[beside for beside, _ in copies],
         offload=with_action(busy for _, busy in copies),
-        reduce_grad=[
-            seconds
-            for replica in (range(len(devices)) if shown is None else shown)
-            for copy in reductions[replica]
-            for seconds in copy
-        ],
+        reduce_grad=[seconds for replica in reductions for copy in replica for seconds in copy],
         micro_batch_scale=scale if len(scale) == schedule.micro_batches else (),
     )
 
@@ -98,8 +92,6 @@ def _links(
     stages: Sequence[StagePlan],
     schedule: schedules.Schedule,
     cluster: Cluster,
-    devices: Sequence[Sequence[str]],
-    shown: Sequence[int] | None,
 ) -> tuple[float | dict[Pair, float], float | dict[Pair, float], dict[Pair, Route]]:
     """Return latency, bandwidth and ports for pairs of schedule rows; single numbers if all links are equal."""
     if not cluster.links_differ:
@@ -107,19 +99,14 @@ def _links(
     latency: dict[Pair, float] = {}
     bandwidth: dict[Pair, float] = {}
     ports: dict[Pair, Route] = {}
-    routes = Routes(devices, sending_pairs(stages[: schedule.model_stages]), cluster)
     for source, target in _messages(stages, schedule):
         rows = schedule.device_of[source], schedule.device_of[target]
         names = stages[source].device, stages[target].device
         link = cluster.link_between(*names)
         latency[rows], bandwidth[rows] = link.latency, link.message_bandwidth or math.inf
-        if shown is None:
-            route = routes.whole(*names)
-        else:
-            at = source * len(shown) // schedule.stages
-            route = [((at, port), rate) for port, rate in routes.of(shown[at], *names)]
-        if route:
-            ports[rows] = route
+        if route := cluster.places.route(*names):
+            left = link.compress.bytes_left if link.compress else 1.0
+            ports[rows] = [(port, rate / left) for port, rate in route]
     return latency, bandwidth, ports
 
 

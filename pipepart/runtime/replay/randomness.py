@@ -16,8 +16,8 @@ Catching draws costs a Python call per operation, so only some layers run under 
 
 A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. It is caught
 again throughout a step before which a number in its attributes changed, such as that rate. If it begins for another
-reason, recompute is exact, as both forwards are caught. Else torch's generator is seen to have moved, and the layer is
-caught from the next micro-batch on.
+reason, recompute is exact, as both forwards are caught. Else torch's generator has moved in that step, and the layer is
+caught from the next step on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import Enum
 from functools import cache
 from types import FrameType
@@ -38,10 +38,9 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from ...autograd.dispatch_mode import DispatchMode
-from ...capture import FORWARD_HOOKS, has_hooks
+from ...capture import FORWARD_HOOKS
 
 _GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
-_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class ForwardPass(Enum):
@@ -100,6 +99,7 @@ class KeyedLayers:
         self._layers = [_Layer(module) for module in modules]
         self._never: list[bool] = []
         self._unkeyed: list[bool] = []
+        self._before: list[bytes] | None = None  # states of generators before the step
 
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
@@ -107,6 +107,7 @@ class KeyedLayers:
             layer.begin()
         self._never = [layer.never for layer in self._layers]
         self._decide()
+        self._before = None if self._unkeyed == self._never else self.generator_states()
 
     def unkeyed(self, which: ForwardPass) -> Sequence[bool]:
         """Return for each layer whether it runs without :meth:`drawing`."""
@@ -127,9 +128,12 @@ class KeyedLayers:
         self._layers[index].look_again()
         self._decide()
 
-    def watched_generators(self, which: ForwardPass) -> AbstractContextManager[None]:
-        """If layers that may draw run without :meth:`drawing` in the block, notice if they do."""
-        return self._looking() if which is ForwardPass.ONLY and self._unkeyed != self._never else _NOTHING
+    def finish(self) -> None:
+        """Look at all layers again if a generator has moved in the step. Called after it, when no worker draws."""
+        if self._before is not None and self.generator_states() != self._before:
+            for layer in self._layers:
+                layer.look_again()
+        self._before = None
 
     def generator_states(self) -> list[bytes]:
         """Return the states of torch's generators for the CPU and the stage's device."""
@@ -137,14 +141,6 @@ class KeyedLayers:
         if self._device.type == "cuda":
             generators.append(_global_generator(self._device))
         return [generator.get_state().numpy().tobytes() for generator in generators]
-
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        before = self.generator_states()
-        yield
-        if self.generator_states() != before:
-            for index in range(len(self._layers)):
-                self.look_again(index)
 
     def _decide(self) -> None:
         self._unkeyed = [layer.never or layer.is_idle() for layer in self._layers]
@@ -160,17 +156,21 @@ class _Layer:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._parts = tuple(module.modules())
+        self._tables = [part.__dict__ for part in self._parts]
         self._of_known_types = all(type(part) in _NEVER_DRAWING for part in self._parts)
-        self._settings = _settings(self._parts)
+        # Numbers in the attributes of types whose forwards are not known; a rate of dropout may be among them.
+        others = [part.__dict__ for part in self._parts if type(part) not in _NEVER_DRAWING]
+        self._others = others
+        self._settings = _numbers(others)
         self._changed = False  # whether its settings have, since the step before
         # Whether it draws, by mode; absent until it has run in that mode.
         self._draws = {True: True} if any(isinstance(part, _DRAWING) for part in self._parts) else {}
         self.never = False
 
     def begin(self) -> None:
-        self.never = self._of_known_types and not any(map(_has_hooks, self._parts))
+        self.never = self._of_known_types and not any(map(_is_patched, self._tables))
         if not self._of_known_types:
-            before, self._settings = self._settings, _settings(self._parts)
+            before, self._settings = self._settings, _numbers(self._others)
             self._changed = self._settings != before
             if self._changed:
                 self.look_again()
@@ -251,11 +251,8 @@ class KeyedDraws(DispatchMode):
             generator.set_state(now)
 
 
-def _settings(parts: Sequence[nn.Module]) -> list[Any]:
-    """Return the numbers in the attributes of modules; a rate of dropout may be among them."""
-    return [
-        value for part in parts for value in part.__dict__.values() if isinstance(value, bool | int | float)
-    ]
+def _numbers(tables: Sequence[dict[str, Any]]) -> list[Any]:
+    return [value for table in tables for value in table.values() if isinstance(value, int | float)]
 
 
 def draws_now(module: nn.Module) -> bool:
@@ -284,8 +281,9 @@ def _types_that_never_draw() -> Iterator[type]:
 _NEVER_DRAWING = frozenset(_types_that_never_draw())
 
 
-def _has_hooks(part: nn.Module) -> bool:
-    return has_hooks(part, FORWARD_HOOKS) or "forward" in part.__dict__
+def _is_patched(attributes: dict[str, Any]) -> bool:
+    """Return True if a module has hooks around its forward, or another forward than its type."""
+    return "forward" in attributes or any(attributes[table] for table in FORWARD_HOOKS)
 
 
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:

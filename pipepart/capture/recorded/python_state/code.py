@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from .places import CLOSED, Place, class_place, closure_place, is_filled, names_place
+from .values import CLOSED, Holder, closure_holder, is_filled, names_holder
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
 
@@ -43,7 +43,7 @@ class Code:
         self.names: set[str] = set()
         self._globals: list[tuple[dict[str, Any], list[str]]] = []
         self._cells: list[tuple[str, CellType]] = []
-        self._places: dict[bool, list[Place]] = {}
+        self._holders: dict[bool, list[Holder]] = {}
         named: dict[int, Any] = {}  # classes and modules that it names
         self.functions: dict[FunctionType, None] = {}
         waiting = [*forwards]
@@ -86,15 +86,15 @@ class Code:
             if one.opname.startswith("LOAD") and isinstance(one.argval, str)
         }
 
-    def places(self, recorded: bool) -> list[Place]:
+    def holders(self, recorded: bool) -> list[Holder]:
         """Return the globals, attributes of classes, and variables of closures that it uses.
 
         Args:
             recorded: whether calls of this code are recorded.
         """
-        if recorded not in self._places:
-            self._places[recorded] = [*self._made_places(recorded)]
-        return self._places[recorded]
+        if recorded not in self._holders:
+            self._holders[recorded] = [*self._iterate_holders(recorded)]
+        return self._holders[recorded]
 
     def line_of(self, name: str) -> str:
         """Return the file and line where it sets or changes something of that name; empty if it does not name it."""
@@ -113,19 +113,19 @@ class Code:
                     found = found or at
         return found
 
-    def _made_places(self, recorded: bool) -> Iterator[Place]:
+    def _iterate_holders(self, recorded: bool) -> Iterator[Holder]:
         for table, names in self._globals:
-            yield names_place(str(table.get("__name__", "")).rpartition(".")[2], table, names, recorded)
+            yield names_holder(str(table.get("__name__", "")).rpartition(".")[2], table, names, recorded)
         for kind, names in self._of_classes:
-            yield class_place(kind, names, recorded)
+            yield names_holder(kind.__name__, kind, names, recorded)
         for name, cell in self._cells:
-            yield closure_place(name, cell, recorded)
+            yield closure_holder(name, cell, recorded)
 
 
 def _values(table: Mapping[str, Any], names: set[str]) -> Iterator[str]:
     """Return those of the names that a class or module binds to values."""
     for name in sorted(names & table.keys()):
-        if not isinstance(table[name], (*CLOSED, property, staticmethod, classmethod, FunctionType)):
+        if not isinstance(table[name], (*CLOSED, type, property, staticmethod, classmethod, FunctionType)):
             yield name
 
 

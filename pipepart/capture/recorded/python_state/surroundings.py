@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ...hooks import CALL_HOOKS
 from .code import Code, is_of_torch
-from .places import CLOSED, PLAIN, TABLES, Place
-from .value_key import Same, value_key
+from .values import PLAIN, TABLES, Access, Contents, Found, Holder, key_of, unchanged, walk
 
 
 class Surroundings:
@@ -32,35 +31,19 @@ class Surroundings:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._codes: dict[Any, Code] = {}
+        self._last: tuple[Sequence[nn.Module], Found, Hashable] = (), [], None
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
         """Return a key that changes with it."""
-        names: set[str] = set()
-        seen: set[int] = set()
-        found: list[Hashable] = []
-        codes: dict[Code, None] = {}
-        for module in opened:
-            code = self.code_of(module)
-            codes[code] = None
-            names |= code.names
-            found.append(_state_of_open(module, code.names, seen))
-        found += [_state_of_code(code, seen) for code in codes]
-        is_open = set(opened)
-        for module in self._model.modules():
-            attributes = vars(module)
-            if module not in is_open and (read := names.intersection(attributes) - TABLES):
-                values = [(name, attributes[name]) for name in sorted(read)]
-                plain = [
-                    (name, value)
-                    for name, value in values
-                    if issubclass(type(value), Tensor) or not issubclass(type(value), CLOSED)
-                ]
-                found.append(tuple([(name, value_key(value, seen=seen)) for name, value in plain]))
-        if "requires_grad" in names:
-            found.append(tuple([parameter.requires_grad for parameter in self._model.parameters()]))
-        return tuple(found)
+        before, found, key = self._last
+        if before != opened or not all(unchanged(holder, was) for holder, was in found):
+            state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+            found = walk(self._read_by(opened), state)
+            key = key_of(found)
+            self._last = opened, found, key
+        return key
 
-    def places(self, opened: Iterable[nn.Module], within: nn.Module | None = None) -> Iterator[Place]:
+    def holders(self, opened: Iterable[nn.Module], within: nn.Module | None = None) -> Iterator[Holder]:
         """Return the globals, classes and closures that the code of open modules uses, then those of all others.
 
         Args:
@@ -69,10 +52,10 @@ class Surroundings:
         """
         is_open = dict.fromkeys(opened)
         for module in is_open:
-            yield from self.code_of(module).places(recorded=True)
+            yield from self.code_of(module).holders(recorded=True)
         for module in (self._model if within is None else within).modules():
             if module not in is_open and not is_of_torch(type(module)):
-                yield from self.code_of(module).places(recorded=False)
+                yield from self.code_of(module).holders(recorded=False)
 
     def code_of(self, module: nn.Module) -> Code:
         """Return the code of the forward of a module."""
@@ -85,32 +68,57 @@ class Surroundings:
             self._codes[key] = Code([type(module), *kinds], [function, called])
         return self._codes[key]
 
+    def _read_by(self, opened: Sequence[nn.Module]) -> Iterator[Holder]:
+        """Return the holders of what the code of open modules can read."""
+        names: set[str] = set()
+        codes = {self.code_of(module): None for module in opened}
+        for code in codes:
+            names |= code.names
+        for module in opened:
+            yield Holder("", None, module, _of_open(self.code_of(module).names), module)
+        for code in codes:
+            yield from code.holders(recorded=True)
+        is_open = set(opened)
+        own = frozenset(names - TABLES)
+        access = Access(lambda module: _named(vars(module), own), _never)
+        for module in self._model.modules():
+            if module not in is_open:
+                yield Holder("", None, module, access, module)
+        if "requires_grad" in names:
+            yield Holder("", None, self._model, Access(_trained, _never))
 
-def _state_of_open(module: nn.Module, names: set[str], seen: set[int]) -> Hashable:
-    attributes = vars(module)
-    kind = type(module)
-    return (
-        Same(kind),
-        Same(getattr(module.forward, "__func__", module.forward)),
-        tuple([(name, Same(child)) for name, child in module._modules.items()]),
-        tuple([(name, value is None) for name, value in module._parameters.items()]),
-        tuple([(name, value is None) for name, value in module._buffers.items()]),
-        tuple([Same(hook) for table in CALL_HOOKS for hook in attributes[table].values()]),
-        tuple(
-            [
-                (name, value_key(value, seen=seen))
-                for name, value in attributes.items()
-                if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
-            ]
-        ),
-    )
+
+def _of_open(names: set[str]) -> Access:
+    """Return the access to what the forward of an open module may read of that module."""
+
+    def read(module: nn.Module) -> Contents:
+        attributes = vars(module)
+        found = {
+            name: value
+            for name, value in attributes.items()
+            if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
+        }
+        for table in CALL_HOOKS:
+            if attributes[table]:
+                found[table] = (*attributes[table].values(),)
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            found[f"{name} is set"] = tensor is not None
+        found |= module._modules
+        return found | {
+            "<class>": type(module),
+            "<forward>": getattr(module.forward, "__func__", module.forward),
+        }
+
+    return Access(read, _never)
 
 
-def _state_of_code(code: Code, seen: set[int]) -> Hashable:
-    """Return a key of the attributes of classes and modules, of the globals and of the variables of closures."""
-    return tuple(
-        [
-            tuple([value_key(value, seen=seen) for value in place.read().values()])
-            for place in code.places(recorded=True)
-        ]
-    )
+def _named(attributes: dict[str, Any], names: frozenset[str]) -> Contents:
+    return {name: attributes[name] for name in names.intersection(attributes)}
+
+
+def _trained(model: nn.Module) -> Contents:
+    return dict(enumerate([parameter.requires_grad for parameter in model.parameters()]))
+
+
+def _never(owner: Any, was: Contents) -> None:
+    raise AssertionError("what is read for a key is not written")

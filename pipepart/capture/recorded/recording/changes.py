@@ -7,135 +7,177 @@ recording only. What a whole module changes in itself is its own: the replay cal
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..python_state.contents import MISSING, Difference, Snapshot, differences
-from ..python_state.places import STATE, Place
+from ..python_state.snapshot import Difference, Snapshot
 from ..python_state.surroundings import Surroundings
+from ..python_state.values import MISSING, STATE, Holder
 from ..refusal import SkeletonError
 from .opening import Opening, is_called
 
-_ADVICE = {
-    "draws from": "Draw with torch and without a generator of its own, or in a module of its own",
-    "leaves a value for others in": "Return it with the output, or give a loss that a module adds to pipepart.add_loss",
-    "registers": "Register it in __init__, or call the model once before, on the longest sample",
-}
-_ELSE = (
+_DRAW = "Draw with torch and without a generator of its own, or in a module of its own"
+_RETURN = "Return it with the output, or give a loss that a module adds to pipepart.add_loss"
+_REGISTER = "Register it in __init__, or call the model once before, on the longest sample"
+_SET = (
     "Set it before the step, register a buffer and write it in place, or move that code into a module of its own, "
     "which is called as it is"
+)
+_PASS = (
+    "Pass it as an argument and return it, or keep all that use it in one module, which is called as it is"
 )
 
 
 class Change(NamedTuple):
-    """What the code between whole modules has done to one value.
+    """What a forward has changed outside of the calls of the whole module that holds it.
 
     Attributes:
-        path: of the open module that did it, as far as that can be told; empty for the model.
-        kind: class of that module.
+        path: of the open module that did it, or is around those that may have.
+        who: that module, in words.
         what: the value, as in ``"self.count"`` or ``"scale of module 'blocks.0'"``.
         line: where its code names it; empty if it does not.
-        found: the value before and after.
-        tensor: what was set, if a tensor took the place of another or of None in an attribute of an open module.
+        difference: the value before and after.
+        of_whole: whether a whole module holds it.
+        by_whole: whether another whole module that holds it as well has changed it.
     """
 
     path: str
-    kind: str
+    who: str
     what: str
     line: str
-    found: Difference
-    tensor: Tensor | None = None
+    difference: Difference
+    of_whole: bool
+    by_whole: bool
 
-    def refused(self, does: str = "") -> SkeletonError:
-        """Return the error that names it, with what the forward ``does`` to it."""
-        does = does or ("draws from" if self.found.key == STATE else "sets" if self._is_bound else "changes")
+    def refused(self, does: str = "", instead: str = "") -> SkeletonError:
+        """Return the error that names it.
+
+        Args:
+            does: what the forward does to it; found out if empty.
+            instead: what to write; found out if empty.
+        """
+        holder, draws = self.difference.holder, self.difference.key == STATE
         at = f" at {self.line}" if self.line else ""
-        who = f"the forward of {self.path or 'the model'} ({self.kind})"
-        error = SkeletonError(
-            f"{who} {does} {self.what}{at}, which a replay would not repeat. {_ADVICE.get(does, _ELSE)}"
-        )
+        if self.of_whole:
+            text = (
+                f"{self.what} changes outside of the calls of that module, in another one or in {self.who}{at}: "
+                f"another micro-batch may be between the two. {_PASS}"
+            )
+        else:
+            binds = holder.is_module or holder.root is None
+            does = does or ("draws from" if draws else "sets" if binds else "changes")
+            instead = instead or (_DRAW if draws else _SET)
+            text = f"{self.who} {does} {self.what}{at}, which a replay would not repeat. {instead}"
+        error = SkeletonError(text)
         error.culprit = self.path
         return error
 
+    def refused_for_others(self) -> SkeletonError:
+        """Return the error for a value that is left where other code may read it."""
+        return self.refused("leaves a value for others in", _RETURN)
+
+    def refused_state(self) -> SkeletonError:
+        """Return the error for a parameter or buffer that the forward makes."""
+        return self.refused("registers", _REGISTER)
+
     @property
-    def _is_bound(self) -> bool:
-        return self.found.place.is_module or self.found.place.root is None
+    def is_attribute(self) -> bool:
+        """Whether it is an attribute of an open module, and neither a parameter nor a buffer."""
+        return self.difference.holder.is_module and not self.of_whole and not self.is_state
 
     @property
     def is_state(self) -> bool:
         """Whether it is a parameter or buffer of a module."""
-        root = self.found.place.root
-        return root is not None and self._is_bound and self.found.key in {**root._parameters, **root._buffers}
+        holder, root = self.difference.holder, self.difference.holder.root
+        if root is None or not holder.is_module:
+            return False
+        return self.difference.key in {**root._parameters, **root._buffers}
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that took the place of another one, or of None, in an attribute of an open module."""
+        was, now = self.difference.was, self.difference.now
+        fits = isinstance(now, Tensor) and (was is MISSING or isinstance(was, Tensor | None))
+        return now if fits and self.is_attribute else None
 
 
-class Holders:
-    """Which modules hold what a forward may change.
+class Changes:
+    """Watches what a model holds during one forward.
 
     Args:
         model: the user's.
         opening: which modules are whole.
         surroundings: the code of the open ones.
+        before: the values before the forward.
     """
 
-    def __init__(self, model: nn.Module, opening: Opening, surroundings: Surroundings) -> None:
-        self._model, self._surroundings = model, surroundings
+    def __init__(
+        self, model: nn.Module, opening: Opening, surroundings: Surroundings, before: Snapshot
+    ) -> None:
+        self._model, self._surroundings, self._before = model, surroundings, before
         self._opened = {path: module for path, module in opening.opened() if is_called(module)}
         self._paths = {module: path for path, module in model.named_modules()}
         self._whole = {part for module in opening.whole for part in module.modules()}
-        self._roots = opening.whole
+        self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
+        self._found: dict[tuple[str, str], Change] = {}
+        self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
 
-    def is_open(self, place: Place) -> bool:
-        """Return True if an open module or recorded code holds a place."""
-        return place.recorded if place.root is None else place.root not in self._whole
+    def check_before(self, module: nn.Module, path: str) -> None:
+        """Note what has changed in a whole module since its last call."""
+        if differences := self._own[path].differences():
+            self._note(differences, of_whole=True)
+            self._own[path] = self._snapshot(module)
 
-    @cached_property
-    def _reached(self) -> dict[int, set[str]]:
-        """From which whole modules each holder of values can be reached, by its id."""
-        found: dict[int, set[str]] = {}
-        for module, path in self._roots.items():
-            for place in Snapshot(module, self._surroundings.places((), module)).places:
-                found.setdefault(id(place.owner), set()).add(path)
-        return found
+    def accept_after(self, module: nn.Module, path: str) -> None:
+        """Take what a whole module has changed in its call for its own."""
+        if differences := self._own[path].differences():
+            self._by_whole.update(map(_place, differences))
+            self._own[path] = self._snapshot(module)
 
-    def of(self, place: Place) -> set[str]:
-        """Return the whole modules that hold a place."""
-        return self._reached.get(id(place.owner), set())
+    def all(self) -> list[Change]:
+        """Return what has changed, outside of the calls of the modules that hold it, since the forward began.
 
-    def change(self, found: Difference) -> Change:
-        """Describe what the code between whole modules has changed."""
-        place, key = found.place, found.key
-        root = place.root
-        path = "" if root is None else self._paths.get(root, "")
-        whole = root in self._whole
-        by = self._of_code(path, key) if whole or root is None else path
-        module = self._opened.get(by, self._model)
-        line = self._surroundings.code_of(module).line_of(key if place.is_module else _last(place.label, key))
-        aside = isinstance(found.now, Tensor) and (
-            found.was is MISSING or isinstance(found.was, Tensor | None)
-        )
-        what = _name(place, key, path, whole)
-        change = Change(by, type(module).__name__, what, line, found)
-        if aside and place.is_module and not whole and not change.is_state:
-            assert isinstance(found.now, Tensor)
-            return change._replace(tensor=found.now)
-        return change
+        What the code between whole modules sets for some of their calls, and puts back, does not count.
+        """
+        for snapshot in self._own.values():
+            self._note(snapshot.differences(), of_whole=True)
+        after = self._before.differences()
+        set_for_good = {_place(one) for one in after if not self._is_open(one.holder)}
+        found = [
+            one for one in self._found.values() if one.by_whole or _place(one.difference) in set_for_good
+        ]
+        self._found.clear()
+        self._note([one for one in after if self._is_open(one.holder)], of_whole=False)
+        return [*found, *self._found.values()]
 
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""
-        place, key = change.found.place, change.found.key
         codes = (self._surroundings.code_of(module) for module in self._opened.values())
-        return place.is_module and not change.is_state and not any(key in code.reads for code in codes)
+        return change.is_attribute and not any(change.difference.key in code.reads for code in codes)
 
-    def common(self, paths: Iterable[str]) -> str:
-        """Return the path of the smallest open module that holds all of these."""
-        return next(
-            path
-            for path in self._outwards(next(iter(paths)))
-            if all(f"{one}.".startswith(f"{path}." if path else "") for one in paths)
-        )
+    def _note(self, differences: Iterable[Difference], of_whole: bool) -> None:
+        for one in differences:
+            change = self._change(one, of_whole)
+            self._found.setdefault((change.path, change.what), change)
+
+    def _snapshot(self, module: nn.Module) -> Snapshot:
+        return Snapshot(module, self._surroundings.holders((), module))
+
+    def _is_open(self, holder: Holder) -> bool:
+        return holder.recorded if holder.root is None else holder.root not in self._whole
+
+    def _change(self, difference: Difference, of_whole: bool) -> Change:
+        """Describe a change, and find the code between whole modules that may have made it."""
+        holder, key = difference.holder, difference.key
+        path = "" if holder.root is None else self._paths.get(holder.root, "")
+        by = self._of_code(path, key) if of_whole or holder.root is None else path
+        module = self._opened.get(by, self._model)
+        line = self._surroundings.code_of(module).line_of(_last_name(holder, key))
+        who = f"the forward of {by or 'the model'} ({type(module).__name__})"
+        name = _name(holder, key, path, of_whole)
+        return Change(by, who, name, line, difference, of_whole, _place(difference) in self._by_whole)
 
     def _of_code(self, path: str, key: object) -> str:
         """Return the smallest open module around a path whose code names a key."""
@@ -153,65 +195,6 @@ class Holders:
         yield ""
 
 
-class ChangeWatch:
-    """Finds out whether whole modules themselves change what they hold, or others do.
-
-    Args:
-        places: what is changed in a forward.
-        holders: the modules that hold it.
-        again: whether this is the second forward in a row. What is only changed in the first one is set up once, so
-            several modules may share it.
-    """
-
-    def __init__(self, places: Iterable[Place], holders: Holders, again: bool) -> None:
-        self._last = [(place, place.read()) for place in places]
-        self._holders, self._again = holders, again
-        self._holding = {place: holders.of(place) for place, _ in self._last}
-
-    def check_between(self) -> None:
-        """Check that nothing has changed since the last call of a whole module.
-
-        Raises:
-            SkeletonError: the code between has changed it.
-        """
-        for place, was in self._last:
-            for found in differences(place, was):
-                change = self._holders.change(found)
-                if change.tensor is None:
-                    raise change.refused()
-
-    def check_inside(self, path: str) -> None:
-        """Check that a whole module has changed nothing but what it holds itself.
-
-        Raises:
-            SkeletonError: it has changed what another one holds.
-        """
-        for place, was in self._last:
-            for found in differences(place, was):
-                self._check_own(found, path)
-        self._last = [(place, place.read()) for place, _ in self._last]
-
-    def _check_own(self, found: Difference, path: str) -> None:
-        if self._holders.is_open(found.place):
-            if self._holders.change(found).tensor is not None:
-                return
-            others = {""}
-        else:
-            holders = self._holding[found.place]
-            others = holders - {path} if self._again or path not in holders else set()
-        if others:
-            other = min(others)
-            holder = f"module {other!r}" if other else "the model"
-            also = "" if path not in self._holding[found.place] else f", which {holder} holds as well"
-            error = SkeletonError(
-                f"module {path!r} changes {self._holders.change(found).what}{also}: there may be another micro-batch "
-                "between the two. Pass it as an argument and return it, or keep both in one module, which is called "
-                "as it is"
-            )
-            error.culprit = self._holders.common([path, other])
-            raise error
-
-
 def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
     """Return the path of the innermost of these modules whose forward raised an error; empty for the model."""
     paths = {id(module): path for path, module in modules.items()}
@@ -224,17 +207,20 @@ def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
     return found
 
 
-def _name(place: Place, key: object, path: str, whole: bool) -> str:
-    """Return how the user would write it."""
-    inner = place.label.removeprefix(path).removeprefix(".")
-    if place.is_module:
-        return f"{key} of module {path!r}" if whole else f"self.{key}"
-    if place.root is None:
-        return f"{place.label}.{key}".removeprefix(".")
-    return f"{inner} of module {path!r}" if whole else f"self.{inner}"
+def _place(difference: Difference) -> tuple[int, Any]:
+    return id(difference.holder.owner), difference.key
 
 
-def _last(label: str, key: object) -> str:
+def _name(holder: Holder, key: object, path: str, of_whole: bool) -> str:
+    """Return how the user would write it. Of an object the object is named."""
+    if holder.root is None:
+        return holder.label_of(key)
+    inner = str(key) if holder.is_module else holder.label.removeprefix(path).removeprefix(".")
+    return f"{inner} of module {path!r}" if of_whole else f"self.{inner}"
+
+
+def _last_name(holder: Holder, key: object) -> str:
     """Return the last name on the way to a value."""
-    names = [key] if isinstance(key, str) and key.isidentifier() else []
-    return str([*label.partition("[")[0].split("."), *names][-1])
+    if isinstance(key, str) and key.isidentifier():
+        return key
+    return holder.label.partition("[")[0].rpartition(".")[2]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +35,6 @@ class Opening:
     Attributes:
         whole: path of each module that stays whole.
         notes: what was opened or left whole beyond that, and why.
-        own: labels and keys of what whole modules are known to change in themselves.
 
     Raises:
         CaptureError: the model has no module of a path in ``layers``.
@@ -47,7 +45,6 @@ class Opening:
     ) -> None:
         self._model = model
         self.notes: list[str] = []
-        self.own: set[tuple[str, Any]] = set()
         paths = list(_blocks(model, "")) if layers is None else list(layers)
         known = {path for path, _ in model.named_modules(remove_duplicate=False)}
         if missing := [path for path in paths if path not in known]:
@@ -108,7 +105,6 @@ class Opening:
         """Return an opening of its own, to try something."""
         made = copy(self)
         made.whole, made.notes, made._tried = dict(self.whole), list(self.notes), set(self._tried)
-        made.own = set(self.own)
         return made
 
     def keep(self, path: str) -> None:

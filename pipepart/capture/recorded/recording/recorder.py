@@ -31,7 +31,7 @@ from ....autograd.in_place import version
 from ....autograd.nests import check_nest
 from ....autograd.own_copy import tensors
 from ..placing import at, home, together
-from ..python_state.value_key import value_key
+from ..python_state.values import value_key
 from ..refusal import (
     CaptureError,
     SkeletonError,
@@ -43,7 +43,7 @@ from ..replay.calls import HOOKS, Call, autocast_now
 from ..replay.given import Given
 from ..replay.numbers import Integer, Real, Ref, Source, extent, plain, with_source
 from ..valueless import asks_for_values
-from .changes import ChangeWatch
+from .changes import Changes
 from .conditions import Conditions
 from .constants import computed_on_cpu
 from .provenance import Provenance
@@ -63,7 +63,7 @@ class Recorder(TorchFunctionMode):
         opened: the other modules by their paths.
         tracking: whether to note which whole module makes which tensors, for the message of an error.
         conditions: checked at each call.
-        watch: finds out who changes what whole modules hold; None if nobody does.
+        changes: is told of each call of a whole module.
 
     Attributes:
         calls: in order.
@@ -80,7 +80,7 @@ class Recorder(TorchFunctionMode):
         opened: Mapping[str, nn.Module],
         tracking: bool,
         conditions: Conditions,
-        watch: ChangeWatch | None = None,
+        changes: Changes,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -89,7 +89,7 @@ class Recorder(TorchFunctionMode):
         self.inside = ""
         self._thread = threading.get_ident()
         self._held, self._whole = held, whole
-        self._tracking, self._watch, self._conditions = tracking, watch, conditions
+        self._tracking, self._changes, self._conditions = tracking, changes, conditions
         self._made_of = Provenance()
         self._reads = Reads(opened, self.calls)
         self.tensors = TensorNumbers(state, held, self._made_of)
@@ -177,7 +177,6 @@ class Recorder(TorchFunctionMode):
         """Call a whole module and record that."""
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
-        self._check(path, ChangeWatch.check_between)
         self._conditions.check_modes(path)
         self._conditions.check_state(module, path)
         args, kwargs = pytree.tree_map_only((Integer, Real, torch.Size), plain, (args, kwargs))
@@ -193,7 +192,9 @@ class Recorder(TorchFunctionMode):
         self.inside = path
         try:
             with self._stepped_aside(), torch.no_grad(), values_refused(path):
+                self._changes.check_before(module, path)
                 result = call(module, *args, **kwargs)
+                self._changes.accept_after(module, path)
             left, spec_after = pytree.tree_flatten((args, kwargs))
             if spec_after != spec or others != [
                 value_key(one) for one in left if not isinstance(one, Tensor)
@@ -213,17 +214,7 @@ class Recorder(TorchFunctionMode):
         finally:
             self.inside = ""
         self._conditions.note_draws()
-        self._check(path, partial(ChangeWatch.check_inside, path=path))
         return result
-
-    def _check(self, path: str, check: Callable[[ChangeWatch], None]) -> None:
-        if self._watch is None:
-            return
-        self.inside = path
-        try:
-            check(self._watch)
-        finally:
-            self.inside = ""
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""

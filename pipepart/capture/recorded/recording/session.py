@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 from ....autograd.own_copy import own_copy, tensors
 from ...restore import bindings_restored, draws_restored
 from ..placing import is_on_meta
-from ..python_state.contents import Difference, Snapshot
-from ..python_state.places import Place
+from ..python_state.snapshot import Snapshot
 from ..python_state.surroundings import Surroundings
+from ..python_state.values import Holder
 from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from ..replay.calls import autocast_now
 from ..replay.joining import joined
 from ..replay.recording import Recording
 from ..valueless import Fakes, on_fakes
-from .changes import Change, ChangeWatch, Holders, innermost
+from .changes import Change, Changes, innermost
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
 from .opening import Opening
@@ -80,14 +80,14 @@ def _recorded(
 
 
 class _Run(NamedTuple):
-    """One forward under a recorder: its inputs and result, the latter with refs too, and what is different after it."""
+    """One forward under a recorder: its inputs, its result, and the Python values that it has changed."""
 
     recorder: Recorder
     inputs: list[Tensor]
     result: Any
     output: list[Any]
     spec: Any
-    found: Sequence[Difference]
+    changes: list[Change]
 
 
 class _Session:
@@ -104,19 +104,15 @@ class _Session:
     ) -> None:
         self._model, self._given, self._opening = model, given, opening
         self._surroundings, self._fakes, self._tracking = surroundings, fakes, tracking
-        self._holders = Holders(model, opening, surroundings)
 
     def recording(self) -> Recording:
-        """Run the model, and once more for each thing that must be known about what it changes.
+        """Run the model, and once more if the first forward sets something up.
 
         Raises:
             CaptureError: a replay would not repeat it.
         """
         _check_not_compiled(self._opening)
-        run = self._attempt([])
-        if isinstance(run, list):
-            run = self._attempt(run)
-        assert isinstance(run, _Run)
+        run = self._run_settled()
         recorder, model = run.recorder, self._model
         devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
         originals = {} if self._fakes is None else self._fakes.originals()
@@ -138,37 +134,35 @@ class _Session:
             ),
         )
 
-    def _attempt(self, watched: list[Place]) -> _Run | list[Place]:
-        """Run the model once, or twice if the code between whole modules changes something.
+    def _run_settled(self) -> _Run:
+        """Run the model; if Python values change outside of whole modules, return the second of two runs in a row.
 
-        Args:
-            watched: places of whole modules, to find out who changes them.
+        Values that only the first one changes are set up once, if the code between whole modules holds them or several
+        whole modules share them. An attribute that each run sets to a tensor is harmless
+        if the second one reads it, and not what the first one has left there.
 
-        Returns:
-            The run; or the places of whole modules that it has changed, if it is not known yet who does that.
+        Raises:
+            SkeletonError: the second run changes anything else, or depends on tensors of the first.
         """
-        own = self._opening.own
-        with untouched(self._model, self._places()) as before:
+        with untouched(self._model, self._holders()) as before:
             with draws_restored(self._model):
-                first = self._run(before, watched)
-            of_whole = [one for one in first.found if not self._holders.is_open(one.place)]
-            if not watched and not own.issuperset(map(_key_of, of_whole)):
-                return list(dict.fromkeys(one.place for one in of_whole))
-            own.update(map(_key_of, of_whole))
-            changes = self._changes(first)
-            for change in changes:
-                if first.recorder.is_of_this_forward(change.found.now) and self._holders.is_for_others(
-                    change
-                ):
-                    raise change.refused("leaves a value for others in")
-            shared = [place for place in watched if len(self._holders.of(place)) > 1]
-            if not changes and not shared:
+                first = self._run(before)
+            if not first.changes:
                 return first
-            places = dict.fromkeys([*shared, *(change.found.place for change in changes)])
-            second = self._run(Snapshot(self._model, self._places()), places, again=True)
-            return _settled(first, changes, second, self._changes(second))
+            for change in first.changes:
+                if change.of_whole and not change.by_whole:
+                    raise change.refused()
+            second = self._run(Snapshot(self._model, self._holders()))
+            for change in second.changes:
+                if change.tensor is None:
+                    raise change.refused()
+            for change in first.changes:
+                if change.is_state:
+                    raise change.refused_state()
+            _check_independent(first, second)
+        return second
 
-    def _run(self, before: Snapshot, watched: Collection[Place], again: bool = False) -> _Run:
+    def _run(self, before: Snapshot) -> _Run:
         model, opening = self._model, self._opening
         values = tensors(self._given)
         fakes, on_meta = self._fakes, is_on_meta(model)
@@ -176,15 +170,15 @@ class _Session:
         if fakes is not None:
             args, kwargs = pytree.tree_map_only(Tensor, fakes.if_on_meta, (args, kwargs))
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
-        watch = ChangeWatch(watched, self._holders, again) if watched else None
+        changes = Changes(model, opening, self._surroundings, before)
         recorder = Recorder(
             paths,
-            before.held,
+            before.held(),
             opening.whole,
             dict(opening.opened()),
             self._tracking,
             Conditions(paths, model),
-            watch,
+            changes,
         )
         inputs = list(tensors((args, kwargs)))
         for tensor, value in zip(inputs, values, strict=True):
@@ -203,44 +197,32 @@ class _Session:
                 )
                 raise
         output, spec = recorder.output(result)
-        if watch is not None:
-            watch.check_between()
-        return _Run(recorder, inputs, result, output, spec, before.differences())
+        found = changes.all()
+        for change in found:
+            if recorder.is_of_this_forward(change.difference.now) and changes.is_for_others(change):
+                raise change.refused_for_others()
+        return _Run(recorder, inputs, result, output, spec, found)
 
-    def _places(self) -> Iterator[Place]:
-        return self._surroundings.places(module for _, module in self._opening.opened())
-
-    def _changes(self, run: _Run) -> list[Change]:
-        """Return what the run has changed that others than whole modules hold."""
-        return [self._holders.change(found) for found in run.found if self._holders.is_open(found.place)]
+    def _holders(self) -> Iterator[Holder]:
+        return self._surroundings.holders(module for _, module in self._opening.opened())
 
 
-def _settled(first: _Run, changes: Sequence[Change], second: _Run, changes_again: Sequence[Change]) -> _Run:
-    """Return the forward to keep of two in a row, of which the first has changed something.
-
-    What only the first one changes is set up once, unless it is a parameter or buffer: these must be there before. A
-    tensor that is set aside in each is harmless if none reads what the one before has left.
+def _check_independent(first: _Run, second: _Run) -> None:
+    """Check that a run does not use tensors that the run before it has left in attributes.
 
     Raises:
-        SkeletonError: the forwards depend on each other, or change more than that.
+        SkeletonError: it does.
     """
-    for change in changes_again:
-        if change.tensor is None:
-            raise change.refused()
-    for change in changes:
-        if change.is_state:
-            raise change.refused("registers")
     read = {id(tensor) for tensor in second.recorder.tensors.constants.values()}
     names = [[call.name for call in run.recorder.calls] for run in (first, second)]
-    for change in changes:
-        if change.tensor is None:
+    again = {(change.path, change.what) for change in second.changes}
+    for change in first.changes:
+        if (tensor := change.tensor) is None:
             continue
-        again = any((one.path, one.what) == (change.path, change.what) for one in changes_again)
-        if again and (id(change.tensor) in read or names[0] != names[1]):
+        is_again = (change.path, change.what) in again
+        is_read = id(tensor) in read and (is_again or first.recorder.tensors.varies(tensor))
+        if is_read or (is_again and names[0] != names[1]):
             raise change.refused("reads again what it has set as")
-        if id(change.tensor) in read and first.recorder.tensors.varies(change.tensor):
-            raise change.refused("reads again what it has set as")
-    return second
 
 
 def _check_not_compiled(opening: Opening) -> None:
@@ -257,16 +239,12 @@ def _check_not_compiled(opening: Opening) -> None:
             )
 
 
-def _key_of(found: Difference) -> tuple[str, Any]:
-    return found.place.label, found.key if isinstance(found.key, str) else None
-
-
 @contextmanager
-def untouched(model: nn.Module, around: Iterable[Place] = ()) -> Iterator[Snapshot]:
+def untouched(model: nn.Module, around: Iterable[Holder] = ()) -> Iterator[Snapshot]:
     """Run the model on copies of its buffers within the block; afterwards it is as it was, random states included.
 
     Args:
-        around: what its code uses beside what it holds.
+        around: holders of what its code uses beside what it holds.
     """
     with draws_restored(model), bindings_restored(model):
         copies: dict[Tensor, Tensor] = {}
@@ -274,7 +252,7 @@ def untouched(model: nn.Module, around: Iterable[Place] = ()) -> Iterator[Snapsh
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = copies.setdefault(buffer, buffer.clone())
-        before = Snapshot(model, around)
+        before = Snapshot(model, around, copies=True)
         try:
             yield before
         finally:

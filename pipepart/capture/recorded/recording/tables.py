@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..python_state.places import COLLECTIONS, held_by
+from ..python_state.values import COLLECTIONS, access_to
 
 
 def _words(text: str) -> frozenset[str]:
@@ -68,11 +68,11 @@ def _is_fixed(value: Any, objects: bool, seen: set[int]) -> bool:
     if isinstance(value, slice):
         held: list[Any] = [value.start, value.stop, value.step]
     elif isinstance(value, tuple | partial | MethodType | FunctionType):
-        held = [part for _, part in held_by(value)]
+        held = _parts(value)
     elif objects and type(value) in COLLECTIONS:
-        held = [*value.items()] if isinstance(value, dict) else [*value]
+        held = [*value.items()] if isinstance(value, dict) else [*value]  # of any size
     elif objects and all(kind in _OPEN or kind.__flags__ & _OF_PYTHON for kind in type(value).__mro__):
-        held = [part for _, part in held_by(value)]
+        held = _parts(value)
     else:
         return False
     return all(_is_fixed(part, objects, seen) for part in held)
@@ -84,9 +84,10 @@ def modules_in(value: Any) -> list[nn.Module]:
         return [value]
     if not isinstance(value, tuple | list | dict | partial | MethodType | FunctionType):
         return []
-    parts = value if isinstance(value, list) else [part for _, part in held_by(value)]
-    return [
-        module
-        for part in (value.values() if isinstance(value, dict) else parts)
-        for module in modules_in(part)
-    ]
+    return [module for part in _parts(value) for module in modules_in(part)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return what an object, a collection, a partial function, or the closure and defaults of a function hold."""
+    access = access_to(value)
+    return [] if access is None else [*access.read(value).values()]

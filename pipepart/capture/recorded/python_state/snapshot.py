@@ -1,0 +1,82 @@
+"""The Python values that a model holds at one time, to find out and to undo what a forward changes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .values import ITEMS, MISSING, Holder, access_to, differing, module_holders, unchanged, walk
+
+
+class Difference(NamedTuple):
+    """One value that has changed.
+
+    Attributes:
+        holder, key: where.
+        was, now: the values; MISSING for none.
+    """
+
+    holder: Holder
+    key: Any
+    was: Any
+    now: Any
+
+
+class Snapshot:
+    """The values that a model holds at one time.
+
+    Args:
+        model: the user's.
+        around: holders of other values that its code uses.
+        copies: keep copies of small tensors that are neither parameters nor buffers, to restore their values.
+
+    Attributes:
+        found: the holders, with what is in them.
+    """
+
+    def __init__(self, model: nn.Module, around: Iterable[Holder] = (), copies: bool = False) -> None:
+        state = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        modules = [
+            holder for path, module in model.named_modules() for holder in module_holders(path, module)
+        ]
+        # Libraries set context variables for the time of a forward.
+        self.found = walk([*modules, *around], state, contexts=False)
+        self._values = {
+            holder: holder.owner.detach().clone()
+            for holder, _ in self.found
+            if copies and isinstance(holder.owner, Tensor) and holder.owner.numel() <= ITEMS
+        }
+
+    def held(self) -> dict[int, str]:
+        """Return the labels of the objects that modules hold, and of the tensors that globals hold, by their ids."""
+        return {
+            id(value): holder.label_of(key)
+            for holder, contents in self.found
+            for key, value in contents.items()
+            if isinstance(value, Tensor) or (holder.root is not None and access_to(value) is not None)
+        }
+
+    def differences(self) -> list[Difference]:
+        """Return what is different now."""
+        found = []
+        for holder, was in self.found:
+            if not unchanged(holder, was):
+                now = holder.read()
+                found += [
+                    Difference(holder, key, was.get(key, MISSING), now.get(key, MISSING))
+                    for key in differing(now, was)
+                ]
+        return found
+
+    def restore(self) -> None:
+        """Put everything back that is different now."""
+        for holder, was in self.found:
+            if unchanged(holder, was):
+                continue
+            holder.access.write(holder.owner, was)
+            if holder in self._values:
+                with torch.no_grad():
+                    holder.owner.copy_(self._values[holder])
