@@ -40,6 +40,8 @@ class Cluster(Document):
             the links. Otherwise speeds and links only describe the devices to the planner.
         message_seconds: minimum latency of a message between worker threads of this process. ``pipepart.plan`` raises
             it to the latency that the profile measured. Emulated links sleep for the rest of their latency.
+        step_seconds: seconds that this process takes to begin and to end a step. ``pipepart.plan`` raises
+            it to what the profile measured.
     """
 
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -49,6 +51,7 @@ class Cluster(Document):
     links_from: str = ""
     emulated: bool = False
     message_seconds: float = Field(default=VIRTUAL_LATENCY_SECONDS, ge=0, allow_inf_nan=False)
+    step_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _devices_and_links_agree(self) -> Self:
