@@ -33,7 +33,7 @@ from .runtime.engine import Engine
 from .runtime.observe.trace import Traces
 from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
-from .runtime.placing import InitialValues
+from .runtime.placing import Initialize, InitialValues
 from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 
@@ -84,7 +84,11 @@ class Pipeline(Calls):
         verify: compare the first replay of each recording of the model with the model itself, bit for bit
             (``"first"``), every replay (``"always"``) or none (``"never"``). Not used for an ``nn.Sequential``.
         weights: a file of safetensors, or a folder as ``save_pretrained`` writes it, with the model's state dict. None
-            for the values that the model has, or that its construction under :func:`deferred_init` gives it.
+            for the values that the model has, or that ``initialize`` gives it.
+        initialize: for a model whose parameters are on the meta device, a function that initializes the tensors of one
+            module in place. It is called with each module that this process has, after its children, as by
+            ``model.apply(initialize)``; or ``"reset_parameters"`` for that method of each module. None for models of
+            transformers, which know how their modules are initialized.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
@@ -93,8 +97,8 @@ class Pipeline(Calls):
 
     Raises:
         TypeError: an argument has the wrong type.
-        CaptureError: the model is on the meta device, and the initial values of a tensor are unknown.
-        FileNotFoundError, ImportError: there are no such ``weights``, or safetensors is not installed.
+        CaptureError: the model is on the meta device, and nothing initializes a tensor.
+        FileNotFoundError: there are no such ``weights``.
         ValueError: ``weights`` are not those of the model, the plan was made for another model, layers in different
             stages write one buffer, the loss does not reduce, a layer cannot be copied for replicas, or the schedule
             needs ``optimizer`` or layers in different stages that share no parameters.
@@ -119,6 +123,7 @@ class Pipeline(Calls):
         varying_shapes: bool = False,
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
+        initialize: Initialize | None = None,
     ) -> None:
         ranks = join_ranks(timeout)
         options = {
@@ -135,6 +140,7 @@ class Pipeline(Calls):
             "nan_guard": nan_guard,
             "varying_shapes": varying_shapes,
             "verify": verify,
+            "initialize": initialize,
         }
         with making(ranks, plan, model, options):
             check_runs(plan, reduction, optimizer, timeout)
@@ -158,7 +164,7 @@ class Pipeline(Calls):
             self._side = side = join(ranks, plan, chain, varying_shapes, strict)
             if not side.has_whole and isinstance(chain, RecordedChain):
                 chain.part()
-            values = InitialValues.of(chain.model, weights)
+            values = InitialValues.of(chain.model, weights, initialize)
             self._stages = build_stages(
                 chain.layers,
                 plan,
@@ -244,7 +250,7 @@ class Pipeline(Calls):
 
         def check() -> None:  # before anything is measured
             if isinstance(model, nn.Module):
-                InitialValues.of(model, options.get("weights"))
+                InitialValues.of(model, options.get("weights"), options.get("initialize"))
 
         same: dict[str, Any] = {
             "layers": layers,

@@ -27,7 +27,7 @@ def build(name: str, devices: int, micro_batches: int, chunks: int | None = None
         devices: how many devices.
         micro_batches: how many micro-batches one step has.
         chunks: stages per device; None takes the default of the schedule.
-        options: further arguments of the schedule: ``waves`` (hanayo), ``eager`` (1f1b), ``accumulate``
+        options: further arguments of the schedule: ``waves`` (hanayo), ``accumulate``
             (pipedream-2bw). For "search", those of `schedules.search`; ``costs`` is required.
 
     Raises:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Replay = Callable[[int], Any]  # computes a value for another micro-batch of the step, by its index
+Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
+Replay = Callable[[Targets, int], Any]  # computes a value for any micro-batch of a step, from the targets
 
 
 class Count(NamedTuple):

@@ -23,6 +23,7 @@ from ..capture import Live, holds_meta, restored, shadow_parameters, state_of
 from ..data.arguments import Arguments
 from ..data.recorded import entered
 from ..data.split import MicroBatches
+from .analytic.meta_tensors import MovesToMeta
 from .layer_pass import LayerPass, fresh
 from .memory import MemoryCount
 from .method import Measured, Method, MicroBatch, Task
@@ -47,7 +48,8 @@ class OneAtATime(Method):
         The live values of a recorded model on the meta device hold no data, so the model's arguments replace them.
         """
         device = self.task.device
-        batch = entered(self.task.chain, part)
+        with MovesToMeta() if self._on_meta else nullcontext():  # parameters may be there, and buffers not
+            batch = entered(self.task.chain, part)
         live, target = batch.inputs[0], fresh(batch.targets[0], device)
         if not isinstance(live, Live):
             return fresh(live, device), target

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..capture import Chain, RecordedChain, chain_of, deferred, describe, live_tensors, tensor_specs
+from ..capture import Chain, RecordedChain, chain_of, describe, live_tensors, tensor_specs
 from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
@@ -134,7 +134,6 @@ def profile(
     def work() -> list[Measured]:
         with (
             method.running(),
-            deferred.writes_allowed(model),
             modes.autocasting(),
             progress_bar(progress, f"profiling {type(model).__name__}") as tick,
         ):

@@ -13,6 +13,7 @@ from ..input_error import InputTypeError
 from ..planning import Plan
 from .compiled import CompileOptions
 from .failure.stalled import check_timeout
+from .placing import Initialize
 from .sinks import check_forwards_first
 from .state.optimizers import OptimizerFactory, check_optimizer
 
@@ -32,6 +33,7 @@ class RunOptions(TypedDict, total=False):
     varying_shapes: bool
     verify: Verify
     weights: str | PathLike[str] | None
+    initialize: Initialize | None
 
 
 def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:

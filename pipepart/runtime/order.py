@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import schedules
 from schedules import Kind, Schedule
@@ -30,6 +31,11 @@ class Order:
     schedule: Schedule
     repeated: Mapping[int, frozenset[int]]
     offloaded: Mapping[int, frozenset[int]]
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of actions that occur."""
+        return frozenset(action.kind for row in self.schedule.actions for action in row)
 
 
 class Orders:

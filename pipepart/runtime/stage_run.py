@@ -33,7 +33,8 @@ from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
-from .offload import SavedTensors, StageOffload
+from .offload import CopyQueue, SavedTensors, StageOffload, check_no_hooks
+from .order import Order
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .sinks import LossSink
@@ -95,37 +96,39 @@ class StageRun:
 
     Args:
         stage: the layers.
+        order: the actions of the step.
         keys: the random numbers of the step.
         modes: of the caller.
         sink: takes the losses that layers add, and the output of a last stage.
-        is_last: whether it is the last stage of the model, or of a replica.
-        recomputed: the micro-batches whose forward runs twice.
-        optimizer: of the stage, if it steps within the step.
-        versions: the stage's weights, if the schedule changes them within the step.
-        offload: keeps saved tensors on the host, if the stage does.
+        optimizers: of the stages of the model, which step within the step; empty if they do not. In one process they
+            are the first replica's.
+        queue: copies to the host and back, if any stage offloads.
+
+    Raises:
+        RuntimeError: the stage offloads, and the caller has hooks on saved tensors.
 
     Attributes:
         stashes: by micro-batch, from the forward that keeps its graph to the backward.
         inputs: by micro-batch, from the first forward to the second.
         deferred: by micro-batch, from I to W.
+        is_last: whether it is the last stage of the model, or of a replica.
+        offloads: whether it keeps saved tensors on the host.
+        versions: the stage's weights, if the schedule changes them within the step.
     """
 
     def __init__(
         self,
         stage: Stage,
+        order: Order,
         keys: RngKeys,
         modes: Modes,
         sink: LossSink,
-        is_last: bool,
-        recomputed: frozenset[int] = frozenset(),
-        optimizer: Optimizer | None = None,
-        versions: Versions | None = None,
-        offload: StageOffload | None = None,
+        optimizers: Sequence[Optimizer | None] = (),
+        queue: CopyQueue | None = None,
     ) -> None:
-        self.index = stage.index
+        self.index = number = stage.index
         self.stage = stage
-        self.is_last = is_last
-        self.versions = versions
+        self.is_last = order.schedule.next_stage(number) is None
         self.routes = stage.shared.refresh()
         self.stashes: dict[int, Stash] = {}
         self.inputs: dict[int, KeptInput] = {}
@@ -133,25 +136,37 @@ class StageRun:
         self._keys = keys
         self._modes = modes
         self._sink = sink
-        self._recomputed = recomputed
-        self._optimizer = optimizer
-        self._offload = offload
+        is_stepped = optimizers and stage.replica is None
+        self._optimizer = optimizer = optimizers[number % len(optimizers)] if is_stepped else None
+        self.versions = Versions(order.schedule, number, optimizer) if order.schedule.versions else None
+        self._repeated = order.repeated[number] if modes.grad else frozenset()
+        self._offload: StageOffload | None = None
+        if modes.grad and order.offloaded[number] and queue is not None:
+            check_no_hooks(modes)
+            modules = (layer for _, layer in stage.layers)
+            self._offload = StageOffload(order.offloaded[number], queue, stage.device, modules)
+        self.offloads = self._offload is not None
+        self._is_plain = not (modes.autocast or self._repeated or self.offloads)
         self._added = losses_of_stage()
         stage.begin()
 
     def forward(self, micro_batch: int, message: Any) -> Any:
         """F: run the layers; return the message for the next stage, None from the last."""
+        if self._is_plain:
+            with self._added:
+                made = self.stage.run(message, micro_batch, self._keys)
+            output, stash = self._pass_on(micro_batch, made, self._added.taken())
+            if self._modes.grad:
+                self.stashes[micro_batch] = stash
+            return output
         kept = None
         saved = None
         if self._offload is not None and micro_batch in self._offload.micro_batches:
             message = graph_cut.move(message, self.stage.device)
             saved = self._offload.saving(message)
-        with (
-            self._modes.autocasting() if self._modes.autocast else _NOTHING,
-            saved.packing() if saved else _NOTHING,
-        ):
+        with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
             with self._added:
-                if micro_batch in self._recomputed:
+                if micro_batch in self._repeated:
                     made, kept = self._repeatable_forward(micro_batch, message)
                 else:
                     made = self.stage.run(message, micro_batch, self._keys)
@@ -302,8 +317,6 @@ class StageRun:
             held.clear()
 
     def _saved_of(self, micro_batch: int) -> SavedTensors | None:
-        if self._offload is None:
-            return None
         stash = self.stashes.get(micro_batch)
         return None if stash is None else stash.saved
 

@@ -1,19 +1,8 @@
 """Step: each worker runs the actions of its device, and the first failure ends the step for all workers.
 
-::
-
-    worker of device 0                      worker of device 1
-    F(0, 3) ── output under (F, 1, 3) ─────▶ recv, F(1, 3), loss
-    recv, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
-
-An action has three parts, in the table ``PARTS``: it *receives* what its stage needs, and waits for it; the stage
-*computes*; and it *sends* what other stages need. A message is keyed by the action that receives it. What a stage keeps
-from one of its actions to the next is in its :class:`StageRun`, which its worker alone uses, so workers share nothing
-but messages.
-
-The way of one micro-batch through a stage: ``Step.work`` picks the action, ``Step.do`` runs its three parts,
-``StageRun.forward`` keeps what the backward needs, ``Stage.run`` prepares the input, ``Stage.run_layers`` calls the
-layers.
+What a stage keeps from one of its actions to the next is in its :class:`StageRun`, which its worker alone uses, so
+workers share nothing but messages. The way of one micro-batch through a stage: ``Step.work`` calls the action's
+function of :class:`StageActions`, ``StageRun.forward`` keeps what the backward needs, ``Stage.run`` calls the layers.
 
 A forward alone, and the backward that autograd asks for later, are steps too: the second goes on with the stages of the
 first.
@@ -23,9 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch.optim import Optimizer
@@ -34,9 +22,9 @@ from schedules import Action, Kind
 
 from ..workers.modes import Modes
 from ..workers.process_settings import quick_turns
+from .actions import Around, Compute, Exchange, StageActions
 from .emulation import DeviceEmulation
 from .failure.notes import PLACE, add_note
-from .messages import Messages
 from .observe.recorder import Recorder, StepWatch, WatchedTransport
 from .offload import CopyQueue
 from .order import Order
@@ -44,17 +32,12 @@ from .replay.randomness import RngKeys
 from .sinks import LossSink
 from .stage import Stage
 from .stage_run import Held, StageRun
-from .stage_runs import stage_runs
 from .transport.compress import Compressed
-from .transport.cuda import Callers, Streams, StreamTransport
+from .transport.cuda import Callers, Pace, Streams, StreamTransport
 from .transport.links import Links, Table
 from .transport.ranks import RankTransport
 from .transport.skips import Routes, SkipTransport
 from .transport.threads import Stopped, ThreadTransport, Transport
-
-# What a kind of action does: ``recv(messages, run, k)``, ``compute(run, k, given)``, ``send(messages, run, k, made)``.
-Part = Callable[..., Any]
-Parts = Mapping[Kind, tuple[Part, Part, Part]]
 
 
 class Step:
@@ -122,45 +105,55 @@ class Step:
         self._streams = streams
         self._has_forwards = forward is None
         self._worker_of = schedule.device_of
-        self._parts: Parts = PARTS
+        self._kinds = order.kinds
+        self.recorder = recorder
+        self.keys = forward.keys if forward else RngKeys(seed)
+        for stage in stages:
+            if stage.replica and self._worker_of[stage.index] in self.here:
+                stage.replica.begin(self._has_forwards, self.modes.grad)
+        queues = dict(enumerate(copy_queues))
+        self.runs: dict[int, StageRun] = (
+            forward.runs
+            if forward
+            else {
+                stage.index: StageRun(stage, order, self.keys, self.modes, sink, optimizers, queues.get(row))
+                for stage in stages
+                if (row := self._worker_of[stage.index]) in self.here
+            }
+        )
         self._mailboxes = ThreadTransport(schedule)
         self._reductions = links and links.reductions
-        self._messages = messages = Messages(
-            schedule, sink, inputs, self._mailboxes, self._reductions, links and self.fail
-        )
-        self.awaiting, self.input_gradients = messages.awaiting, messages.input_gradients
+        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes, self._mailboxes)
+        self.awaiting, self.input_gradients = exchange.awaiting, exchange.input_gradients
+        around: list[Around] = []
         transport: Transport = self._mailboxes
         if streams is not None:
             transport = StreamTransport(transport, schedule, streams, recorder and recorder.arrivals)
         if emulation is not None:
             transport = emulation.transport(transport, schedule)
-            self._parts = _within(self._parts, lambda kind, run, _: emulation.computing(kind, run.index))
+            around.append(emulation.around)
         self._remote: RankTransport | None = None
         if links is not None and table is not None:
-            transport = self._remote = messages.remote = RankTransport(
+            transport = self._remote = exchange.remote = RankTransport(
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
-        if (watch := StepWatch.wanted(schedule, stages, recorder)) is not None:
+            exchange.reductions, exchange.fail = self._reductions, self.fail
+        watch = StepWatch.wanted(schedule, stages, recorder)
+        if watch is not None:
             transport = WatchedTransport(transport, schedule, watch)
-            self._parts = watch.parts(self._parts)
+            around.append(watch.computing)
         transport = compressed.transport(transport, schedule, recorder and recorder.errors)
         if schedule.versions:
-            self._parts = _within(self._parts, _on_version)
+            around.append(_on_version)
         self.skips = forward.skips if forward else None
         if (past := routes.of(inputs) if routes else {}) or self.skips:
             transport = self.skips = SkipTransport(transport, schedule, past, self.awaiting, self.skips)
-        messages.transport = transport
-        for stage in stages:
-            if stage.replica and self._worker_of[stage.index] in self.here:
-                stage.replica.begin(self._has_forwards, self.modes.grad)
-        self.recorder = recorder
-        self.keys = forward.keys if forward else RngKeys(seed)
-        self.runs = (
-            forward.runs
-            if forward
-            else stage_runs(order, stages, self.keys, self.modes, sink, optimizers, copy_queues, self.here)
-        )
-        messages.runs = self.runs
+        exchange.transport = transport
+        self._tables = {
+            number: StageActions(run, exchange).table(around) for number, run in self.runs.items()
+        }
+        if watch is not None and watch.counts:
+            self._tables = watch.noting(self._tables, self.runs_on)
         if emulation is not None:
             emulation.begin(optimizers)
         # A backward begins and ends on the streams of its forward, as autograd's do.
@@ -170,7 +163,7 @@ class Step:
 
     def begin(self, scaled: bool) -> None:
         """Before the step, on the caller's thread; ``scaled`` gradients may overflow."""
-        kinds = {action.kind for row in self.schedule.actions for action in row}
+        kinds = self._kinds
         for guard in self.guards:
             guard.begin(scaled, not kinds.isdisjoint((Kind.B, Kind.I)))
         if self._reductions is not None and Kind.REDUCE_GRAD in kinds:
@@ -183,14 +176,11 @@ class Step:
         try:
             with quick_turns, self.modes.entered(), streams.entered(worker) if streams else nullcontext():
                 try:
-                    do = streams.paced(worker, self.do) if streams else self.do
                     if self._remote is not None:
                         self._remote.begin(worker)
-                    for action in self.schedule.actions[worker]:
-                        if self._over:
-                            return
-                        self.current[worker] = action, time.monotonic()
-                        do(action)
+                    self._run(
+                        worker, self.schedule.actions[worker], streams.pace(worker) if streams else None
+                    )
                     if self._remote is not None:
                         self._remote.end()
                 finally:
@@ -204,23 +194,31 @@ class Step:
         except BaseException as error:
             self.fail(error, worker)
 
-    def do(self, action: Action) -> None:
-        """Run one action.
+    def _run(self, worker: int, actions: Sequence[Action], pace: Pace | None = None) -> None:
+        """Run actions of one device.
 
         Raises:
             Stopped: the step has failed elsewhere.
-            BaseException: the error of the action, with a note that names the action.
+            BaseException: the error of an action, with a note that names the action.
         """
-        kind, stage, micro_batch, _ = action
-        recv, compute, send = self._parts[kind]
-        run = self.runs[stage]
+        tables, current, now = self._tables, self.current, time.monotonic
+        action = None
         try:
-            given = recv(self._messages, run, micro_batch)
-            send(self._messages, run, micro_batch, compute(run, micro_batch, given))
+            for action in actions:
+                if self._over:
+                    raise Stopped
+                kind, stage, micro_batch, _ = action
+                current[worker] = action, now()
+                if pace is not None:
+                    pace.wait()
+                tables[stage][kind](micro_batch)
+                if pace is not None:
+                    pace.queued()
         except Stopped:
             raise
         except BaseException as error:
-            add_note(error, self._place(action))
+            if action is not None:
+                add_note(error, self._place(action))
             raise
 
     def backward_here(self) -> None:
@@ -235,8 +233,9 @@ class Step:
                 for worker in self.here:
                     self._remote.begin(worker)
             for action in self._backwards_left():
-                with streams.entered(self._worker_of[action.stage]) if streams else nullcontext():
-                    self.do(action)
+                worker = self._worker_of[action.stage]
+                with streams.entered(worker) if streams else nullcontext():
+                    self._run(worker, [action])
             if self._remote is not None:
                 with streams.entered(self.here[0]) if streams else nullcontext():
                     self._remote.end()
@@ -280,7 +279,7 @@ class Step:
         self.failure = None
         for run in self.runs.values():
             run.forget()
-        self._messages.forget()
+        self._exchange.forget()
         self._mailboxes.stop()
         with suppress(Exception):  # of a device that has failed: the step has raised it
             self._end()
@@ -293,7 +292,7 @@ class Step:
 
     def runs_on(self, worker: int) -> list[StageRun]:
         """Return the stages of one device."""
-        return self._messages.runs_on(worker)
+        return [self.runs[stage] for stage in self.schedule.stages_of(worker)]
 
     def _end(self) -> None:
         if self._streams:
@@ -322,31 +321,14 @@ class Step:
         return f"{PLACE}stage {stage} of {of.model_stages}{which} on {where}, {part} (action {action})"
 
 
-PARTS: dict[Kind, tuple[Part, Part, Part]] = {
-    Kind.F: (Messages.recv_input, StageRun.forward, Messages.send_output),
-    Kind.B: (Messages.recv_gradients, StageRun.backward, Messages.send_gradients),
-    Kind.I: (Messages.recv_gradients, StageRun.backward_inputs, Messages.send_gradients),
-    Kind.W: (Messages.nothing, StageRun.backward_weights, Messages.nothing),
-    Kind.RECOMPUTE: (Messages.nothing, StageRun.recompute, Messages.nothing),
-    Kind.OFFLOAD: (Messages.wait_offload, StageRun.offload, Messages.nothing),
-    Kind.RELOAD: (Messages.nothing, StageRun.reload, Messages.nothing),
-    Kind.REDUCE_GRAD: (Messages.recv_replicas, StageRun.reduce, Messages.send_to_first_replica),
-    Kind.OPT_STEP: (Messages.recv_correction, StageRun.update, Messages.nothing),
-}
-
-
-def _within(parts: Parts, entered: Callable[[Kind, StageRun, Any], AbstractContextManager[object]]) -> Parts:
-    """Return the parts with each computation within a context."""
-
-    def computed(kind: Kind, compute: Part, run: StageRun, micro_batch: int | None, given: Any) -> Any:
-        with entered(kind, run, micro_batch):
-            return compute(run, micro_batch, given)
-
-    return {kind: (recv, partial(computed, kind, part), send) for kind, (recv, part, send) in parts.items()}
-
-
-def _on_version(kind: Kind, run: StageRun, micro_batch: int) -> AbstractContextManager[object]:
-    """Set the weights to the version of the micro-batch, in an asynchronous schedule."""
+def _on_version(kind: Kind, run: StageRun, compute: Compute) -> Compute:
+    """Set the weights to the version of the micro-batch while an action computes, in an asynchronous schedule."""
     if run.versions is None or kind in (Kind.OPT_STEP, Kind.REDUCE_GRAD):
-        return nullcontext()
-    return run.versions.used(micro_batch)
+        return compute
+    versions = run.versions
+
+    def computed(micro_batch: int, received: Any) -> Any:
+        with versions.used(micro_batch):
+            return compute(micro_batch, received)
+
+    return computed

@@ -14,19 +14,12 @@ def looped(devices: int, chunks: int) -> tuple[int, ...]:
 
 
 def wave(devices: int, chunks: int) -> tuple[int, ...]:
-    """Round after round, turning at each end: 0, 1, 2, 3, 3, 2, 1, 0, 0, ... (Liu et al. 2023, Hanayo)."""
+    """Round after round, turning at each end: 0, 1, 2, 3, 3, 2, 1, 0, 0, ... (Liu et al. 2023, Hanayo).
+
+    With two chunks it is the V of Qi et al. 2024 (§6), and the two copies of Chimera in opposite directions.
+    """
     there = tuple(range(devices))
     return tuple(device for chunk in range(chunks) for device in (there, there[::-1])[chunk % 2])
-
-
-def vee(devices: int) -> tuple[int, ...]:
-    """There and back once: 0, 1, 2, 3, 3, 2, 1, 0 (Qi et al. 2024, §6)."""
-    return wave(devices, 2)
-
-
-def bidirectional(devices: int) -> tuple[int, ...]:
-    """Two copies of the model in opposite directions: 0, 1, 2, 3 and 3, 2, 1, 0 (Li & Hoefler 2021, §3.1)."""
-    return wave(devices, 2)
 
 
 def placements(stages: int, devices: int) -> list[tuple[int, ...]]:

@@ -15,24 +15,19 @@ from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved_1f1b, interleaved_zb
 from .looped_bfs import looped_bfs
-from .one_f_one_b import one_f_one_b
+from .one_f_one_b import eager_1f1b, one_f_one_b
 from .pipedream import pipedream, pipedream_2bw
 from .sequential import sequential
 from .v_shape import v_half, v_min
 from .zb_v import zb_v
 from .zero_bubble import zb_h1, zb_h2
 
-
-def _eager(devices: int, micro_batches: int) -> Schedule:
-    return one_f_one_b(devices, micro_batches, eager=True)
-
-
 GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
     {
         "sequential": sequential,
         "gpipe": gpipe,
         "1f1b": one_f_one_b,
-        "eager-1f1b": _eager,
+        "eager-1f1b": eager_1f1b,
         "interleaved-1f1b": interleaved_1f1b,
         "looped-bfs": looped_bfs,
         "zb-h1": zb_h1,

@@ -1,7 +1,7 @@
 """Chimera: two pipelines in opposite directions through the same devices."""
 
 from ..core.action import Action, ScheduleError, backward, forward
-from ..core.placement import bidirectional
+from ..core.placement import wave
 from ..core.schedule import Schedule, without_micro_batches
 
 
@@ -28,7 +28,7 @@ def chimera(devices: int, micro_batches: int) -> Schedule:
             for b in range(devices // 2):
                 _place_micro_batch(slots, devices, unit, direction, b)
     rows = tuple(tuple(row[slot] for slot in sorted(row)) for row in slots)
-    whole = Schedule("chimera", rows, bidirectional(devices), units * devices, replicas=2)
+    whole = Schedule("chimera", rows, wave(devices, 2), units * devices, replicas=2)
     return without_micro_batches(whole, micro_batches)
 
 

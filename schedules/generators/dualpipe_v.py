@@ -6,7 +6,7 @@ from collections import deque
 from itertools import count
 
 from ..core.action import Action, backward, backward_input, backward_weight, forward
-from ..core.placement import vee
+from ..core.placement import wave
 from ..core.schedule import Schedule, without_micro_batches
 
 
@@ -23,7 +23,7 @@ def dualpipe_v(devices: int, micro_batches: int) -> Schedule:
     """
     enough = max(micro_batches, 2 * devices)
     rows = tuple(_Row(devices, device).steps(enough) for device in range(devices))
-    return without_micro_batches(Schedule("dualpipe-v", rows, vee(devices), enough), micro_batches)
+    return without_micro_batches(Schedule("dualpipe-v", rows, wave(devices, 2), enough), micro_batches)
 
 
 class _Row:

@@ -1,4 +1,4 @@
-"""Hanayo: one copy of the model whose stages run over the devices in waves, back and forth."""
+"""Hanayo's wave placement, with the order of a greedy list scheduler."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _FORWARD_SLOTS, _BACKWARD_SLOTS = 1, 2  # assumed lengths
 def hanayo(devices: int, micro_batches: int, waves: int = 1, chunks: int | None = None) -> Schedule:
     """2 * waves stages per device, placed in waves: 0, 1, 2, 3, 3, 2, 1, 0, 0, 1, ...
 
-    A free device runs an action that is ready: a backward before a forward, then the earliest micro-batch, then the
-    latest stage. Backwards are assumed to last twice as long as forwards. Each further wave shortens the bubble and
-    adds messages. Any number of micro-batches; all of them may be in flight.
+    The placement is the paper's. The paper shows its order for as many micro-batches as devices; here a list scheduler
+    makes the order for any number, with the paper's bubble in that case. A free device runs an action that is ready: a
+    backward before a forward, then the earliest micro-batch, then the latest stage. Backwards are assumed to last twice
+    as long as forwards. Each further wave shortens the bubble and adds messages. All micro-batches may be in flight.
 
     chunks: stages per device, twice the number of waves; used instead of `waves`.
 

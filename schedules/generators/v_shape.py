@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, chain
 
 from ..core.action import Action, backward_input, backward_weight, forward
-from ..core.placement import vee
+from ..core.placement import wave
 from ..core.schedule import Schedule
 
 # A device's part of the schedule in the making: for each of F0, F1, I1, I0, and then W, the slot of each of its
@@ -52,7 +52,7 @@ def _repeated(name: str, block: list[list[int]], micro_batches: int) -> Schedule
     rows = _reordered([row[:_W] for row in rows])
     rows = _squeezed([[*row, _weight_slots(row)] for row in rows])
     actions = tuple(_actions(len(block), device, row[:_W]) for device, row in enumerate(rows))
-    return Schedule(name, actions, vee(len(block)), micro_batches)
+    return Schedule(name, actions, wave(len(block), 2), micro_batches)
 
 
 def _actions(devices: int, device: int, row: _Row) -> tuple[Action, ...]:

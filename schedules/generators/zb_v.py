@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 from ..core.action import Action, backward_input, backward_weight, forward
-from ..core.placement import vee
+from ..core.placement import wave
 from ..core.schedule import Schedule, without_micro_batches
 
 
@@ -21,7 +21,7 @@ def zb_v(devices: int, micro_batches: int) -> Schedule:
     """
     enough = max(micro_batches, 2 * devices - 1)
     rows = tuple(_row(devices, device, enough) for device in range(devices))
-    return without_micro_batches(Schedule("zb-v", rows, vee(devices), enough), micro_batches)
+    return without_micro_batches(Schedule("zb-v", rows, wave(devices, 2), enough), micro_batches)
 
 
 def _row(devices: int, device: int, micro_batches: int) -> tuple[Action, ...]:

@@ -10,7 +10,7 @@ from ..core.action import Kind
 from ..core.costs import StageCosts
 from ..core.dependencies import Dependencies, dependencies
 from ..core.schedule import Schedule
-from ..core.stash import is_recomputed, stash_changes
+from ..core.stash import count_changes, stash_changes
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
     [[[0, 4, 0]], [[1, 3, 0]]]
     """
     found = dependencies(schedule)
-    changes = _count_changes(found)
+    changes = np.add(*count_changes(found))
     parts = 3 if found.is_kind(Kind.I).any() else 2  # nothing waits for W where there is none
     tables = []
     for device, (first, last) in enumerate(_spans(found)):
@@ -79,20 +79,6 @@ def stash_peaks(schedule: Schedule, costs: StageCosts, found: Dependencies) -> l
 def _spans(found: Dependencies) -> list[tuple[int, int]]:
     """Return the span of leaves of each device, as first and last + 1."""
     return list(pairwise(np.searchsorted(found.owner, found.offsets).tolist()))
-
-
-def _count_changes(found: Dependencies) -> np.ndarray:
-    """Return the full stashes, inputs alone and stashes for W that each leaf adds or releases, as [leaves, 3]."""
-    again = is_recomputed(found)
-    change = np.zeros((found.code.size, 3), dtype=np.int64)
-    change[found.is_kind(Kind.F) & ~again] = (1, 0, 0)
-    change[found.is_kind(Kind.F) & again] = (0, 1, 0)
-    change[found.is_kind(Kind.RECOMPUTE, Kind.RELOAD)] = (1, -1, 0)
-    change[found.is_kind(Kind.OFFLOAD)] = (-1, 1, 0)
-    change[found.is_kind(Kind.B)] = (-1, 0, 0)
-    change[found.is_kind(Kind.I)] = (-1, 0, 1)
-    change[found.is_kind(Kind.W)] = (0, 0, -1)
-    return change
 
 
 def _peak(change: np.ndarray, position: np.ndarray) -> tuple[float, int]:

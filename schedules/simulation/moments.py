@@ -11,7 +11,8 @@ from ..analysis.timeline import Timeline
 from ..core.action import Kind
 from ..core.dependencies import CODE, Dependencies, dependencies
 from ..core.schedule import Schedule
-from .memory import is_recomputed, largest
+from ..core.stash import count_changes
+from .memory import largest
 
 # The columns of a table of moments.
 STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W, RUNS_FIRST_B, OF_WEIGHTS = (
@@ -64,7 +65,7 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
     """
     schedule = timeline.schedule
     found = dependencies(schedule)
-    adds, releases = _changes(found)
+    adds, releases = count_changes(found)
     starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
     peaks = np.where(found.is_kind(Kind.F, Kind.RECOMPUTE), ends, (starts + ends) / 2)
     spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
@@ -89,21 +90,6 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
         table[:, :, RUNS_FIRST_B] = table[:, :, RUNS_B] * missing
         table[:, :, RUNS_B] -= table[:, :, RUNS_FIRST_B]
         yield table
-
-
-def _changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:
-    """Return what each action adds to the stashes when it starts, and what it changes when it ends: [actions, 3]."""
-    again = is_recomputed(found)
-    adds = np.zeros((found.code.size, 3), dtype=np.int64)
-    releases = np.zeros_like(adds)
-    adds[found.is_kind(Kind.F)] = (1, 0, 0)
-    releases[found.is_kind(Kind.F) & again] = (-1, 1, 0)
-    adds[found.is_kind(Kind.RECOMPUTE, Kind.RELOAD)] = (1, -1, 0)
-    releases[found.is_kind(Kind.OFFLOAD)] = (-1, 1, 0)
-    releases[found.is_kind(Kind.B)] = (-1, 0, 0)
-    releases[found.is_kind(Kind.I)] = (-1, 0, 1)
-    releases[found.is_kind(Kind.W)] = (0, 0, -1)
-    return adds, releases
 
 
 def _without_gradients(

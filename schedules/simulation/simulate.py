@@ -14,6 +14,7 @@ from ..core.costs import StageCosts
 from ..core.dependencies import Dependencies, dependencies
 from ..core.schedule import Schedule
 from ..transforms.passes import split_overlaps
+from .deadlock import refuse_deadlock
 from .event_loop import play
 from .memory import stash_peaks
 from .operations import ActionOperations, make_operations
@@ -88,7 +89,8 @@ def _play(
     ends_of_all, left, done = _ends(operations, through)
     ends = ends_of_all[operations.place]
     if not done:
-        _refuse_deadlock(schedule, ends < 0)
+        refuse_deadlock(schedule)
+        raise ScheduleError(f"{schedule.name} deadlocks: messages that share links wait for each other")
     starts = _starts(found, operations, ends_of_all, left, latency + occupancy)
     sent_and_arrived = partial(_sent_and_arrived, operations, ends_of_all, left, latency, occupancy)
     if is_message.any():
@@ -221,14 +223,3 @@ def _sizes(schedule: Schedule, costs: StageCosts) -> Iterator[tuple[int, int, fl
     yield from messages(schedule, costs)
     for stage, (stash, boundary) in enumerate(zip(costs.stash_bytes, costs.boundary_bytes, strict=True)):
         yield stage, stage, stash - boundary
-
-
-def _refuse_deadlock(schedule: Schedule, pending: np.ndarray) -> None:
-    """Name the first action of each device that has not run."""
-    left = iter(pending.tolist())
-    stuck = [
-        f"device {device} at {waiting[0]}"
-        for device, row in enumerate(schedule.actions)
-        if (waiting := [action for action, is_left in zip(row, left, strict=False) if is_left])
-    ]
-    raise ScheduleError(f"{schedule.name} deadlocks: {', '.join(stuck)} wait for each other")

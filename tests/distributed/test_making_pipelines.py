@@ -215,7 +215,9 @@ def shares() -> tuple[int, int, int]:
 
     plain, model = twins(make)
     plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=2)
-    with Pipeline(model, plan, nn.functional.mse_loss, timeout=TIMEOUT) as pipe:
+    with Pipeline(
+        model, plan, nn.functional.mse_loss, timeout=TIMEOUT, initialize="reset_parameters"
+    ) as pipe:
         pipe.step(torch.randn(4, 16), target=torch.randn(4, 16))
         held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.is_meta)
         own = sum(tensor.nbytes for tensor in pipe.state_dict().values())

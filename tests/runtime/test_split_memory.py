@@ -18,6 +18,7 @@ from pipepart.runtime.stage_run import Stash
 from pipepart.runtime.step import Step
 from schedules import Action
 from tests.support.chains import Recompute, cut_by_hand
+from tests.support.observed_actions import after_each_action
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import splits
 
@@ -54,14 +55,11 @@ def saved_in(roots: Iterable[Any]) -> Iterator[Tensor]:
 def bytes_after_each_action(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, int]]]:
     """For each stage what it holds after each of its actions, in their order."""
     found: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    do = Step.do
 
-    def do_and_count(step: Step, action: Action) -> Any:
-        span = do(step, action)
+    def count(step: Step, action: Action) -> None:
         found[action.stage].append((str(action), held_bytes(step, action.stage)))
-        return span
 
-    monkeypatch.setattr(Step, "do", do_and_count)
+    after_each_action(monkeypatch, count)
     return found
 
 
@@ -101,17 +99,14 @@ def test_a_stage_holds_what_its_parts_need(recompute: Recompute, monkeypatch: py
 def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The most bytes that the stages of each device hold together after any of its actions."""
     peaks: dict[int, int] = defaultdict(int)
-    do = Step.do
 
-    def do_and_count(step: Step, action: Action) -> Any:
-        span = do(step, action)
+    def count(step: Step, action: Action) -> None:
         device = step.schedule.device_of[action.stage]
         found = [t for stage in step.schedule.stages_of(device) for t in held_tensors(step, stage)]
         found += [tensor for run in step.runs_on(device) for tensor in run.tensors()]
         peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))
-        return span
 
-    monkeypatch.setattr(Step, "do", do_and_count)
+    after_each_action(monkeypatch, count)
     return peaks
 
 

@@ -234,7 +234,10 @@ def test_the_host_queues_some_actions_ahead_of_the_device_and_no_more():
         seen.append((numbers[action] * 1).to("cpu", non_blocking=True))
 
     with late(None), own.entered(0):
-        in_time = own.paced(0, do)
+        pace = own.pace(0)
+        assert pace is not None
         for action in range(20):
-            in_time(action)
+            pace.wait()
+            do(action)
+            pace.queued()
     assert len(seen) == 20

@@ -19,7 +19,7 @@ from schedules import (
     simulate,
     split_critical,
 )
-from schedules.core.placement import linear, looped, vee
+from schedules.core.placement import linear, looped, wave
 from schedules.searching.problem import make_problem
 from schedules.simulation.event_loop import play, replay
 
@@ -52,7 +52,7 @@ def problem_of(record):
         latency=record["comm"],
         stash_bytes=[1 / chunks] * stages,
     )
-    placement = linear(p) if chunks == 1 else vee(p)
+    placement = linear(p) if chunks == 1 else wave(p, 2)
     return costs, [record["cap"]] * p, placement, "makespan" if record["metric"] == "sync" else "zero-bubble"
 
 

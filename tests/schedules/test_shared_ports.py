@@ -92,7 +92,7 @@ def test_a_deadlock_is_named_with_ports_too():
     rows = (("1F0", "0F0"), ())
     actions = tuple(tuple(Action.parse(text) for text in row) for row in rows)
     stuck = Schedule("stuck", actions, (0, 0), 1)
-    with pytest.raises(ScheduleError, match="deadlocks"):
+    with pytest.raises(ScheduleError, match="deadlock"):
         simulate(stuck, StageCosts([1, 1], [1, 1], [1, 1], ports=TWO_HOSTS), contention=True)
 
 

@@ -61,7 +61,8 @@ def test_costs_of_another_number_of_stages_are_refused():
 def test_a_deadlock_names_the_actions_that_wait():
     crossed = Schedule.from_csv("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     with pytest.raises(
-        ScheduleError, match="deadlocks: device 0 at 0B0, device 1 at 1F1 wait for each other"
+        ScheduleError,
+        match="deadlock: device 0 at 0B0 for 1B0; device 1 at 1F1 for 0F1: each waits for the next",
     ):
         simulate(crossed, equal(2))
 

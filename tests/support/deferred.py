@@ -1,76 +1,57 @@
-"""Compares deferred constructions of modules with plain ones from the same seed."""
+"""Makes models whose parameters have no memory, and twins of them with the same initial values."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline, deferred_init
-from pipepart.capture import RecordedChain, deferred
+from pipepart.capture import RecordedChain
+from pipepart.runtime.placing import InitialValues, Places
 from tests.support.chains import plan_by_hand
 from tests.support.recorded import borders_of, chain_for
 
 
-def assert_same_values(make: Callable[[], nn.Module]) -> None:
-    """Assert that each tensor of a deferred module gets the bits that the plain construction gives it."""
-    plain, module = twins(make)
-    got: dict[int, Tensor] = {}
-    held = _tensors(module)
-    meta = {name: tensor for name, tensor in held.items() if tensor.is_meta}
-    deferred.refuse_unknown(meta.items(), weights=False)
-    deferred.values_of(
-        dict.fromkeys(meta.values()), lambda tensor, values: got.__setitem__(id(tensor), values)
-    )
-    expected = _tensors(plain)
-    assert held.keys() == expected.keys()
-    for name, one in expected.items():
-        values = got.get(id(held[name]), held[name])
-        assert (values.dtype, values.shape, values.stride()) == (one.dtype, one.shape, one.stride()), name
-        assert torch.equal(values, one), name
-        assert held[name].requires_grad == one.requires_grad, name
-        assert isinstance(held[name], nn.Parameter) == isinstance(one, nn.Parameter), name
+def initialize(module: nn.Module) -> None:
+    """Draw all parameters that a module holds itself."""
+    for parameter in module.parameters(recurse=False):
+        nn.init.normal_(parameter, std=0.3)
+
+
+def deferred(make: Callable[[], nn.Module]) -> nn.Module:
+    """Construct a model whose parameters have no memory."""
+    torch.manual_seed(0)
+    with deferred_init():
+        return make()
 
 
 def twins(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
-    """Return a plain model and a deferred one that is constructed from the same seed."""
-    seed()
-    plain = make()
-    seed()
-    with deferred_init():
-        return plain, make()
+    """Return a model with initial values, and one whose parameters get the same values by :func:`initialize`."""
+    plain = deferred(make)
+    values = InitialValues.of(plain, None, initialize)
+    assert values is not None
+    torch.manual_seed(1)
+    values.fill(Places({}, frozenset()))
+    model = deferred(make)
+    torch.manual_seed(1)
+    return plain, model
 
 
 def pipelines(
     make: Callable[[], nn.Module], sample: Any, *, stages: int = 3, loss_fn: Any = None, **options: Any
 ) -> tuple[Pipeline, Pipeline]:
-    """Return the pipelines of a plain model and of its deferred twin."""
+    """Return the pipelines of a model with values and of its deferred twin."""
     plain, model = twins(make)
     chain = chain_for(plain, sample, loss_fn=loss_fn)
     names = [name for name, _ in chain.layers]
     plan = plan_by_hand(names, borders_of(len(names), stages), micro_batches=2)
     same = RecordedChain(model, chain.groups, split_loss=loss_fn is None) if chain.groups else model
-    return Pipeline(chain, plan, loss_fn), Pipeline(same, plan, loss_fn, **options)  # type: ignore[arg-type]
-
-
-def seed() -> None:
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, buffers, and tensors among the attributes, by their names."""
-    return {
-        f"{path}.{name}": tensor
-        for path, part in module.named_modules()
-        for name, tensor in (*part._parameters.items(), *part._buffers.items(), *vars(part).items())
-        if isinstance(tensor, Tensor)
-    }
+    torch.manual_seed(1)
+    pipe = Pipeline(same, plan, loss_fn, initialize=initialize, **options)  # type: ignore[arg-type]
+    return Pipeline(chain, plan, loss_fn), pipe  # type: ignore[arg-type]
 
 
 class Tied(nn.Module):

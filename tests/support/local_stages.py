@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from pipepart import Arguments, Plan, deferred_init
+from pipepart import Arguments, Plan
 from pipepart.capture import Chain, Live, RecordedChain, chain_of, state_of
 from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
 from pipepart.runtime.build import build_stages
 from pipepart.runtime.placing import InitialValues
-from tests.support.deferred import seed
+from tests.support.deferred import initialize
 
 
 class Process(NamedTuple):
@@ -38,18 +39,12 @@ def process(
         groups: of a chain that has recorded the same model; None for an ``nn.Sequential``.
         options: of :class:`RecordedChain`.
     """
+    torch.manual_seed(1)  # the seed of :func:`tests.support.deferred.twins`
     chain = chain_of(model) if groups is None else RecordedChain(model, groups, **options)
     if isinstance(chain, RecordedChain):
         chain.part()
-    build_stages(chain.layers, plan, values=InitialValues.of(model, weights), local=local)
+    build_stages(chain.layers, plan, values=InitialValues.of(model, weights, initialize), local=local)
     return Process(model, chain)
-
-
-def deferred(make: Callable[[], nn.Module]) -> nn.Module:
-    """Construct a model without memory, from the seed of :func:`tests.support.deferred.twins`."""
-    seed()
-    with deferred_init():
-        return make()
 
 
 def output(processes: list[Process], plan: Plan, sample: Any) -> Any:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart import Pipeline, deferred_init
+from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import plan_by_hand
+from tests.support.deferred import initialize, twins
 from tests.support.on_devices import cut_on, gradients, on_devices, sample
 from tests.support.recorded import chain_for, plainly
 from tests.vdev import devices as vdev
@@ -66,23 +67,20 @@ def model() -> nn.Sequential:
     return made
 
 
-@pytest.mark.parametrize("source", ["construction", "file"])
+@pytest.mark.parametrize("source", ["initialization", "file"])
 def test_each_stage_is_on_its_device(source, tmp_path):
-    torch.manual_seed(0)
-    plain = model()
-    options = {}
+    plain, deferred = twins(model)
+    options: dict[str, Any] = {"initialize": initialize}
     if source == "file":
         save_model = pytest.importorskip("safetensors.torch").save_model
         save_model(plain, str(tmp_path / "model.safetensors"))
         options = {"weights": tmp_path}
-    torch.manual_seed(0)
-    with deferred_init():
-        deferred = model()
+    assert isinstance(deferred, nn.Sequential)
     weight = deferred[0].weight
     plan = on_devices(
         plan_by_hand(["0", "1", "2", "3"], [1, 3], micro_batches=2), ("vdev:0", "vdev:1", "vdev:2")
     )
-    x, y = torch.randint(20, (8,)), torch.randint(20, (8,))
+    x, y = torch.arange(8), torch.arange(8, 16)
     with Pipeline(deferred, plan, LOSS, **options) as pipe, Pipeline(plain, plan, LOSS) as other:
         assert deferred[0].weight is weight is deferred[3].weight
         places = {name: str(tensor.device) for name, tensor in pipe.state_dict().items()}

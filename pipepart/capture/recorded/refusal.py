@@ -16,7 +16,7 @@ from ...input_error import InputError
 from .valueless import asks_for_values
 
 _HERE = Path(__file__).parent
-_OURS = (_HERE, _HERE.parent / "deferred", _HERE.parents[1] / "loss")
+_OURS = (_HERE, _HERE.parents[1] / "loss")
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), *map(str, _OURS))
 _OF_META_TENSORS = re.compile(r"\b(register_)?meta\b", re.IGNORECASE)
 _CALLS = str(_HERE / "replay" / "calls.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from schedules.core.placement import looped, vee
+from schedules.core.placement import looped, wave
 
 from ..plans.plan_record import PlanRecord
 from .conditions import micro_batches_of, modules_of, order_of, recomputes
@@ -84,7 +84,7 @@ def _style(plan: PlanRecord) -> str | None:
     order = order_of(plan)
     if order.device_of == tuple(range(order.devices)):
         return "1F1B"
-    if order.device_of == vee(order.devices):
+    if order.device_of == wave(order.devices, 2):
         return "ZBVZeroBubble"
     chunks, left = divmod(order.stages, order.devices)
     return None if left or order.device_of != looped(order.devices, chunks) else "Interleaved1F1B"

@@ -63,11 +63,11 @@ def on_meta(model: nn.Module, device: str) -> Iterator[None]:
             library.impl("dropout", _dropout, _KEY)
         for name in _RECURRENT:
             library.impl(name, _refused, _KEY)
-        with _MovesToMeta(), shadow_parameters(model, META):
+        with MovesToMeta(), shadow_parameters(model, META):
             yield
 
 
-class _MovesToMeta(DispatchMode):
+class MovesToMeta(DispatchMode):
     """Moves the real tensors of an operation to the meta device if it also has meta tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,15 @@ class DeviceEmulation:
         if self._links is None:
             return inner
         return EmulatedTransport(inner, schedule.device_of, self._links, self._clock, self._message_seconds)
+
+    def around(self, kind: Kind, run: Any, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return the computation of a kind of action of a stage, as :meth:`computing` runs it."""
+
+        def computed(micro_batch: Any, received: Any) -> Any:
+            with self.computing(kind, run.index):
+                return compute(micro_batch, received)
+
+        return computed
 
     @contextmanager
     def computing(self, kind: Kind, stage: int) -> Iterator[None]:

@@ -35,8 +35,9 @@ _now = time.perf_counter
 _ANCHORS = 5
 _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 
-Part = Callable[..., Any]  # see pipepart.runtime.step.PARTS
-Parts = Mapping[Kind, tuple[Part, Part, Part]]  # recv, compute and send, of each kind of action
+Act = Callable[[Any], None]  # see pipepart.runtime.actions
+Tables = Mapping[int, Mapping[Kind, Act]]
+Compute = Callable[[Any, Any], Any]
 
 
 class RankRecord(NamedTuple):
@@ -175,6 +176,7 @@ class StepWatch:
         self._profiled = profiling()
         self._nvtx = any(stage.device.type == "cuda" for stage in stages)
         self.names = self._profiled or self._nvtx
+        self.counts = bool(self._kept)
 
     @classmethod
     def wanted(
@@ -183,51 +185,50 @@ class StepWatch:
         """Return a watch for a run; None if neither a recorder nor a profiler is active."""
         return cls(schedule, stages, recorder) if recorder or profiling() else None
 
-    def parts(self, parts: Parts) -> Parts:
-        """Return the parts of each kind of action with recording: start after recv, end before send."""
+    def computing(self, kind: Kind, run: Any, compute: Compute) -> Compute:
+        """Return the computation of a kind of action of a stage with recording."""
+        timed = self._timed(self.recorder, run.index, compute) if self.recorder else compute
+        return partial(self._compute, kind, run.index, timed) if self._kept or self.names else timed
+
+    def noting(self, tables: Tables, runs_on: Callable[[int], Sequence[Any]]) -> Tables:
+        """Return functions of actions that note what their device keeps after each.
+
+        Args:
+            tables: the functions of each stage.
+            runs_on: returns the stages of a device.
+        """
+
+        def act_and_note(act: Act, home: int, micro_batch: int | None) -> None:
+            act(micro_batch)
+            self._kept[home].note(tensor for run in runs_on(home) for tensor in run.tensors())
+
         return {
-            kind: (recv, self._computing(kind, compute), self._sending(send))
-            for kind, (recv, compute, send) in parts.items()
+            stage: {kind: partial(act_and_note, act, self._device_of[stage]) for kind, act in table.items()}
+            for stage, table in tables.items()
         }
 
-    def _computing(self, kind: Kind, compute: Part) -> Part:
-        timed = self._timed(self.recorder, compute) if self.recorder else compute
-        return partial(self._compute, kind, timed) if self._kept or self.names else timed
+    def _timed(self, recorder: Recorder, stage: int, compute: Compute) -> Compute:
+        clock = recorder.clocks[self._device_of[stage]]
+        starts, ends, now = clock.starts, clock.ends, clock.now
 
-    def _timed(self, recorder: Recorder, compute: Part) -> Part:
-        clocks = [recorder.clocks[home] for home in self._device_of]
-        taken = [(clock.starts, clock.ends, clock.now) for clock in clocks]
-
-        def timed(run: Any, micro_batch: int | None, given: Any) -> Any:
-            starts, ends, now = taken[run.index]
+        def timed(micro_batch: int | None, received: Any) -> Any:
             starts.append(now())
-            made = compute(run, micro_batch, given)
+            made = compute(micro_batch, received)
             ends.append(now())
             return made
 
         return timed
 
-    def _compute(self, kind: Kind, compute: Part, run: Any, micro_batch: int | None, given: Any) -> Any:
+    def _compute(
+        self, kind: Kind, stage: int, compute: Compute, micro_batch: int | None, received: Any
+    ) -> Any:
         """Compute in a named range, and count what autograd saves."""
         counting = nullcontext()
         if self._kept:
-            modules = (layer for _, layer in self._stages[run.index].layers)
-            counting = self._kept[self._device_of[run.index]].counting(modules)
-        with counting, self.named(str(Action(kind, run.index, micro_batch))):
-            return compute(run, micro_batch, given)
-
-    def _sending(self, send: Part) -> Part:
-        kept = self._kept
-        if not kept:
-            return send
-
-        def send_and_note(messages: Any, run: Any, micro_batch: int | None, made: Any) -> None:
-            send(messages, run, micro_batch, made)
-            del made
-            home = self._device_of[run.index]
-            kept[home].note(tensor for one in messages.runs_on(home) for tensor in one.tensors())
-
-        return send_and_note
+            modules = (layer for _, layer in self._stages[stage].layers)
+            counting = self._kept[self._device_of[stage]].counting(modules)
+        with counting, self.named(str(Action(kind, stage, micro_batch))):
+            return compute(micro_batch, received)
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:

@@ -1,8 +1,9 @@
-"""Puts the tensors of a model on the devices of its stages: moves them there, or computes or reads them there."""
+"""Puts the tensors of a model on the devices of its stages: moved, initialized, or read from files."""
 
 from .initial_values import InitialValues
+from .initialization import Initialize
 from .moving import move
 from .places import Places
 from .releasing import release
 
-__all__ = ["InitialValues", "Places", "move", "release"]
+__all__ = ["InitialValues", "Initialize", "Places", "move", "release"]

@@ -1,18 +1,20 @@
-"""The initial values of a model on the meta device: from its construction, or from files of weights."""
+"""The initial values of a model on the meta device: from its modules' initializers, or from files of weights."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from os import PathLike
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from ...capture import deferred, holds_meta
-from .places import Places
-from .swapping import rebind, swap_values, without_weak_references
+from ...capture import CaptureError, holds_meta, state_of
+from ...input_error import InputTypeError
+from .initialization import Initialize, initialize_modules, own_initializer
+from .places import Places, attributes_of
+from .swapping import swap_values, without_weak_references
 from .weights import WeightFiles
 
 Weights = str | PathLike[str]
@@ -22,11 +24,11 @@ class _Held(NamedTuple):
     """A tensor of the model, under one of its names.
 
     Attributes:
-        kind: ``"parameter"``, ``"buffer"`` or ``"attribute"``.
+        what: with its kind, as ``"parameter 'head.weight'"``.
         in_state: whether the state dict of the model has it.
     """
 
-    kind: str
+    what: str
     name: str
     tensor: Tensor
     in_state: bool
@@ -37,89 +39,128 @@ class InitialValues:
 
     Args:
         model: the user's.
-        held: its tensors.
-        files: with those of its state dict; None if all come from the model's construction.
+        files: with the tensors of its state dict; None if all are initialized.
+        initialize: see :class:`pipepart.Pipeline`.
     """
 
-    def __init__(self, model: nn.Module, held: Sequence[_Held], files: WeightFiles | None) -> None:
+    def __init__(self, model: nn.Module, files: WeightFiles | None, initialize: Initialize | None) -> None:
         self._model = model
         self._files = files
+        self._initialize: Initialize | None = initialize
         self._read: dict[Tensor, list[str]] = {}
-        self._computed: dict[Tensor, str] = {}
-        for one in held:
-            if files is not None and one.in_state:
-                self._read.setdefault(one.tensor, []).append(one.name)
-        for one in held:
-            if one.tensor.is_meta and one.tensor not in self._read:
-                self._computed.setdefault(one.tensor, f"{one.kind} {one.name!r}")
+        self._initialized: dict[Tensor, str] = {}
+        held = list(_held(model))
+        for entry in held:
+            if files is not None and entry.in_state:
+                self._read.setdefault(entry.tensor, []).append(entry.name)
+        for entry in held:
+            if entry.tensor.is_meta and entry.tensor not in self._read:
+                self._initialized.setdefault(entry.tensor, entry.what)
 
     @classmethod
-    def of(cls, model: nn.Module, weights: Weights | None) -> Self | None:
+    def of(
+        cls, model: nn.Module, weights: Weights | None, initialize: Initialize | None = None
+    ) -> Self | None:
         """Return the values of a model; None if it has its parameters and buffers, and ``weights`` is None.
 
         Args:
             weights: a file or a folder of safetensors.
 
         Raises:
-            CaptureError: the values of a tensor are not known.
+            CaptureError: nothing initializes a tensor.
+            TypeError: ``initialize`` is neither a function nor ``"reset_parameters"``.
             ValueError: the files have other tensors than the model.
-            FileNotFoundError, ImportError: there are no such files, or safetensors is not installed.
+            FileNotFoundError: there are no such files.
         """
+        if not (initialize is None or callable(initialize) or initialize == "reset_parameters"):
+            raise InputTypeError(
+                f"initialize must be a function of a module, or 'reset_parameters', got {initialize!r}"
+            )
         if weights is None and not holds_meta(model):
             return None
-        found = cls(model, list(_held(model)), None if weights is None else WeightFiles(weights))
-        unread = ((what, tensor) for tensor, what in found._computed.items())
-        deferred.refuse_unknown(unread, weights is not None)
-        if found._files is not None:
-            found._files.check(found._read)
-        return found
+        values = cls(model, None if weights is None else WeightFiles(weights), initialize)
+        values._check_initialized(weights is not None)
+        if values._files is not None:
+            values._files.check(values._read)
+        return values
 
     def fill(self, places: Places) -> None:
-        """Compute or read each tensor, and put it on its device.
+        """Initialize or read each tensor, and put it on its device.
 
-        What no stage uses goes to the CPU. What only other processes use gets no values. The host holds about one
-        tensor at a time, beside those that stay there.
+        What no stage uses goes to the CPU. What only other processes use gets no values.
         """
-        replaced: dict[Tensor, Tensor] = {}
-
-        def put(tensor: Tensor, values: Tensor) -> None:
-            if not tensor.is_meta:
-                with torch.no_grad():
-                    tensor.copy_(values)
-                return
-            home = places.homes.get(tensor, torch.device("cpu"))
-            deferred.unseal(tensor)
-            now = swap_values(tensor, values.to(home))
-            if now is not tensor:
-                replaced[tensor] = now
-
-        computed = [tensor for tensor in self._computed if tensor not in places.foreign]
-        for tensor in computed:
-            if tensor.grad_fn is not None and not tensor._is_view():
-                tensor.detach_()  # as the weight of nn.utils.weight_norm, whose graph would hold its parameters
+        cpu = torch.device("cpu")
+        homes = {
+            tensor: places.homes.get(tensor, cpu)
+            for tensor in self._initialized
+            if tensor not in places.foreign
+        }
         with without_weak_references(self._model.modules()):
-            deferred.values_of(computed, put)
+            if homes:
+                what = {tensor: self._initialized[tensor] for tensor in homes}
+                initialize_modules(self._model, homes, what, self._initialize)
             if self._files is not None:
                 read = {tensor: names for tensor, names in self._read.items() if tensor not in places.foreign}
-                self._files.read(read, places.homes, put)
-            for name in rebind(self._model.named_modules(), replaced):
-                warnings.warn(
-                    f"{name} is another tensor since it has values, as a graph or a weak reference holds the one "
-                    "without: if it is a parameter, make the optimizer now, as one that was made before has the wrong "
-                    "tensor",
-                    stacklevel=4,
+                self._files.read(read, places.homes, _put)
+
+    def _check_initialized(self, weights: bool) -> None:
+        """Refuse tensors for which nothing says how they are initialized."""
+        of_transformers = {
+            tensor
+            for module in self._model.modules()
+            if own_initializer(module) is not None
+            for tensor in state_of(module)
+        }
+        unsaved = " and the weights do not have it" if weights else ""
+        for tensor, what in self._initialized.items():
+            if is_lazy(tensor):
+                raise CaptureError(
+                    f"{what} is of a lazy layer without shapes: call the model once on a sample first"
                 )
+            if what.startswith("attribute"):
+                raise CaptureError(f"{what} is on the meta device{unsaved}: register it as a buffer")
+            if self._initialize is None and tensor not in of_transformers:
+                others = "" if weights else ", weights='folder or file.safetensors'"
+                raise CaptureError(
+                    f"{what} is on the meta device{unsaved}, and what the constructor wrote into it is lost. Pass "
+                    "initialize=, a function that initializes the tensors of one module as in "
+                    f"model.apply(initialize), or initialize='reset_parameters'{others}; or give the model real "
+                    "tensors: model.to_empty(device='cpu'), then model.load_state_dict(state)"
+                )
+        valued = (name for name, parameter in self._model.named_parameters() if not parameter.is_meta)
+        name = next(valued, None)
+        missing = next((what for what in self._initialized.values() if what.startswith("parameter")), None)
+        if name is not None and missing is not None:
+            raise CaptureError(
+                f"parameter {name!r} has values and {missing} has none: an initialization would overwrite the first. "
+                "Construct all of the model under deferred_init, or give all of it values"
+            )
+
+
+def _put(tensor: Tensor, values: Tensor) -> None:
+    if not tensor.is_meta:
+        with torch.no_grad():
+            tensor.copy_(values)
+    elif swap_values(tensor, values) is not tensor:
+        raise CaptureError(
+            f"a parameter of shape {list(tensor.shape)} cannot get its weights, as a graph or a weak reference holds "
+            "it: make the pipeline before a forward of the model"
+        )
 
 
 def _held(model: nn.Module) -> Iterator[_Held]:
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
+    """Yield the tensors of a model: attributes last, as they may be parameters of other modules."""
+    modules = [
+        (f"{path}." if path else "", module) for path, module in model.named_modules(remove_duplicate=False)
+    ]
+    for prefix, module in modules:
         hidden = module._non_persistent_buffers_set
         for key, tensor in module._parameters.items():
             if tensor is not None:
-                yield _Held("parameter", prefix + key, tensor, True)
+                yield _Held(f"parameter {prefix + key!r}", prefix + key, tensor, True)
         for key, tensor in module._buffers.items():
             if tensor is not None:
-                yield _Held("buffer", prefix + key, tensor, key not in hidden)
-        for key, tensor in deferred.attributes_of(module):
-            yield _Held("attribute", prefix + key, tensor, False)
+                yield _Held(f"buffer {prefix + key!r}", prefix + key, tensor, key not in hidden)
+    for prefix, module in modules:
+        for key, tensor in attributes_of(module):
+            yield _Held(f"attribute {prefix + key!r}", prefix + key, tensor, False)

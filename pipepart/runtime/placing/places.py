@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from ...capture import deferred
 from ..state.shadow import Layers
 
 
@@ -54,5 +54,14 @@ def held_by(part: nn.Module) -> Iterator[Tensor]:
     for tensor in (*part._parameters.values(), *part._buffers.values()):
         if tensor is not None:
             yield tensor
-    for _, tensor in deferred.attributes_of(part):
+    for _, tensor in attributes_of(part):
         yield tensor
+
+
+def attributes_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors on the meta device among the attributes of a module, also in lists, tuples and dicts."""
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            for leaf in pytree.tree_leaves(value):
+                if isinstance(leaf, Tensor) and leaf.is_meta:
+                    yield name, leaf

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...capture import deferred
 from ..state.shadow import Layers
 from .swapping import rebind, swap_values, without_weak_references
 
@@ -19,7 +18,7 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
 
     Args:
         groups: the layers of all stages.
-        tensors: those that no stage of this process uses. None of them has values or a construction afterwards.
+        tensors: those that no stage of this process uses. Their values are lost.
     """
     if not tensors:
         return
@@ -32,7 +31,6 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
             tensor.detach_()
     with without_weak_references(module for _, module in modules):
         for tensor in tensors:
-            deferred.unseal(tensor)
             if isinstance(tensor, nn.Parameter):
                 tensor.grad = None
             now = swap_values(tensor, torch.empty_like(tensor.detach(), device="meta"))

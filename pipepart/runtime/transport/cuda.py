@@ -31,10 +31,10 @@ them. So caller and pipeline may use and free each other's tensors, and the host
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,9 +46,6 @@ from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping
 from .threads import Key, Transport
 
 Callers = Mapping[torch.device, torch.Stream]  # the caller's current streams, one an accelerator
-
-_Action = TypeVar("_Action")
-_Done = TypeVar("_Done")
 
 # Actions that a worker queues before it waits for the device. Enough that the device never runs out of work while the
 # host takes a message from a mailbox; few enough that memory held for a stream is freed early.
@@ -147,25 +144,10 @@ class Streams:
                 torch.accelerator.set_device_index(home)
             yield
 
-    def paced(self, worker: int, do: Callable[[_Action], _Done]) -> Callable[[_Action], _Done]:
-        """Wrap ``do`` so that the host does not queue far more actions than the device has finished.
-
-        Before it queues an action, the host waits for an action a few places earlier. The device always has those few
-        actions to run, so only the host waits.
-        """
+    def pace(self, worker: int) -> Pace | None:
+        """Return the pace of a worker on an accelerator; None on a CPU."""
         compute = self._compute(worker)
-        if compute is None:
-            return do
-        queued: deque[torch.Event | torch.cuda.Event] = deque()
-
-        def do_in_time(action: _Action) -> _Done:
-            if len(queued) == _AHEAD:
-                waits.host_wait(Wait.PACE, queued.popleft())
-            done = do(action)
-            queued.append(sleeping_event(compute))
-            return done
-
-        return do_in_time
+        return None if compute is None else Pace(compute)
 
     def of_host_copies(self, worker: int) -> torch.Stream:
         """Return the stream on the worker's device that its copies to and from the host go out on."""
@@ -261,6 +243,30 @@ class Streams:
         current = torch.accelerator.current_stream(there)
         waits.wait(Wait.COPY_BEHIND_HOST_COPY, current, departure.record_event())
         return graph_cut.move(pinned, there, wait=False)
+
+
+class Pace:
+    """Keeps the host from queuing far more actions than a device has finished.
+
+    Before it queues an action, the host waits for an action a few places earlier. The device always has those few
+    actions to run, so only the host waits.
+
+    Args:
+        compute: the stream that the actions are queued on.
+    """
+
+    def __init__(self, compute: torch.Stream) -> None:
+        self._compute = compute
+        self._queued: deque[torch.Event | torch.cuda.Event] = deque()
+
+    def wait(self) -> None:
+        """Wait until an action may be queued."""
+        if len(self._queued) == _AHEAD:
+            waits.host_wait(Wait.PACE, self._queued.popleft())
+
+    def queued(self) -> None:
+        """Note that an action was queued."""
+        self._queued.append(sleeping_event(self._compute))
 
 
 class StreamTransport:

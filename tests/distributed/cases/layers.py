@@ -18,7 +18,7 @@ from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, 
 from tests.pipeline.conformance.scenarios import CHAINS
 from tests.support import skipping, tied
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.deferred import Tied, twins
+from tests.support.deferred import Tied, initialize, twins
 from tests.support.pieces import WIDTH, OtherLayout, linear
 from tests.support.recorded import borders_of, chain_for, piped
 
@@ -249,7 +249,7 @@ def tied_and_recorded(kind: str, folder: Path | None = None) -> dict[str, Any]:
     """Each rank has the layers of its own stages only, and takes their values from files if there are any."""
     plain, model = twins(Tied)
     words = torch.randint(12, (8,), generator=torch.Generator().manual_seed(1))
-    options = {"weights": folder} if folder else {}
+    options: dict[str, Any] = {"weights": folder} if folder else {"initialize": initialize}
     own, stages = (plain, 2) if kind == "plain" else (model, 3)
     with cut_recorded(plain, own, (words,), stages, nn.functional.cross_entropy, **options) as pipe:
         optimizer = adam(pipe.parameters())

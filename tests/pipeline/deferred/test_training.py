@@ -1,4 +1,6 @@
-"""Pipelines of deferred models: they train as the pipeline of the plainly constructed model does, bit for bit."""
+"""Pipelines of models without memory for their parameters: each stage initializes its own, or refuses to start."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +10,10 @@ from pipepart import Arguments, CaptureError, Pipeline, Roofline, check, deferre
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.deferred import Tied, pipelines, twins
-from tests.support.recorded import chain_for, differing
+from tests.support.deferred import Tied, deferred, initialize, pipelines, twins
+from tests.support.recorded import borders_of, chain_for, differing
+
+LOSS = nn.functional.mse_loss
 
 SPEED = Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")
 
@@ -40,35 +44,46 @@ def test_training_of_a_recorded_model(strict):
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "whisper"))]
+    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "t5", "llama"))]
 )
-def test_step_of_families(family):
+def test_models_of_transformers_initialize_themselves(family):
     make, sample = FAMILIES[family]
-    plain, pipe = pipelines(make, sample())
-    with plain, pipe:
-        assert torch.equal(pipe.step(Arguments.of(sample())), plain.step(Arguments.of(sample())))
-        assert differing(pipe.module, plain.module) == []
+    torch.manual_seed(0)
+    plain, states = make(), []
+    chain = chain_for(plain, sample())
+    names = [name for name, _ in chain.layers]
+    for stages in (2, 3):
+        plan = plan_by_hand(names, borders_of(len(names), stages), micro_batches=2)
+        with torch.device("meta"):
+            model = make()
+        torch.manual_seed(1)
+        with Pipeline(RecordedChain(model, chain.groups), plan) as pipe:  # type: ignore[arg-type]
+            states.append({name: tensor.clone() for name, tensor in pipe.state_dict().items()})
+            assert torch.isfinite(pipe.step(Arguments.of(sample())))
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    spread = {name: tensor.std() for name, tensor in make().named_parameters() if tensor.numel() > 200}
+    assert spread
+    for name, expected in spread.items():
+        torch.testing.assert_close(states[0][name].std(), expected, rtol=0.25, atol=1e-6, msg=name)
 
 
 def test_parameters_stay_the_same_objects():
-    with deferred_init():
-        model = Tied()
-    weight, table = model.embed.weight, model.table
-    weight.tag = "mine"  # type: ignore[attr-defined]
+    model = deferred(Tied)
+    weight: Any = model.get_parameter("embed.weight")
+    weight.tag = "mine"
     weight.register_hook(lambda gradient: gradient * 0)
-    model.blocks[2].requires_grad_(False)
+    model.blocks[2].requires_grad_(False)  # type: ignore[index]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randint(12, (8,))
     chain = chain_for(Tied(), x, loss_fn=nn.functional.cross_entropy)
     plan = plan_by_hand([name for name, _ in chain.layers], [1, 3], micro_batches=2)
     same = RecordedChain(model, chain.groups, split_loss=False)
-    with Pipeline(same, plan, nn.functional.cross_entropy) as pipe:  # type: ignore[arg-type]
+    with Pipeline(same, plan, nn.functional.cross_entropy, initialize=initialize) as pipe:  # type: ignore[arg-type]
         assert pipe.module is model
-        assert model.embed.weight is weight is model.head.weight
+        assert model.embed.weight is weight is model.head.weight  # type: ignore[union-attr]
         assert type(weight) is nn.Parameter
-        assert weight.tag == "mine"  # type: ignore[attr-defined]
-        assert model.table is table
-        assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), table))
+        assert vars(weight)["tag"] == "mine"
+        assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         before = {name: tensor.clone() for name, tensor in pipe.state_dict().items()}
         pipe.step(x, target=x)
         optimizer.step()
@@ -76,74 +91,171 @@ def test_parameters_stay_the_same_objects():
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         assert changed.isdisjoint({"embed.weight", "head.weight", "spare", "blocks.2.0.weight"})
         assert "blocks.1.0.weight" in changed
-        pipe.load_state_dict(before)
-        assert all(torch.equal(before[name], tensor) for name, tensor in pipe.state_dict().items())
 
 
-def test_models_with_unknown_values_are_refused():
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    with pytest.raises(CaptureError, match=r"parameter '0.weight'.*deferred_init.*weights=.*to_empty"):
-        Pipeline(model, plan, nn.functional.mse_loss)
-    with pytest.raises(CaptureError, match=r"parameter '0.weight'"):
-        Pipeline.auto(model, torch.randn(4, 4), target=torch.randn(4, 4), loss_fn=nn.functional.mse_loss)
+def filled(model: nn.Module, **options: object) -> nn.Module:
+    """Make a pipeline of a sequential model, with two stages; return the model."""
+    cut_by_hand(model, [1], loss_fn=LOSS, **options).close()  # type: ignore[arg-type]
+    return model
+
+
+def test_reset_parameters_initializes_layers_of_torch():
+    def make() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Linear(4, 400),
+            nn.BatchNorm1d(400),
+            nn.Embedding(3, 4, padding_idx=1),
+            nn.MultiheadAttention(8, 2, add_bias_kv=True),
+            nn.LSTM(4, 8),
+            nn.LayerNorm(4),
+        )
+
+    with torch.device("meta"):  # without values of buffers, too
+        model = make()
+    filled(model, initialize="reset_parameters")
+    state = model.state_dict()
+    bound = state["0.weight"].abs().max()
+    assert 0.9 / 2 < bound <= 1 / 2  # 1 / sqrt(4)
+    assert torch.equal(state["1.weight"], torch.ones(400))
+    assert torch.equal(state["1.running_var"], torch.ones(400))
+    assert state["1.num_batches_tracked"] == 0
+    assert torch.equal(state["2.weight"][1], torch.zeros(4))
+    assert torch.equal(state["3.out_proj.bias"], torch.zeros(8))
+    assert torch.equal(state["5.weight"], torch.ones(4))
+
+
+def test_values_do_not_depend_on_the_cut_and_follow_the_seed():
+    found = []
+    for seed, border in ((0, 1), (0, 2), (1, 1)):
+        with deferred_init():
+            model = perceptron()
+        torch.manual_seed(seed)
+        cut_by_hand(model, [border], loss_fn=LOSS, initialize="reset_parameters").close()
+        found.append((model.state_dict(), torch.rand(1)))
+    (first, draw), (same, same_draw), (other, _) = found
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+    assert not torch.equal(first["0.weight"], first["2.weight"])
+    assert torch.equal(draw, same_draw)
 
 
 class Scaled(nn.Linear):
-    """Scales by a tensor that no attribute of the module holds."""
+    """Has a parameter of its own, which ``reset_parameters`` of its base class does not know."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
-        scale = torch.rand(4)
-        self.scaled = lambda y: y * scale
+        self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.scaled(super().forward(input))
+        return super().forward(input) * self.scale
 
 
-def test_a_tensor_in_a_closure_is_named_as_the_reason():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(Scaled() for _ in range(4))
+class Masked(nn.Linear):
+    """Has buffers with integers and truth values."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
-    plain, pipe = pipelines(Model, x, loss_fn=nn.functional.mse_loss)
-    with plain, pipe:
-        plain.step(x, target=y)
-        with pytest.raises(CaptureError, match=r"'blocks\.0' uses tensors .* closures.* as buffers"):
-            pipe.step(x, target=y)
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("places", torch.arange(4))
+        self.register_buffer("mask", torch.ones(4, dtype=torch.bool))
 
 
-@pytest.mark.filterwarnings("error:.*another tensor", "ignore:.*weight_norm:FutureWarning")
-def test_parameters_that_a_weight_norm_holds_stay_the_same_objects():
+def half(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        with torch.no_grad():
+            module.weight[:2] = 1.0
+            module.bias.zero_()
+
+
+def times_two(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters(recurse=False):
+            parameter.mul_(2)
+
+
+def weights_only(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        module.weight.data.normal_()
+
+
+@pytest.mark.parametrize(
+    ("layer", "how", "message"),
+    [
+        (nn.Linear, None, r"parameter '0.weight' is on the meta device.*initialize=.*weights=.*to_empty"),
+        (Scaled, "reset_parameters", r"nothing initializes parameter '0.scale'"),
+        (nn.Linear, weights_only, r"nothing initializes parameter '0.bias'"),
+        (nn.Linear, half, r"nothing initializes parameter '0.weight'"),
+        (nn.Linear, times_two, r"nothing initializes parameter '0.weight'"),
+        (Masked, "reset_parameters", r"nothing initializes buffer '0.places'"),
+    ],
+)
+def test_a_tensor_that_nothing_initializes_is_refused(layer, how, message):
+    with torch.device("meta"):
+        model = nn.Sequential(layer() if layer in (Scaled, Masked) else layer(4, 4), nn.Linear(4, 4))
+    with pytest.raises(CaptureError, match=message):
+        filled(model, initialize=how)
+    if how is None:
+        with pytest.raises(CaptureError, match=message):
+            Pipeline.auto(model, torch.randn(4, 4), target=torch.randn(4, 4), loss_fn=LOSS)
+
+
+def test_buffers_keep_their_values_under_deferred_init():
     with deferred_init():
-        model = nn.Sequential(*(nn.utils.weight_norm(nn.Linear(3, 3)) for _ in range(3)))
-    parameters = list(model.parameters())
-    with cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss) as pipe:
-        pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        model = nn.Sequential(Masked(), nn.Linear(4, 4)).to(torch.float64)
+    filled(model, initialize=initialize)
+    assert torch.equal(model.get_buffer("0.places"), torch.arange(4))
+    assert model.get_buffer("0.mask").all()
+    assert model.get_parameter("0.weight").dtype is torch.float64
 
 
-def test_a_parameter_that_a_graph_holds_is_replaced():
-    torch.manual_seed(0)
+def test_an_initializer_may_bind_a_buffer_anew():
+    def rebind(module: nn.Module) -> None:
+        initialize(module)
+        if isinstance(module, Masked):
+            module.places, module.mask = torch.arange(4) * 2, torch.zeros(4, dtype=torch.bool)
+
+    with torch.device("meta"):
+        model = nn.Sequential(Masked(), nn.Linear(4, 4))
+    filled(model, initialize=rebind)
+    assert torch.equal(model.get_buffer("0.places"), torch.tensor([0, 2, 4, 6]))
+
+
+def test_what_cannot_be_initialized_safely_is_refused():
+    tied = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False)).to("meta")
+    tied[1].weight = tied[0].weight
+    with pytest.raises(CaptureError, match=r"'0.weight' is shared by Embedding '0' and Linear '1'"):
+        filled(tied, initialize="reset_parameters")
+    some = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).to("meta"))
+    with pytest.raises(
+        CaptureError, match=r"parameter '0.weight' has values and parameter '1.weight' has none"
+    ):
+        filled(some, initialize="reset_parameters")
+    with torch.device("meta"):
+        attribute = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        vars(attribute[0])["table"] = [torch.rand(4)]
+    with pytest.raises(
+        CaptureError, match=r"attribute '0.table' is on the meta device: register it as a buffer"
+    ):
+        filled(attribute, initialize="reset_parameters")
+    with pytest.raises(TypeError, match=r"initialize must be a function of a module, or 'reset_parameters'"):
+        filled(perceptron(), initialize="normal")
+
+
+def test_a_parameter_that_a_graph_holds_is_refused():
     with deferred_init():
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     held = model(torch.empty(2, 3, device="meta", requires_grad=True))
-    torch.manual_seed(0)
-    expected = nn.Linear(3, 3).weight
-    with pytest.warns(UserWarning, match=r"0\.weight is another tensor"):
-        pipe = cut_by_hand(model, [1], loss_fn=nn.functional.mse_loss)
-    with pipe:
-        assert torch.equal(next(pipe.parameters()), expected)
-        pipe.step(torch.randn(6, 3), target=torch.randn(6, 3))
+    with pytest.raises(CaptureError, match=r"parameter '0.weight' cannot get values.*before a forward"):
+        filled(model, initialize=initialize)
     assert held.is_meta
+
+
+def test_an_error_of_an_initializer_names_the_module():
+    def broken(module: nn.Module) -> None:
+        raise ArithmeticError("on purpose")
+
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        filled(deferred(perceptron), initialize=broken)
+    assert caught.value.__notes__ == ["pipepart: while module '0' was initialized"]
 
 
 class Recurrent(nn.Module):
@@ -161,11 +273,11 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_and_replicas(replicas):
     plain, model = twins(lambda: nn.Sequential(Recurrent(), nn.Linear(4, 3)))
     parameters = list(model.parameters())
-    x, y = torch.randn(6, 3), torch.randn(6, 3)
+    x, y = torch.ones(6, 3), torch.ones(6, 3)
     losses = []
-    for one in (plain, model):
+    for one in (model, plain):
         with cut_by_hand(
-            one, [1], loss_fn=nn.functional.mse_loss, micro_batches=4, replicas=replicas
+            one, [1], loss_fn=LOSS, micro_batches=4, replicas=replicas, initialize=initialize
         ) as pipe:
             losses.append(pipe.step(x, target=y))
     assert torch.equal(*losses)
@@ -175,32 +287,27 @@ def test_recurrent_layers_and_replicas(replicas):
 
 def test_auto_and_check():
     x, y = torch.randn(8, 4), torch.randn(8, 4)
-    plain, model = twins(perceptron)
+    model = deferred(perceptron)
     with pytest.raises(ValueError, match=r"on the meta device.*pipe\.module"):
-        check(model, x, target=y, loss_fn=nn.functional.mse_loss)
-    with Pipeline.auto(model, x, target=y, loss_fn=nn.functional.mse_loss, devices=2) as pipe:
-        assert torch.equal(model.get_parameter("0.weight"), plain.get_parameter("0.weight"))
-        torch.testing.assert_close(pipe.step(x, target=y), nn.functional.mse_loss(plain(x), y).detach())
-
-
-class Counting(nn.Linear):
-    """Adds up its inputs in an attribute, which is in no state dict."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.seen = torch.ones(4)
-
-    def forward(self, input: Tensor) -> Tensor:
-        self.seen.add_(input.detach().sum(0))
-        return super().forward(input) * self.seen
+        check(model, x, target=y, loss_fn=LOSS)
+    with Pipeline.auto(model, x, target=y, loss_fn=LOSS, devices=2, initialize=initialize) as pipe:
+        expected = LOSS(model(x), y).detach()
+        torch.testing.assert_close(pipe.step(x, target=y), expected)
 
 
 @pytest.mark.parametrize("measure", [False, True])
-def test_a_forward_may_write_attributes_while_it_is_profiled(measure):
-    x = torch.randn(8, 4)
-    with deferred_init():
-        layers = Counting(), Counting()
-        model = nn.Sequential(*layers)
-    profile(model, x, measure=measure, roofline=None if measure else SPEED, seconds=0)
-    with cut_by_hand(model, [1], micro_batches=1):
-        assert all(torch.equal(layer.seen, torch.ones(4)) for layer in layers)
+def test_a_profile_takes_parameters_without_memory_and_buffers_with_values(measure):
+    x = torch.randint(12, (8,))
+    model = deferred(Tied)
+    options: dict[str, Any] = {
+        "target": x,
+        "loss_fn": nn.functional.cross_entropy,
+        "micro_batches": 2,
+        "seconds": 0,
+    }
+    found = profile(model, x, measure=measure, roofline=None if measure else SPEED, **options)
+    expected = profile(Tied(), x, measure=measure, roofline=None if measure else SPEED, **options)
+    assert [layer.parameter_bytes for layer in found.layers] == [
+        layer.parameter_bytes for layer in expected.layers
+    ]
+    assert all(torch.equal(block[1].running_mean, torch.zeros(6)) for block in model.blocks)  # type: ignore[index, union-attr]

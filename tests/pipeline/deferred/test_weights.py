@@ -124,7 +124,7 @@ def test_files_of_another_kind_are_refused(tmp_path):
     _, path = saved(tmp_path)
     cut_off = path.read_bytes()[:-8]
     torch.save(two_layers().state_dict(), path)
-    with pytest.raises(ValueError, match=r"model\.safetensors' is not a whole file .*assign=True"):
+    with pytest.raises(ValueError, match=r"model\.safetensors' is not a file of safetensors.*assign=True"):
         pipeline(tmp_path)
     path.write_bytes(cut_off)
     with pytest.raises(ValueError, match=r"model\.safetensors' is not a whole file"):
@@ -134,17 +134,49 @@ def test_files_of_another_kind_are_refused(tmp_path):
         Pipeline(two_layers(), plan_by_hand(["0", "1", "2"], [1], micro_batches=2), LOSS, weights=state)
 
 
-def test_buffers_that_are_not_saved_need_the_construction(tmp_path):
+class Positions(nn.Linear):
+    """Has a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+
+def test_buffers_that_are_not_saved_are_initialized(tmp_path):
+    torch_files.save_file(
+        nn.Sequential(Positions(), Positions()).state_dict(), tmp_path / "model.safetensors"
+    )
+    with torch.device("meta"):
+        model = nn.Sequential(Positions(), Positions())
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    with pytest.raises(
+        CaptureError, match=r"buffer '0.table' is on the meta device and the weights do not have it"
+    ):
+        Pipeline(model, plan, LOSS, weights=tmp_path)
+
+    def tables(module: nn.Module) -> None:
+        if isinstance(module, Positions):
+            nn.init.constant_(module.table, 3.0)  # type: ignore[arg-type]
+            nn.init.zeros_(module.weight)  # the file overrides it
+
+    with Pipeline(model, plan, LOSS, weights=tmp_path, initialize=tables) as pipe:
+        assert torch.equal(model.get_buffer("1.table"), torch.full((4,), 3.0))
+        assert pipe.state_dict()["1.weight"].any()
+
+
+def test_models_of_transformers_initialize_their_unsaved_buffers(tmp_path):
     make, sample = FAMILIES["llama"]
-    make().save_pretrained(tmp_path)  # type: ignore[operator]
-    chain = chain_for(make(), sample())
+    plain: nn.Module = make()
+    plain.save_pretrained(tmp_path)  # type: ignore[operator]
+    chain = chain_for(plain, sample())
     plan = plan_by_hand([name for name, _ in chain.layers], [2], micro_batches=2)
     with torch.device("meta"):
         model = make()
-    with pytest.raises(
-        CaptureError, match=r"buffer 'model.rotary_emb.inv_freq'.*weights do not have it.*deferred_init"
-    ):
-        Pipeline(RecordedChain(model, chain.groups), plan, weights=tmp_path)  # type: ignore[arg-type]
+    with Pipeline(RecordedChain(model, chain.groups), plan, weights=tmp_path):  # type: ignore[arg-type]
+        for name, buffer in plain.named_buffers():
+            assert torch.equal(model.get_buffer(name), buffer)
+        for name, parameter in plain.named_parameters():
+            assert torch.equal(model.get_parameter(name), parameter)
 
 
 _SCRIPT = """
@@ -166,12 +198,14 @@ class Block(nn.Linear):
 def make():
     return nn.Sequential(*[Block(1024, 1024) for _ in range(48)])  # 192 MiB, 4 MiB a layer
 
-with deferred_init():
-    model = make()
 plan = plan_by_hand([str(i) for i in range(48)], [12, 24, 36], micro_batches=2)
 torch.randn(64, 64) @ torch.randn(64, 64)
+with deferred_init():
+    nn.Sequential(Block(4, 4))  # imports what the meta device needs
 before = peak()
-with Pipeline(model, plan, nn.functional.mse_loss):
+with deferred_init():
+    model = make()
+with Pipeline(model, plan, nn.functional.mse_loss, initialize="reset_parameters"):
     print(peak() - before)
 """
 

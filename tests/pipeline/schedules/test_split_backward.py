@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from schedules import Action, Kind
 from tests.pipeline.conformance.runners import split_on_the_critical_path
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.observed_actions import after_each_action, around_each_action
 from tests.support.two_parts import splits
 
 ONE_STAGE = ("zb-h1", "zb-h2")
@@ -40,17 +40,6 @@ def test_a_stage_adds_up_its_weights_in_the_order_of_the_micro_batches(schedule,
                 assert len(added) == micro_batches
 
 
-def watch_actions(monkeypatch: pytest.MonkeyPatch, after: Callable[[Step, Action], None]) -> None:
-    do = Step.do
-
-    def do_and_watch(step: Step, action: Action) -> Any:
-        span = do(step, action)
-        after(step, action)
-        return span
-
-    monkeypatch.setattr(Step, "do", do_and_watch)
-
-
 @splits
 def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.MonkeyPatch):
     """A linear layer's at W, those of a normalisation with the input's at I; each that of its micro-batch."""
@@ -66,7 +55,7 @@ def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.Mon
             if own and gradient is not None and name not in first:
                 first[name] = str(action), gradient.clone()
 
-    watch_actions(monkeypatch, note)
+    after_each_action(monkeypatch, note)
     reference = plain.twin(model)
     x, y = torch.randn(6, 4), torch.randn(6, 2)
     with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=3, schedule="zb-h1") as pipe:
@@ -106,16 +95,15 @@ def test_on_the_critical_path_the_stage_before_goes_on_while_the_weights_are_com
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone_on, waited = threading.Event(), []
-    do = Step.do
 
-    def do_in_turn(step: Step, action: Action) -> None:
+    def in_turn(step: Step, action: Action, run: Callable[[], None]) -> None:
         if action.stage == 1 and action.kind is Kind.W:
             waited.append(gone_on.wait(30))
-        do(step, action)
+        run()
         if action.stage == 0 and action.kind in (Kind.B, Kind.I):
             gone_on.set()
 
-    monkeypatch.setattr(Step, "do", do_in_turn)
+    around_each_action(monkeypatch, in_turn)
     model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), torch.randn(8, 8)
     with Pipeline(model, split_plan(), loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(x, target=x)

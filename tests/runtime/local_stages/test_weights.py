@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tests.capture.families import FAMILIES
 from tests.support.allocated import allocated
 from tests.support.chains import plan_by_hand
-from tests.support.deferred import Tied, twins
-from tests.support.local_stages import deferred, process
+from tests.support.deferred import Tied, deferred, twins
+from tests.support.local_stages import process
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 

@@ -1,0 +1,225 @@
+"""The functions that run the actions of one stage: each receives what the stage needs, computes, and sends.
+
+::
+
+    worker of device 0                      worker of device 1
+    F(0, 3) ── output under (F, 1, 3) ─────▶ recv, F(1, 3), loss
+    recv, B(0, 3) ◀── gradients under (B, 0, 3) ── B(1, 3)
+
+A message is keyed by the action that receives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from schedules import Kind, Schedule
+
+from ..autograd import graph_cut
+from .sinks import LossSink
+from .stage_run import StageRun
+from .transport.ranks import RankTransport
+from .transport.reductions import Reductions
+from .transport.threads import Key, ThreadTransport, Transport
+
+Act = Callable[[Any], None]  # runs the action of a micro-batch; None stands for all micro-batches
+Compute = Callable[[Any, Any], Any]  # maps a micro-batch and what was received to what is sent
+Around = Callable[[Kind, StageRun, Compute], Compute]  # adds to a computation, such as taking its times
+
+
+@dataclass
+class Exchange:
+    """What the stages of one step share: their messages, the inputs and the loss.
+
+    Attributes:
+        schedule, sink: of the step.
+        inputs: the first stage's input for each micro-batch.
+        mailboxes: of the workers.
+        transport: carries the messages.
+        remote: the part of it that carries them between ranks, if there are several.
+        reductions: over replicas on other ranks, if there are any.
+        fail: ends the step; None in one process, where it would keep the step alive.
+        awaiting: for each worker the key of the message that it waits for.
+        input_gradients: of each micro-batch's input, once the step has ended.
+        sent_correction: whether the factor of the gradients was sent to other ranks.
+    """
+
+    schedule: Schedule
+    sink: LossSink
+    inputs: Sequence[Any]
+    mailboxes: ThreadTransport
+    transport: Transport
+    remote: RankTransport | None = None
+    reductions: Reductions | None = None
+    fail: Callable[[BaseException], None] | None = None
+    awaiting: list[Key | None] = field(init=False)
+    input_gradients: list[graph_cut.Gradients] = field(init=False)
+    sent_correction: bool = False
+
+    def __post_init__(self) -> None:
+        self.awaiting = [None for _ in self.schedule.actions]
+        self.input_gradients = [()] * self.schedule.micro_batches
+
+    def forget(self) -> None:
+        """Release all tensors."""
+        self.inputs = ()
+        self.input_gradients.clear()
+
+
+class StageActions:
+    """The actions of one stage in one step. The functions of :meth:`table` are called on the stage's worker.
+
+    Args:
+        run: the stage.
+        exchange: of the step.
+    """
+
+    def __init__(self, run: StageRun, exchange: Exchange) -> None:
+        schedule = exchange.schedule
+        self.run = run
+        self._exchange = exchange
+        self._stage = run.index
+        self._worker = schedule.device_of[run.index]
+        self._is_first = schedule.previous_stage(run.index) is None
+        self._transport = exchange.transport
+        self._awaiting = exchange.awaiting
+
+    def table(self, around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
+        """Return the function for each kind of action; ``around`` wrap its computation, the last one outermost."""
+        run = self.run
+        compute: dict[Kind, Compute] = {
+            Kind.F: run.forward,
+            Kind.B: run.backward,
+            Kind.I: run.backward_inputs,
+            Kind.W: run.backward_weights,
+            Kind.RECOMPUTE: run.recompute,
+            Kind.OFFLOAD: run.offload,
+            Kind.RELOAD: run.reload,
+            Kind.REDUCE_GRAD: run.reduce,
+            Kind.OPT_STEP: run.update,
+        }
+        for wrap in around:
+            compute = {kind: wrap(kind, run, one) for kind, one in compute.items()}
+        acts = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.I: self._backward,
+            Kind.OFFLOAD: self._offload,
+            Kind.REDUCE_GRAD: self._reduce,
+            Kind.OPT_STEP: self._update,
+        }
+        return {kind: partial(acts.get(kind, _alone), one) for kind, one in compute.items()}
+
+    def _forward(self, compute: Compute, micro_batch: int) -> None:
+        """Receive the input of the stage, and send its output to the next one."""
+        run, stage = self.run, self._stage
+        key = Kind.F, stage, micro_batch
+        message = compute(
+            micro_batch, self._exchange.inputs[micro_batch] if self._is_first else self._recv(key)
+        )
+        if not run.is_last:
+            self._transport.send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
+        if run.offloads:
+            run.start_offload(micro_batch)
+
+    def _backward(self, compute: Compute, micro_batch: int) -> None:
+        """Receive the gradients of the output, and send those of the input and of shared parameters."""
+        run, stage = self.run, self._stage
+        found = compute(micro_batch, self._gradients(run, stage, micro_batch))
+        for route in run.routes:
+            if route.previous is not None:
+                key = route.number, route.previous, micro_batch
+                self._transport.send(stage, route.previous, key, route.tensor.grad)
+                route.tensor.grad = None
+        if self._is_first:
+            self._exchange.input_gradients[micro_batch] = found
+        elif found:
+            self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+        if self._exchange.remote is not None and run.is_last:
+            self._send_correction(self._exchange, self._exchange.remote)
+
+    def _gradients(self, run: StageRun, stage: int, micro_batch: int) -> graph_cut.Gradients:
+        """Return the gradients that a backward starts from, for all roots of the stash."""
+        if run.offloads:
+            run.wait_reload(micro_batch)
+        stash = run.stashes[micro_batch]
+        gradients: graph_cut.Gradients = ()
+        if stash.roots and not run.is_last:
+            gradients = self._recv((Kind.B, stage, micro_batch))
+        elif stash.roots:
+            gradients = self._exchange.sink.gradients(micro_batch)
+        if stash.added:
+            gradients = (*gradients, *self._exchange.sink.added_gradients(stage, micro_batch))
+        for route in run.routes:
+            if route.following is not None:
+                arrived = self._recv((route.number, stage, micro_batch))
+                if arrived is not None:
+                    run.add_root(micro_batch, route.tensor)
+                    gradients = (*gradients, arrived)
+        return gradients
+
+    def _offload(self, compute: Compute, micro_batch: int) -> None:
+        """Wait until the stash is on the host, and free it here."""
+        self.run.wait_offload(micro_batch)
+        compute(micro_batch, None)
+
+    def _reduce(self, compute: Compute, micro_batch: None) -> None:
+        """Receive the gradients of further replicas for a stage of the first, or send those of a further replica."""
+        run, exchange, stage = self.run, self._exchange, self._stage
+        apart = exchange.schedule.model_stages
+        arrived: list[Any] = []
+        if exchange.reductions is not None:
+            self._add_up_on_ranks(exchange.reductions)
+        elif not run.stage.replica:
+            others = range(stage + apart, exchange.schedule.stages, apart)
+            arrived = [self._recv((Kind.REDUCE_GRAD, stage, 0, other)) for other in others]
+        gradients = compute(micro_batch, arrived)
+        if run.stage.replica:
+            first = stage % apart
+            self._transport.send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
+
+    def _update(self, compute: Compute, micro_batch: int | None) -> None:
+        """Receive the factor of the gradients, if another rank knows it, before the optimizer steps."""
+        exchange = self._exchange
+        if exchange.remote is not None and self._stage in exchange.remote.corrected:
+            exchange.sink.adopt_correction(float(self._recv((Kind.OPT_STEP, self._stage, 0))))
+        compute(micro_batch, None)
+
+    def _send_correction(self, exchange: Exchange, remote: RankTransport) -> None:
+        """After the first backward of the last stage that knows it, send that factor."""
+        if exchange.sent_correction or not exchange.sink.is_complete:
+            return
+        factor = torch.tensor(exchange.sink.correction(), dtype=torch.float64)
+        for stage in remote.corrected:
+            remote.send(self._stage, stage, (Kind.OPT_STEP, stage, 0), factor)
+        exchange.sent_correction = True
+
+    def _add_up_on_ranks(self, reductions: Reductions) -> None:
+        """Add up the gradients of a stage over replicas on other ranks, while further stages still go backward."""
+        stage, mailboxes, fail = self._stage, self._exchange.mailboxes, self._exchange.fail
+
+        def arrived(number: int) -> None:
+            mailboxes.send(stage, stage, (Kind.REDUCE_GRAD, stage, number), None)
+
+        def wait(number: int) -> None:
+            self._awaiting[self._worker] = key = Kind.REDUCE_GRAD, stage, number
+            mailboxes.recv(stage, key)
+            self._awaiting[self._worker] = None
+
+        assert fail is not None
+        reductions.add_up(self._worker, self.run.stage.shared.own_parameters(), arrived, wait, fail)
+
+    def _recv(self, key: Key) -> Any:
+        self._awaiting[self._worker] = key
+        message = self._transport.recv(self._stage, key)
+        self._awaiting[self._worker] = None
+        return message
+
+
+def _alone(compute: Compute, micro_batch: int) -> None:
+    compute(micro_batch, None)

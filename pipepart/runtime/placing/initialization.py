@@ -1,0 +1,186 @@
+"""Initializes the parameters and buffers of a model on the meta device, module by module, on the devices of stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import CaptureError, state_of
+from .swapping import swap_values
+
+Initialize = Callable[[nn.Module], object] | Literal["reset_parameters"]
+
+
+def initialize_modules(
+    model: nn.Module,
+    homes: Mapping[Tensor, torch.device],
+    what: Mapping[Tensor, str],
+    initialize: Initialize | None,
+) -> None:
+    """Give tensors memory and their initial values.
+
+    Children come before their parents, as in ``nn.Module.apply``. A module's tensors are initialized on the CPU and
+    moved to their device after their module's parent has run. Each module draws from a seed of its own, so the values
+    do not depend on the devices or on which other modules this process has.
+
+    Args:
+        model: has the tensors.
+        homes: the device of each tensor that gets values.
+        what: of each of these, as ``"parameter 'head.weight'"``, for errors.
+        initialize: see :class:`pipepart.Pipeline`.
+
+    Raises:
+        CaptureError: a tensor has no values afterwards, or cannot get memory.
+    """
+    versions: dict[Tensor, int] = {}
+    seed = int(torch.randint(2**62, ()))  # moves the caller's generator: a second model gets other values
+    with _generators_kept(set(homes.values())):
+        run = _Run(homes, what, versions, seed, initialize)
+        run.settle(run.visit(model, "", None))
+    held = set(state_of(model))  # an initializer may bind buffers anew
+    for tensor, description in what.items():
+        if tensor in held and _is_unfilled(tensor, versions[tensor]):
+            raise CaptureError(
+                f"nothing initializes {description}: the initial values of this model must come from initialize=, "
+                "called with each module after its children, or from weights='folder or file.safetensors'"
+            )
+
+
+def own_initializer(module: nn.Module) -> Callable[[nn.Module], object] | None:
+    """Return the function by which a model of transformers initializes each of its modules; None for other modules."""
+    is_one = any(
+        kind.__name__ == "PreTrainedModel" and kind.__module__.startswith("transformers.")
+        for kind in type(module).__mro__
+    )
+    return module._init_weights if is_one else None  # type: ignore[return-value]
+
+
+class _Run:
+    """One pass over the modules of a model."""
+
+    def __init__(
+        self,
+        homes: Mapping[Tensor, torch.device],
+        what: Mapping[Tensor, str],
+        versions: dict[Tensor, int],
+        seed: int,
+        initialize: Initialize | None,
+    ) -> None:
+        self._homes = homes
+        self._what = what
+        self._versions = versions
+        self._seed = seed
+        self._initialize = initialize
+        self._reset_by: dict[Tensor, tuple[type[nn.Module], str]] = {}
+        self._visited: set[nn.Module] = set()
+
+    def visit(
+        self, module: nn.Module, path: str, of_model: Callable[[nn.Module], object] | None
+    ) -> list[Tensor]:
+        """Initialize the children of a module and the module; return its own tensors, which are still on the CPU.
+
+        Args:
+            of_model: the function of the nearest model of transformers around the module.
+        """
+        if module in self._visited:
+            return []
+        self._visited.add(module)
+        of_model = own_initializer(module) or of_model
+        of_children = [
+            tensor
+            for name, child in module.named_children()
+            for tensor in self.visit(child, f"{path}.{name}" if path else name, of_model)
+        ]
+        own = [
+            tensor
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None and tensor in self._homes
+        ]
+        for tensor in own:
+            if tensor not in self._versions:
+                self._allocate(tensor)
+        if any(tensor in self._versions for tensor in (*module.parameters(), *module.buffers())):
+            self._call(module, path, of_model, own)
+        self.settle(of_children)
+        return own
+
+    def settle(self, tensors: Any) -> None:
+        """Move tensors to their devices."""
+        for tensor in tensors:
+            if tensor.device != self._homes[tensor]:
+                version = tensor._version
+                swap_values(tensor, tensor.detach().to(self._homes[tensor]))
+                self._versions[tensor] += tensor._version - version
+
+    def _allocate(self, tensor: Tensor) -> None:
+        fill = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
+        values = torch.full_like(tensor, fill, device="cpu", requires_grad=False)
+        if swap_values(tensor, values) is not tensor:
+            raise CaptureError(
+                f"{self._what[tensor]} cannot get values, as a graph or a weak reference holds it: make the pipeline "
+                "before a forward of the model, and detach tensors that the constructor computes from parameters"
+            )
+        self._versions[tensor] = tensor._version
+
+    def _call(
+        self, module: nn.Module, path: str, of_model: Callable[[nn.Module], object] | None, own: list[Tensor]
+    ) -> None:
+        seed = hashlib.blake2b(f"{self._seed} {path}".encode(), digest_size=7).digest()
+        torch.manual_seed(int.from_bytes(seed))
+        try:
+            with torch.no_grad():
+                if callable(self._initialize):
+                    self._initialize(module)
+                    return
+                reset = getattr(module, "reset_parameters", None) or getattr(
+                    module, "_reset_parameters", None
+                )
+                if callable(reset):
+                    reset()
+                if of_model is not None:
+                    of_model(module)
+                elif callable(reset):
+                    self._refuse_two_kinds(module, path, own)
+        except CaptureError:
+            raise
+        except Exception as error:
+            error.add_note(f"pipepart: while module {path!r} was initialized")
+            raise
+
+    def _refuse_two_kinds(self, module: nn.Module, path: str, own: list[Tensor]) -> None:
+        """Refuse a tensor that modules of two kinds share: which of them initialized it last is not known."""
+        for tensor in own:
+            kind, other = self._reset_by.setdefault(tensor, (type(module), path))
+            if kind is not type(module):
+                raise CaptureError(
+                    f"{self._what[tensor]} is shared by {kind.__name__} {other!r} and {type(module).__name__} "
+                    f"{path!r}, which initialize it differently: pass initialize=, a function of each module"
+                )
+
+
+def _is_unfilled(tensor: Tensor, version: int) -> bool:
+    if tensor.numel() == 0:
+        return False
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.detach().isnan().any())
+    return tensor._version == version
+
+
+@contextmanager
+def _generators_kept(devices: set[torch.device]) -> Iterator[None]:
+    """Restore the generators of the CPU and of accelerators afterwards."""
+    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
+    modules = [torch.get_device_module(device) for device in accelerators]
+    states = [module.get_rng_state(device) for module, device in zip(modules, accelerators, strict=True)]
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        for module, device, kept in zip(modules, accelerators, states, strict=True):
+            module.set_rng_state(kept, device)
