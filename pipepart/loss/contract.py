@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..autograd.own_copy import tensors
 from ..capture import loss_of
 from ..data.split import MicroBatches
+from ..workers.streams import has_streams, hold_for_caller
 from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower
 from .function_key import function_key
@@ -125,6 +127,8 @@ class MiniBatchLoss:
         """Return the loss of the mini-batch, when all micro-batches have been taken."""
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
+        if has_streams(value.device):  # workers have computed them, and the caller's streams read them
+            hold_for_caller(tensors([(one.value, one.sum) for one in taken]))
         columns = enumerate(zip(*(one.sum.terms for one in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
