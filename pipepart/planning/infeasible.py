@@ -57,7 +57,7 @@ def exceeds_memory(request: Request) -> bool:
     if max(layers) > max(room):
         return True
     sums = np.cumsum([0, *layers])
-    if not request.searches_orders and all(request.chunks_of(name) == (1,) for name in request.schedules):
+    if not request.searches_orders and all(request.chunks_of(name) == 1 for name in request.schedules):
         last = {limit: np.searchsorted(sums, sums + limit, "right") - 1 for limit in set(room)}
         room = [int((sums[last[limit]] - sums).max()) for limit in room]
     return int(sums[-1]) > sum(room)

@@ -38,9 +38,9 @@ CHUNKS: dict[str, int | None] = {
     "interleaved-zb": 2,
     "sequential": None,
 }
-# Schedules that also exist for other numbers of stages per device.
+# Schedules that also exist for other numbers of stages per device, if ``chunks`` sets it. The joint search of "auto"
+# tries other numbers itself.
 ANY_CHUNKS = ("interleaved-1f1b", "looped-bfs", "hanayo", "interleaved-zb")
-MOST_CHUNKS = 4  # largest stages per device tried under these schedules; the joint search tries more
 # Schedules that defer weight gradients (W) to fill idle time.
 DEFERRING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-zb")
 # Used only if named, as their training differs from plain training.
@@ -100,14 +100,12 @@ class Request:
         """True if the plan may have a searched order of actions, without a schedule name."""
         return self.schedule in ("auto", SEARCH) and not self.gathers_outputs
 
-    def chunks_of(self, schedule: str) -> tuple[int, ...]:
-        """Return the numbers of stages per device to try under a schedule, its default first."""
+    def chunks_of(self, schedule: str) -> int | None:
+        """Return the number of stages per device under a schedule; None if ``chunks`` rules the schedule out."""
         default = CHUNKS.get(schedule) or 1
-        if self.chunks is not None:
-            return (self.chunks,) if self.chunks == default or schedule in ANY_CHUNKS else ()
-        if self.schedule == schedule or schedule not in ANY_CHUNKS:
-            return (default,)
-        return tuple(range(default, MOST_CHUNKS + 1))
+        if self.chunks in (None, default) or schedule in ANY_CHUNKS:
+            return self.chunks or default
+        return None
 
 
 def runs_forwards_first(schedule: Schedule) -> bool:

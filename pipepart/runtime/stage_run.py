@@ -254,8 +254,6 @@ class StageRun:
         except BaseException as error:
             self.stage.blame_weights(error, deferred.computed)
             raise
-        if self.stage.guard is not None:
-            self.stage.guard.went_back(micro_batch)
 
     def reduce(self, _: None, arrived: Sequence[Gradients]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""

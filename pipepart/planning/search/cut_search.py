@@ -46,12 +46,13 @@ class CutSearch:
     def best_cuts(self) -> tuple[list[EvaluatedCut], float]:
         """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck.
 
-        If no cut fits there are no cuts, except with skip connections: then the nearest cut is returned.
+        If no cut fits there are no cuts, except with skip connections or replicas: then the nearest cut is returned.
         """
         cuts, bound, _ = self._nearest_cuts()
         fitting = [cut for cut in cuts if not cut.deficit]
-        # With skip connections the memory of a cut is an upper bound: its plan may still fit.
-        return fitting or (cuts[:1] if self._costs.skips else []), bound
+        # The memory of a cut is then an upper bound, so its plan may still fit: skipping values are estimated, and
+        # only the first replica holds optimizer state, on the device with the most memory of its group.
+        return fitting or (cuts[:1] if self._costs.skips or self._part.groups.replicas > 1 else []), bound
 
     def explain(self) -> Infeasible:
         """Explain why no plan fits, with the cut whose memory deficit is smallest."""
@@ -85,26 +86,6 @@ class CutSearch:
             return cut
         key = "limited cut", id(self._costs), candidate.structure, candidate.choice
         return self._part.once(key, lambda: self._problem(limited=True).best())
-
-    def step_with_least_bottleneck(self) -> float:
-        """Return a lower bound in seconds of the step: the largest load of a device times its micro-batches.
-
-        It is 0 with several stages per device, and where split backwards may be faster than full ones.
-
-        Raises:
-            OutOfTime: the clock is over.
-        """
-        candidate, costs, cluster = self._candidate, self._costs, self._candidate.cluster
-        faster_split = costs.split is not None and bool((costs.split < 0).any())
-        if not candidate.is_plain or faster_split or candidate.choice in ("always", "except-last"):
-            return 0.0
-        cut = self._bottleneck_without_limits()
-        if cut is None:
-            return 0.0
-        links = [cluster.link, *cluster.links, *cluster.network]
-        transfers = np.array([costs.border_seconds(link) for link in links])
-        compute = cut.bound - 2 * float(transfers[np.isfinite(transfers)].max())
-        return (costs.micro_batches // self._part.groups.replicas) * compute
 
     def _nearest_cuts(self) -> tuple[list[EvaluatedCut], float, bool]:
         """Return cuts sorted by memory deficit, then by step.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from schedules.searching.clock import Clock, OutOfTime
+from schedules.searching.clock import Clock
 
 from ..costs.layer_ranges import TOLERANCE
 from ..costs.stage_memory import MODE_SETS
@@ -23,12 +22,7 @@ from .search_order import with_split_critical
 # Candidates to try in order: with tied layers in one stage, then with tied layers split.
 Attempts = tuple[Candidate, ...]
 
-# Stop lowering the number of devices after this many numbers in a row that are no faster.
-_PATIENCE = 2
-# Up to this many devices, try each number, even under schedules that are far slower on all devices.
-_FEW_DEVICES = 4
-# With more devices, a schedule is not tried on fewer if it is slower than this factor times the fastest step.
-_FAR = 1.15
+_FEW_DEVICES = 4  # up to this many devices, try each number
 _MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
 _EFFORT_WITHOUT_PLAN = 2.0  # times the effort, which is added if no plan fits
 # Candidates up to this size (stages times micro-batches) and these layers take about 20 ms to plan. They are planned
@@ -44,13 +38,12 @@ class Outcome(NamedTuple):
 
     Attributes:
         plan: None if a bound proves that the candidate is not faster than the limit.
-        at_least, at_most: bounds of its step in seconds.
+        at_least: a lower bound of its step in seconds.
         is_searched: False if no cut was searched.
     """
 
     plan: Plan | None
     at_least: float
-    at_most: float
     is_searched: bool = True
 
 
@@ -92,39 +85,11 @@ class Named:
         return None
 
 
-@dataclass
-class _Series:
-    """Attempts with the same schedule, stages per device and choice of modes, the most devices first.
-
-    Attributes:
-        left: attempts that were not tried yet.
-        is_default: True if the stages per device are the schedule's default and the choice is the request's first.
-        best: an upper bound in seconds of the fastest step of all attempts that were tried.
-        at_least: a lower bound in seconds of the step of the last attempt that was tried.
-        slower: the number of attempts in a row that were no faster than ``best``.
-    """
-
-    left: list[Attempts]
-    is_default: bool
-    best: float = math.inf
-    at_least: float = 0.0
-    slower: int = 0
-
-    def tell(self, outcome: Outcome) -> None:
-        """Record an outcome; drop the attempts on fewer devices if these stop getting faster."""
-        self.slower = self.slower + 1 if outcome.at_least >= self.best * (1 - TOLERANCE) else 0
-        self.best, self.at_least = min(self.best, outcome.at_most), outcome.at_least
-        if self.slower == _PATIENCE:
-            self.left = []
-
-
 def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float = math.inf) -> Named:
     """Plan the candidates that may be the fastest.
 
-    For each schedule and number of stages per device, the number of devices falls until two numbers in a row are no
-    faster. With more than four devices it also ends if the schedule is 15 % slower than another schedule. With up to
-    four devices a schedule is cut short only if a lower bound proves that it is slower than a known plan. So allowing
-    more schedules never makes the fastest plan slower, unless the clock is over.
+    With up to four devices a candidate is cut short only if a lower bound proves that it is slower than a known plan.
+    So allowing more schedules never makes the fastest plan slower, unless the clock is over.
 
     Args:
         part: of a request.
@@ -134,67 +99,52 @@ def find_named(part: Part, clock: Clock, limit: float = math.inf, effort: float 
             if no plan fits until then. It does not depend on the speed of the machine.
     """
     named = Named()
-    pending = _series_of(part)
-    is_first, left_out = True, False
+    tried, left_out = set[str](), False
     least_effort = -_EFFORT_WITHOUT_PLAN * effort
-    while pending:
-        # All schedules on the most devices first: plans stay on them if fewer are as fast.
-        for series in sorted(pending, key=_priority):
-            attempts = series.left.pop(0)
-            candidate = attempts[0]
-            if is_first and series.is_default and _is_cheap(candidate):
-                outcome = named.plan(attempts, math.inf, Clock())  # to the end, for the list of alternatives
-            elif effort > (0.0 if named.plans else least_effort) and clock.has(candidate.planning_seconds):
-                outcome = named.plan(attempts, min(limit, named.fastest), clock)
-            else:
-                named.slower.append((candidate, candidate.shortest_possible_step))
-                left_out = True
-                continue
-            if outcome is None or outcome.is_searched:
-                effort -= candidate.effort_seconds
-            if outcome is not None:
-                series.tell(outcome)
-        is_first = False
-        leaves_far = part.most_devices > _FEW_DEVICES and part.groups.identical
-        far = min(limit, named.fastest) * _FAR if leaves_far else math.inf
-        pending = [series for series in pending if series.left and series.at_least < far]
+    # All schedules on the most devices first: plans stay on them if fewer are as fast.
+    for attempts in sorted(candidates_of(part), key=_priority):
+        candidate = attempts[0]
+        is_first = candidate.schedule not in tried
+        tried.add(candidate.schedule)
+        if is_first and _is_cheap(candidate):
+            outcome = named.plan(attempts, math.inf, Clock())  # to the end, for the list of alternatives
+        elif effort > (0.0 if named.plans else least_effort) and clock.has(candidate.planning_seconds):
+            outcome = named.plan(attempts, min(limit, named.fastest), clock)
+        else:
+            named.slower.append((candidate, candidate.shortest_possible_step))
+            left_out = True
+            continue
+        if outcome is None or outcome.is_searched:
+            effort -= candidate.effort_seconds
     if left_out and not named.plans and limit == math.inf:
         _plan_any(named, part, clock)
     return named
 
 
 def candidates_of(part: Part) -> list[Attempts]:
-    """Return the attempts for every named schedule, number of devices and of stages per device, the simplest first."""
-    return [attempts for series in _series_of(part) for attempts in series.left]
-
-
-def _priority(series: _Series) -> tuple[int, int, float]:
-    """Sort key: most devices first, then fewest stages (quick to plan), then the shortest likely step."""
-    candidate = series.left[0][0]
-    return -candidate.devices, candidate.chunks, candidate.likely_step
-
-
-def _series_of(part: Part) -> list[_Series]:
+    """Return the attempts for every named schedule, set of modes and number of devices, the simplest first."""
     request, most, layers = part.request, part.most_devices, len(part.profile.layers)
-    all_series = []
-    for name in request.schedules:
-        chunks_of = request.chunks_of(name)
-        for chunks, choice in product(chunks_of, request.mode_choices):
-            numbers = _device_numbers(most, layers)
-            if request.stages != "auto":
-                devices, rest = divmod(request.stages, chunks)
-                numbers = [devices] if not rest and 0 < devices <= most else []
-            possible = [count for count in numbers if count * chunks <= layers and (count > 1 or chunks == 1)]
-            attempts = [
-                tuple(Candidate(part, costs, name, chunks, devices, choice) for costs in part.costs)
-                for devices in possible or numbers[:1]  # an impossible candidate tells the reason
-            ]
-            if attempts:
-                is_default = chunks == chunks_of[0] and choice == request.mode_choices[0]
-                if most > _FEW_DEVICES and chunks != chunks_of[0]:
-                    attempts = attempts[:1]
-                all_series.append(_Series(attempts, is_default))
-    return all_series
+    all_attempts = []
+    for name, choice in product(request.schedules, request.mode_choices):
+        chunks = request.chunks_of(name)
+        if chunks is None:
+            continue
+        numbers = _device_numbers(most, layers)
+        if request.stages != "auto":
+            devices, rest = divmod(request.stages, chunks)
+            numbers = [devices] if not rest and 0 < devices <= most else []
+        possible = [count for count in numbers if count * chunks <= layers and (count > 1 or chunks == 1)]
+        all_attempts += [
+            tuple(Candidate(part, costs, name, chunks, devices, choice) for costs in part.costs)
+            for devices in possible or numbers[:1]  # an impossible candidate tells the reason
+        ]
+    return all_attempts
+
+
+def _priority(attempts: Attempts) -> tuple[int, int, float]:
+    """Sort key: most devices first, then fewest stages (quick to plan), then the shortest likely step."""
+    candidate = attempts[0]
+    return -candidate.devices, candidate.chunks, candidate.likely_step
 
 
 def _device_numbers(most: int, layers: int) -> list[int]:
@@ -247,26 +197,20 @@ def find_plan(candidate: Candidate, limit: float = math.inf, clock: Clock | None
     clock = clock or Clock()
     if _is_no_faster(candidate.shortest_possible_step, limit):
         # Checked first: no schedule is built yet.
-        return Outcome(None, candidate.shortest_possible_step, math.inf, is_searched=False)
-    search = CutSearch(candidate, clock)
-    if math.isfinite(limit) and not candidate.impossible_reason:
-        with suppress(OutOfTime):
-            at_least = search.step_with_least_bottleneck()
-            if _is_no_faster(at_least, limit):
-                return Outcome(None, at_least, math.inf, is_searched=False)
-    cuts, bound = search.best_cuts()
+        return Outcome(None, candidate.shortest_possible_step, is_searched=False)
+    cuts, bound = CutSearch(candidate, clock).best_cuts()
     if not cuts:
         return None
     if math.isfinite(limit):
         at_least = candidate.least_with_splits(cuts)
         if _is_no_faster(at_least, limit):
-            return Outcome(None, at_least, cuts[0].seconds if candidate.is_exact else math.inf)
+            return Outcome(None, at_least)
     plan = _plan_of_best(candidate, cuts, bound, clock)
     if plan is None:
         return None
     if clock.has(candidate.planning_seconds / 2):
         plan = with_split_critical(plan, candidate.costs)
-    return Outcome(plan, plan.predicted.step_seconds, plan.predicted.step_seconds)
+    return Outcome(plan, plan.predicted.step_seconds)
 
 
 def _is_no_faster(seconds: float, limit: float) -> bool:

@@ -41,6 +41,7 @@ from torch.utils import checkpoint
 from ...autograd.dispatch_mode import DispatchMode
 from ...capture import FORWARD_HOOKS
 
+_MAY_DRAW: dict[Any, bool] = {}  # by operation: torch's tags are searched once
 _GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
 
 
@@ -213,7 +214,10 @@ class KeyedDraws(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = _arguments_of_draw(func, args, kwargs)
+        may_draw = _MAY_DRAW.get(func)
+        if may_draw is None:
+            may_draw = _MAY_DRAW[func] = torch.Tag.nondeterministic_seeded in func.tags
+        given = _arguments_of_draw(func, args, kwargs) if may_draw else None
         if given is None:
             return func(*args, **kwargs)
         self.used = True
@@ -298,9 +302,7 @@ def _is_patched(attributes: dict[str, Any]) -> bool:
 
 
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of an operation if it draws; attention without dropout, say, is merely marked so."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
+    """Return the arguments of an operation that may draw; None if it does not, as attention without dropout."""
     arguments = func._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
