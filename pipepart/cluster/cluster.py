@@ -245,7 +245,7 @@ class Cluster(Document):
         cls,
         count: int,
         *,
-        memory: int | str | None = None,
+        memory: int | str | Sequence[int | str] | None = None,
         threads: int | None = None,
         speed: float | Sequence[float] = 1.0,
         link: float | str | None = None,
@@ -259,7 +259,7 @@ class Cluster(Document):
 
         Args:
             count: number of devices.
-            memory: memory of each device that the planner may use, as in ``"2GiB"``; None for no limit.
+            memory: memory of each device that the planner may use, or one for all, as in ``"2GiB"``; None for no limit.
             threads: intra-operation threads of each device; by default torch's number divided evenly.
             speed: speed of each device, or one speed for all, relative to this machine; at most 1.
             link: bandwidth between any two devices, as in ``"2GB/s"``; None for no limit.
@@ -269,8 +269,8 @@ class Cluster(Document):
 
         Raises:
             TypeError: ``count`` is not an int.
-            ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, a
-                speed is above 1, or the latency is below ``VIRTUAL_LATENCY_SECONDS``.
+            ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds or
+                memories, a speed is above 1, or the latency is below ``VIRTUAL_LATENCY_SECONDS``.
 
         >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
         0.5

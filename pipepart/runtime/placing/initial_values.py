@@ -70,7 +70,7 @@ class InitialValues:
             CaptureError: nothing initializes a tensor.
             TypeError: ``initialize`` is neither a function nor ``"reset_parameters"``.
             ValueError: the files have other tensors than the model.
-            FileNotFoundError, ImportError: there are no such files, or safetensors is not installed.
+            FileNotFoundError: there are no such files.
         """
         if not (initialize is None or callable(initialize) or initialize == "reset_parameters"):
             raise InputTypeError(
