@@ -215,7 +215,7 @@ class StageRun:
         kept = self.inputs.pop(micro_batch, None)
         if kept is None:
             return
-        check_not_overwritten(kept.message)
+        check_not_overwritten(tensors(kept.message))
         if _versions(kept.message) != kept.versions:
             raise RuntimeError(
                 "a layer behind this stage has written over the stage's input, which its second forward needs: take "
