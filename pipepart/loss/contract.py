@@ -1,4 +1,4 @@
-"""The loss of a step: called once for each micro-batch, and put together to that of the mini-batch.
+"""Computes the loss of a mini-batch from those of its micro-batches.
 
 The loss of the mini-batch is a sum of terms, each of them a sum over all micro-batches divided by a total count. The
 gradient of a micro-batch's term is therefore known once the total is. Totals that later micro-batches bring are
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..autograd.own_copy import tensors
 from ..capture import loss_of
 from ..data.split import MicroBatches
+from ..workers.streams import has_streams, hold_for_caller
 from .buffers import buffers_elsewhere, call_with_buffers
 from .follow import Follower
 from .function_key import function_key
@@ -125,6 +127,8 @@ class MiniBatchLoss:
         """Return the loss of the mini-batch, when all micro-batches have been taken."""
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
+        if has_streams(value.device):  # workers have computed them, and the caller's streams read them
+            hold_for_caller(tensors([(one.value, one.sum) for one in taken]))
         columns = enumerate(zip(*(one.sum.terms for one in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
@@ -184,7 +188,8 @@ class MiniBatchLoss:
         value = function(output) if target is None else function(output, target)
         self.leaves.update(pattern.leaves)
         if pattern.pair:
-            return self._of_pair(*value, pattern.divisor and pattern.divisor.replay, pattern.key)
+            total, count = value
+            return self._of_pair(total, count, pattern.divisor and pattern.divisor.replay, pattern.key)
         if not isinstance(value, Tensor) or value.dim():
             check_scalar(value, title(function))
         return pattern.loss(value, self._targets, micro_batch)
