@@ -30,7 +30,7 @@ demo: $(VENV)/.installed-demo
 	@$(RUN) examples.digits $(ARGS)
 
 examples: $(VENV)/.installed-test
-	for name in digits language unlike_devices too_big transformers_finetune transformers_trainer; do \
+	for name in digits language unlike_devices too_big transformers_finetune transformers_trainer lora; do \
 	  $(RUN) examples.$$name || exit 1; done
 	$(RUN) nbconvert --execute --to html --output-dir docs/_build examples/tour.ipynb
 

@@ -11,7 +11,7 @@ from .capture import Chain
 from .data.gather import Merger
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
-from .distributed import Alone
+from .distributed import SingleProcess
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.agreed import Agreed, Call
@@ -37,7 +37,7 @@ class Calls(AsModule, Observed):
     _chain: Chain
     _loss: StepLoss
     _merge: Merger | None
-    _side: Alone
+    _side: SingleProcess
     _stages: list[Stage]
     _batching: Batching
     _orders: Orders

@@ -24,6 +24,7 @@ def _with_runtime(measure: Callable[_Arguments, Profile]) -> Callable[_Arguments
             update={
                 "action_seconds": runtime.action_seconds,
                 "message_seconds": runtime.message_seconds,
+                "step_seconds": runtime.step_seconds,
             }
         )
         return layer_profile.model_copy(update={"overhead": overhead})

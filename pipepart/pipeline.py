@@ -98,7 +98,7 @@ class Pipeline(Calls):
     Raises:
         TypeError: an argument has the wrong type.
         CaptureError: the model is on the meta device, and nothing initializes a tensor.
-        FileNotFoundError, ImportError: there are no such ``weights``, or safetensors is not installed.
+        FileNotFoundError: there are no such ``weights``.
         ValueError: ``weights`` are not those of the model, the plan was made for another model, layers in different
             stages write one buffer, the loss does not reduce, a layer cannot be copied for replicas, or the schedule
             needs ``optimizer`` or layers in different stages that share no parameters.

@@ -12,7 +12,7 @@ from .made_up import copied, is_made_up, mark_made_up
 from .recorded.chain import RecordedChain, Verify
 from .recorded.live_values import LiveTensor, live_tensors
 from .recorded.refusal import CaptureError, values_refused
-from .recorded.replay.fingerprint import fingerprint
+from .recorded.replay.comparing import fingerprint
 from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_values, used_by
 from .recorded.replay.outputs import own_loss
 from .recorded.replay.recording import Recording

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..input_error import InputTypeError
-from .tensor_file import bytes_of, check_tensor
+from .writing import bytes_of, check_tensor
 
 Store = Callable[[str, Tensor], str]  # keeps a tensor that was found at a place; returns its name
 

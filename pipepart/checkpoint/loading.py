@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..input_error import InputError
+from ..tensor_file import TensorFile
 from . import directories
 from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
 from .background import finish
@@ -22,7 +23,6 @@ from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
 from .ranks import Peers, agreed, check_alike, peers_of
 from .sharded import adopt_settings, of_this_rank
-from .tensor_file import TensorFile
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..input_error import InputError
+from ..tensor_file import TensorFile
 from .json_values import decode, encode
-from .tensor_file import TensorFile, check_tensor
+from .writing import check_tensor
 
 _LISTED = 4
 _EXTRA_STATE = "_extra_state"  # what torch calls it in a state dict

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from ..input_error import InputError, InputTypeError
 from ..runtime.model_part import StandIn
+from ..tensor_file import TensorFile
 from .json_values import decode, encode
-from .tensor_file import TensorFile, check_tensor
+from .writing import check_tensor
 
 Names = Mapping[nn.Parameter, str]
 _PER_PARAMETER = ("params", "param_names")

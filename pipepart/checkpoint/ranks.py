@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -15,62 +15,37 @@ from ..ranks import Ranks
 T = TypeVar("T")
 
 
-class Peers(Protocol):
-    """The processes of a checkpoint. All call :meth:`gather` equally often, in the same order."""
+class Peers:
+    """The processes of a checkpoint: all call :meth:`gather` equally often, in the same order.
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-        ...
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes in the order of the ranks; ``value`` is this one's."""
-        ...
-
-
-class OneProcess:
-    """The one process of a training without torchrun."""
-
-    rank = 0
-    size = 1
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the value alone."""
-        return [value]
-
-
-class Beside:
-    """The processes of a pipeline, with connections of their own: a thread may use them while steps run.
+    They have a group of their own, so that a thread may write a checkpoint while steps run.
 
     Args:
-        ranks: of the pipeline. All make this at the same point of their scripts.
+        ranks: of the pipeline, all of which make this at the same point of their scripts; None for one process.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.rank, self.size = ranks.rank, ranks.size
-        self._lost = ranks.lost
-        self._group = ranks.new_group()
+    def __init__(self, ranks: Ranks | None) -> None:
+        self._ranks = ranks
+        self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        self._group = None if ranks is None else ranks.new_group()
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes.
+        """Return the values of all processes in the order of the ranks; ``value`` is this one's.
 
         Raises:
             RankError: another rank has failed, or is lost.
         """
-        found: list[Any] = [None] * self.size
+        if self._ranks is None:
+            return [value]
+        values: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(found, value, group=self._group)
+            dist.all_gather_object(values, value, group=self._group)
         except RuntimeError as error:  # a connection broke
-            raise self._lost(error) from None  # which has the error, if nothing else is known
-        return found
+            raise self._ranks.lost(error) from None  # which has the error, if nothing else is known
+        return values
 
 
-_beside: weakref.WeakKeyDictionary[object, Beside] = weakref.WeakKeyDictionary()
+_peers: weakref.WeakKeyDictionary[object, Peers] = weakref.WeakKeyDictionary()
 
 
 def peers_of(pipe: Any, call: str) -> Peers:
@@ -81,10 +56,10 @@ def peers_of(pipe: Any, call: str) -> Peers:
     """
     ranks: Ranks | None = None if isinstance(pipe, nn.Module) else pipe.meet(call)
     if ranks is None:
-        return OneProcess()
-    if pipe not in _beside:
-        _beside[pipe] = Beside(ranks)
-    return _beside[pipe]
+        return Peers(None)
+    if pipe not in _peers:
+        _peers[pipe] = Peers(ranks)
+    return _peers[pipe]
 
 
 def agreed(peers: Peers, work: Callable[[], T]) -> T:

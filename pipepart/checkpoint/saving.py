@@ -19,8 +19,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from ..input_error import InputError
 from ..units import is_count
 from . import directories
@@ -31,10 +29,9 @@ from .durable import write_file
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
 from .model_state import Model
 from .ranks import Peers, agreed, check_alike, peers_of
-from .tensor_file import write_tensors
+from .writing import write_tensors
 
 INDEX = "model.safetensors.index.json"
-_SHARD_BYTES = 4 * 2**30
 
 
 def save(
@@ -120,18 +117,11 @@ class _Writing(NamedTuple):
             OSError, RuntimeError: as :func:`save` does. The directory is removed.
         """
         try:
-            mine = shards(self.contents.model.tensors, _SHARD_BYTES)
-            counts = self.peers.gather(len(mine))
-            names = [
-                f"model-{number + 1:05d}-of-{sum(counts):05d}.safetensors"
-                for number in range(sum(counts[: self.peers.rank]), sum(counts[: self.peers.rank + 1]))
-            ]
-            shards_by_name = dict(zip(names, mine, strict=True))
-            files = agreed(self.peers, lambda: self._write(shards_by_name))
+            files = agreed(self.peers, self._write)
             told = self.peers.gather(
                 {
                     "files": {name: (record.bytes, record.sha256) for name, record in files.items()},
-                    "weights": {tensor: name for name, shard in shards_by_name.items() for tensor in shard},
+                    "weights": dict.fromkeys(self.contents.model.tensors, self._model_file),
                     "bytes": sum(tensor.nbytes for tensor in self.contents.model.tensors.values()),
                     "tied": self.contents.model.tied,
                     "extra": self.contents.model.extra,
@@ -145,7 +135,11 @@ class _Writing(NamedTuple):
                 directories.remove(self.made)
             raise
 
-    def _write(self, model: Mapping[str, Sequence[str]]) -> dict[str, FileRecord]:
+    @property
+    def _model_file(self) -> str:
+        return f"model-{self.peers.rank + 1:05d}-of-{self.peers.size:05d}.safetensors"
+
+    def _write(self) -> dict[str, FileRecord]:
         """Write the files of this rank; return their sizes and hashes by name."""
         tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.peers.rank
         if not self.made.is_dir():
@@ -153,10 +147,7 @@ class _Writing(NamedTuple):
                 f"rank {rank} does not see {str(self.made)!r}, which rank 0 has made: all ranks need one folder, and "
                 "nothing else may save into it"
             )
-        found = {
-            name: write_tensors(self.made / name, {tensor: tensors[tensor] for tensor in shard})
-            for name, shard in model.items()
-        }
+        found = {self._model_file: write_tensors(self.made / self._model_file, tensors)}
         if optimizer is not None:
             document = {"groups": optimizer.groups, "state": optimizer.state}
             found[f"optimizer-{rank}.json"] = self._write_json(f"optimizer-{rank}.json", document)
@@ -190,19 +181,6 @@ class _Writing(NamedTuple):
 
     def _write_json(self, name: str, value: Any) -> FileRecord:
         return write_file(self.made / name, [json.dumps(value, indent=1).encode()])
-
-
-def shards(tensors: Mapping[str, Tensor], most: int) -> list[list[str]]:
-    """Return the names of the tensors of each file, in order: at most ``most`` bytes, or one tensor."""
-    found: list[list[str]] = []
-    size = 0
-    for name, tensor in tensors.items():
-        if not found or size + tensor.nbytes > most:
-            found.append([])
-            size = 0
-        found[-1].append(name)
-        size += tensor.nbytes
-    return found
 
 
 def _checked(

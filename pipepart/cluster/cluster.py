@@ -40,6 +40,8 @@ class Cluster(Document):
             the links. Otherwise speeds and links only describe the devices to the planner.
         message_seconds: minimum latency of a message between worker threads of this process. ``pipepart.plan`` raises
             it to the latency that the profile measured. Emulated links sleep for the rest of their latency.
+        step_seconds: seconds that this process takes to begin and to end a step. ``pipepart.plan`` raises
+            it to what the profile measured.
     """
 
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -49,6 +51,7 @@ class Cluster(Document):
     links_from: str = ""
     emulated: bool = False
     message_seconds: float = Field(default=VIRTUAL_LATENCY_SECONDS, ge=0, allow_inf_nan=False)
+    step_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _devices_and_links_agree(self) -> Self:
@@ -242,7 +245,7 @@ class Cluster(Document):
         cls,
         count: int,
         *,
-        memory: int | str | None = None,
+        memory: int | str | Sequence[int | str] | None = None,
         threads: int | None = None,
         speed: float | Sequence[float] = 1.0,
         link: float | str | None = None,
@@ -256,7 +259,7 @@ class Cluster(Document):
 
         Args:
             count: number of devices.
-            memory: memory of each device that the planner may use, as in ``"2GiB"``; None for no limit.
+            memory: memory of each device that the planner may use, or one for all, as in ``"2GiB"``; None for no limit.
             threads: intra-operation threads of each device; by default torch's number divided evenly.
             speed: speed of each device, or one speed for all, relative to this machine; at most 1.
             link: bandwidth between any two devices, as in ``"2GB/s"``; None for no limit.
@@ -266,8 +269,8 @@ class Cluster(Document):
 
         Raises:
             TypeError: ``count`` is not an int.
-            ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, a
-                speed is above 1, or the latency is below ``VIRTUAL_LATENCY_SECONDS``.
+            ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds or
+                memories, a speed is above 1, or the latency is below ``VIRTUAL_LATENCY_SECONDS``.
 
         >>> Cluster.virtual(2, speed=[1, 0.5], link="2GB/s").devices[1].speed
         0.5

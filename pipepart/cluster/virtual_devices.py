@@ -13,7 +13,7 @@ from .devices import Device
 
 def virtual_devices(
     count: int,
-    memory: int | str | None,
+    memory: int | str | Sequence[int | str] | None,
     threads: int | None,
     speed: float | Sequence[float],
     host_link: float | str | None,
@@ -22,8 +22,8 @@ def virtual_devices(
 
     Raises:
         TypeError: ``count`` is not an int.
-        ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds, or a
-            speed is above 1.
+        ValueError: ``count`` is below 1, a memory or bandwidth cannot be parsed, there are not ``count`` speeds or
+            memories, or a speed is above 1.
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise InputTypeError(f"the number of virtual devices must be an int, got {count!r}")
@@ -38,17 +38,19 @@ def virtual_devices(
                 f"virtual device {index} cannot have speed {device_speed}: 1 is that of this machine, and it can be "
                 "slowed down only; give the fastest device 1 and the others what they are of it"
             )
-    limit = None if memory is None else parse_bytes(memory)
+    memories = [memory] * count if memory is None or isinstance(memory, int | str) else list(memory)
+    if len(memories) != count:
+        raise InputError(f"memory names {len(memories)} devices, there are {count}")
     host_bandwidth = None if host_link is None else parse_bandwidth(host_link)
     return tuple(
         Device(
             name=f"virtual:{index}",
             kind="cpu",
-            memory_bytes=limit,
+            memory_bytes=None if limit is None else parse_bytes(limit),
             speed=device_speed,
             torch_device="cpu",
             threads=threads or max(1, torch.get_num_threads() // count),
             host_bandwidth=host_bandwidth,
         )
-        for index, device_speed in enumerate(speeds)
+        for index, (device_speed, limit) in enumerate(zip(speeds, memories, strict=True))
     )

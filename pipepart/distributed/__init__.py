@@ -1,6 +1,6 @@
-"""One pipeline on several processes: who has what, what they agree on before a call, and what they share behind it."""
+"""One pipeline on several processes: which rank has what, and what ranks agree on before and share after a call."""
 
-from .alone import Alone
-from .joined import join, making, planned_once
+from .multi_process import join, making, planned_once
+from .single_process import SingleProcess
 
-__all__ = ["Alone", "join", "making", "planned_once"]
+__all__ = ["SingleProcess", "join", "making", "planned_once"]

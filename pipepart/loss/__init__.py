@@ -1,10 +1,11 @@
 """The loss of a step: what it may be, and how those of micro-batches make up that of the mini-batch."""
 
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
-from .contract import MiniBatchLoss, StepLoss
+from .contract import MiniBatchLoss
 from .micro_batch_loss import MicroBatchLoss
 from .reduction import Reduction, declared_reduction
 from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
+from .step_loss import StepLoss
 from .terms import without_slack
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The loss of a step: called once for each micro-batch, and put together to that of the mini-batch.
+"""Computes the loss of a mini-batch from those of its micro-batches.
 
 The loss of the mini-batch is a sum of terms, each of them a sum over all micro-batches divided by a total count. The
 gradient of a micro-batch's term is therefore known once the total is. Totals that later micro-batches bring are
@@ -8,54 +8,28 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..autograd.own_copy import tensors
 from ..capture import loss_of
 from ..data.split import MicroBatches
+from ..workers.streams import has_streams, hold_for_caller
 from .buffers import buffers_elsewhere, call_with_buffers
-from .call_log import CallLog
 from .follow import Follower
+from .function_key import function_key
 from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
-from .reduction import Reduction, declared_reduction, is_torchs_own
+from .reduction import Reduction
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .shared import Shared
+from .shared import targets_of
+from .step_loss import StepLoss
 from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
-
-
-class StepLoss:
-    """The loss of a pipeline's steps.
-
-    Args:
-        loss_fn: the loss, which returns a scalar tensor or ``(sum, count)``; None where the model computes it.
-        reduction: how losses of micro-batches make up that of the mini-batch; None to see it.
-
-    Raises:
-        LossError: the loss states that it does not reduce, or another reduction than is declared.
-    """
-
-    def __init__(self, loss_fn: Callable[..., Any] | None, reduction: Reduction | None = None) -> None:
-        stated = declared_reduction(loss_fn)
-        self.function = loss_fn
-        self.reduction = reduction
-        self.torchs_own = is_torchs_own(loss_fn)
-        # Such as class weights: behind each replica of the model there are copies of them.
-        self.has_buffers = isinstance(loss_fn, nn.Module) and any(True for _ in loss_fn.buffers())
-        if self.torchs_own and reduction not in (None, Reduction.BATCH, stated):
-            raise LossError(
-                f"{title(loss_fn)} has reduction={stated!s}, and reduction={reduction!s} is declared"
-            )
-        if loss_fn is None and reduction is Reduction.BATCH:
-            raise LossError(
-                "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "
-                "it beside the model, from its output, and do not pass the model what makes it compute one (labels)"
-            )
 
 
 class MiniBatchLoss:
@@ -79,8 +53,11 @@ class MiniBatchLoss:
         self._loss = loss
         self._batch = batch
         self._shared_out = shared_out
-        self._shared = Shared(batch)
-        self._pattern: LossPattern | None = None
+        self._targets = targets_of(batch)
+        # For one micro-batch nothing is to be known.
+        self._key = function_key(loss.function) if len(batch.sizes) > 1 else None
+        self._patterns: dict[Hashable, LossPattern] = {}
+        self._shared = loss.shared(batch, self._targets, self._key)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
         self._replays: list[Replay | None] | None = (
@@ -150,6 +127,8 @@ class MiniBatchLoss:
         """Return the loss of the mini-batch, when all micro-batches have been taken."""
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
+        if has_streams(value.device):  # workers have computed them, and the caller's streams read them
+            hold_for_caller(tensors([(one.value, one.sum) for one in taken]))
         columns = enumerate(zip(*(one.sum.terms for one in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
@@ -200,31 +179,42 @@ class MiniBatchLoss:
 
     def _by_pattern(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
         """Return the loss of a micro-batch like one that was followed; None if there was none."""
-        pattern, function = self._pattern, self._loss.function
-        if pattern is None or function is None or form_of(output, target) != pattern.form:
+        function, pattern = self._loss.function, None
+        if self._shared.patterns:
+            form = form_of(output, target)
+            pattern = self._patterns.get(form) or self._bound(form, self._shared.patterns.get(form))
+        if pattern is None or function is None or not self._is_unchanged():
             return None
-        if self._loss.torchs_own:
-            value = function(output) if target is None else function(output, target)
-        else:
-            with CallLog((output, target)) as log:
-                value = function(output) if target is None else function(output, target)
-            if log.calls != pattern.calls:
-                return self._followed(micro_batch, output, target, seen=log.calls)
-        if pattern.pair or is_pair(value):
-            return self._of_pair(*value, key=pattern.key) if pattern.pair and is_pair(value) else None
+        value = function(output) if target is None else function(output, target)
+        self.leaves.update(pattern.leaves)
+        if pattern.pair:
+            total, count = value
+            return self._of_pair(total, count, pattern.divisor and pattern.divisor.replay, pattern.key)
         if not isinstance(value, Tensor) or value.dim():
             check_scalar(value, title(function))
-        return pattern.loss(value, micro_batch)
+        return pattern.loss(value, self._targets, micro_batch)
+
+    def _bound(self, form: Hashable, pattern: LossPattern | None) -> LossPattern | None:
+        """Return a pattern that computes the count of each micro-batch once in this step."""
+        divisor = None if pattern is None else pattern.divisor
+        if pattern is None or divisor is None or divisor.replay is None:
+            return pattern
+        counts = cache(partial(divisor.replay, self._targets))
+        pattern = pattern._replace(divisor=divisor._replace(replay=lambda _, index: counts(index)))
+        self._patterns[form] = pattern
+        return pattern
+
+    def _is_unchanged(self) -> bool:
+        """Return True if the loss function still reads what it read when the step began."""
+        if self._key is None or self._loss.torchs_own:
+            return self._key is not None
+        now = function_key(self._loss.function)
+        return now is not None and now.tokens == self._key.tokens
 
     def _followed(
-        self,
-        micro_batch: int,
-        output: Any,
-        target: Any,
-        literal: Collection[int] = (),
-        seen: Sequence[Hashable] | None = None,
+        self, micro_batch: int, output: Any, target: Any, literal: Collection[int] = ()
     ) -> MicroBatchLoss:
-        """Return the loss of a micro-batch by what it is seen to compute; ``seen`` are its calls of before."""
+        """Return the loss of a micro-batch by what it is seen to compute."""
         function, follower = self._loss.function, None
         buffers: dict[str, tuple[Tensor, Tensor]] = {}
         if function is None:
@@ -235,7 +225,7 @@ class MiniBatchLoss:
             if len(self._batch.sizes) > 1 and not _is_compiled(function):
                 follower = self._follower(micro_batch, buffers, literal)
                 if self._batch.by_samples or self._loss.torchs_own:
-                    follower.begin(output, target)
+                    follower.begin(output, target, self._targets)
             with follower or nullcontext():
                 value = call_with_buffers(function, given, buffers)
             if follower is not None and follower.counts_samples:
@@ -247,25 +237,31 @@ class MiniBatchLoss:
             check_gradient(value[0] if is_pair(value) else value, function)
         if follower is None:
             return taken
-        if seen is not None and seen != follower.log.calls:
-            raise self._unlike(0)
         self.leaves.update(follower.leaves)
         follower.forget()
-        if self._loss.has_buffers or follower.reads_values:
+        form = form_of(output, target)
+        if (
+            form is None
+            or self._loss.has_buffers
+            or follower.reads_values
+            or follower.unknown_constants
+            or not self._is_unchanged()
+        ):
             return taken
-        samples = self._samples(micro_batch)
-        pattern = LossPattern.of(form_of(output, target), taken, samples, follower.log.calls, is_pair(value))
-        self._pattern = pattern
-        if pattern is None or pattern.pair:
+        pattern = LossPattern.of(taken, self._samples(micro_batch), is_pair(value), follower.leaves)
+        if pattern is None:
             return taken
-        return pattern.loss(taken.value, micro_batch) or taken
+        self._shared.patterns[form] = pattern
+        pattern = self._bound(form, pattern) or pattern
+        return taken if pattern.pair else pattern.loss(taken.value, self._targets, micro_batch) or taken
 
     def _follower(
         self, micro_batch: int, buffers: dict[str, tuple[Tensor, Tensor]], literal: Collection[int]
     ) -> Follower:
         originals = {id(copy): own for own, copy in buffers.values()}
         fixed = self._loss.function is loss_of
-        return Follower(self._shared, micro_batch, self._loss.torchs_own, originals, fixed, literal)
+        known = self._key.held if self._key is not None else ()
+        return Follower(self._shared, micro_batch, self._loss.torchs_own, originals, fixed, literal, known)
 
     def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> MicroBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as it was seen."""
@@ -295,7 +291,7 @@ class MiniBatchLoss:
 
     def _samples(self, micro_batch: int) -> Count:
         sizes = self._batch.sizes
-        return Count(float(sizes[micro_batch]), lambda index: float(sizes[index]), in_proportion=True)
+        return Count(float(sizes[micro_batch]), lambda _, index: float(sizes[index]), in_proportion=True)
 
     def _of_pair(
         self, total: Tensor, count: Tensor | float, replay: Replay | None = None, key: Hashable = None
@@ -306,7 +302,7 @@ class MiniBatchLoss:
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        on_number = replay and (lambda index: _on_host(replay(index)))
+        on_number = replay and (lambda *step: _on_host(replay(*step)))
         return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, on_number)),)), key)
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
@@ -360,7 +356,9 @@ class MiniBatchLoss:
     def _computed_total(self, count: Count, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                return count.bounded(total_of([replay(index) for index in range(len(self._batch.sizes))]))
+                return count.bounded(
+                    total_of([replay(self._targets, index) for index in range(len(self._targets))])
+                )
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None
 

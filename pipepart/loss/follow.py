@@ -1,8 +1,8 @@
-"""Follows a loss function while it runs on a real micro-batch, to see which means and sums over samples it adds up.
+"""Follows a loss function while it runs on a micro-batch, to find the means and sums over samples that it adds up.
 
-Each tensor that comes from the batch is one of three. It holds samples (:class:`~.operations.Rows`). Or it is a sum of
-terms, each of them a mean or a sum over samples (:class:`~.terms.Terms`). Or it is lost, with the reason: functions
-that are not in the tables of :mod:`~.operations` lose what they are given.
+A tensor from the batch holds samples (:class:`~.operations.Rows`), or is a sum of terms, each a mean or a sum over
+samples (:class:`~.terms.Terms`). Functions without a rule in :mod:`~.operations` make their result untracked
+(:class:`~.operations.Lost`), with a reason for the error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from .operations import (
     Entry,
     Lost,
     LostError,
-    Positions,
     Rows,
     State,
     elementwise,
@@ -36,7 +35,7 @@ from .operations import (
 from .sample_shape import Shape
 from .shared import Shared
 from .sums import DIVISIONS, combined, is_sum, least_of
-from .terms import Count, Replay, Term, Terms
+from .terms import Count, Replay, Targets, Term, Terms
 from .torch_losses import is_torch_loss, result_of
 
 _HARMLESS = names(
@@ -66,11 +65,13 @@ class Follower(TorchFunctionMode):
         trusted: whether the function is known to keep samples apart, as a loss of torch's own is.
         originals: the tensors that others, by their identity, are copies of.
         fixed: whether the numbers in the function do not follow the shapes, as in a recorded loss.
+        known: what the function reads.
         literal: places of calls that divide by a constant, though that may be a multiple of the number of samples.
 
     Attributes:
         leaves: tensors that are not from the batch and get a gradient.
         counts_samples: whether the loss has read the number of samples.
+        unknown_constants: whether it uses a tensor that is neither from the batch nor read by the function.
         reads_values: whether it has read a value of the batch.
         log: the calls that it has made.
     """
@@ -83,8 +84,10 @@ class Follower(TorchFunctionMode):
         originals: dict[int, Tensor],
         fixed: bool = False,
         literal: Collection[int] = (),
+        known: Collection[Any] = (),
     ) -> None:
         super().__init__()
+        self.unknown_constants, self._known = False, known
         self.counts_samples, self.reads_values, self._fixed = False, False, fixed
         self.log = CallLog(())
         self._counts: list[tuple[float, Entry]] = []  # sums without a gradient whose values were read
@@ -92,13 +95,13 @@ class Follower(TorchFunctionMode):
         self._literal = literal
         self.leaves: dict[int, Tensor] = {}
         self._shared, self._micro_batch = shared, micro_batch
-        self._sizes = shared.batch.sizes
+        self._sizes = shared.sizes
         self._trusted, self._originals = trusted, originals
         self._entries: dict[int, Entry] = {}
         self._read, self._reads_samples = "", False
 
-    def begin(self, output: Any, target: Any) -> None:
-        """Name the tensors of the output and the target of the micro-batch."""
+    def begin(self, output: Any, target: Any, targets: Targets) -> None:
+        """Name the tensors of the output and the target of the micro-batch; ``targets`` are those of the step."""
         self.log = CallLog((output, target))
         border = output.recording.border if isinstance(output, Unfinished) else ""
         for place, leaf in enumerate(pytree.tree_leaves(output)):
@@ -107,13 +110,11 @@ class Follower(TorchFunctionMode):
         for place, leaf in enumerate(pytree.tree_leaves(target)):
             if not isinstance(leaf, Tensor):
                 continue
-            all_given: list[Any] = [
-                leaves[place] if place < len(leaves) else None for leaves in self._shared.targets
-            ]
+            all_given: list[Any] = [leaves[place] if place < len(leaves) else None for leaves in targets]
             if all(other is all_given[0] for other in all_given):
                 self._originals[id(leaf)] = all_given[0]
             elif leaf.dim():
-                self._give(leaf, ("target", place), all_given.__getitem__)
+                self._give(leaf, ("target", place), lambda step, index, place=place: step[index][place])
 
     def taken(self, value: Any) -> tuple[Terms, int] | str:
         """Return what the loss that was returned is made of, with the number of its expression; or what is wrong."""
@@ -180,7 +181,7 @@ class Follower(TorchFunctionMode):
         states = [state for state in call.states if state is not None]
         if any(isinstance(state, Lost) for state in states):
             return None
-        _check_arguments(call)
+        call.check_arguments()
         if not states:
             if call.name not in ALIKE:
                 raise LostError("is not known to give the same for every micro-batch")
@@ -212,14 +213,14 @@ class Follower(TorchFunctionMode):
         return Terms((Term(call.result, divisor=count, divided=True),))
 
     def _apart(self, call: Call, found: Terms) -> Terms:
-        """A new term. The loss gets a copy of it, so that it cannot write into what the gradient starts from."""
+        """Clone the term: in-place code in the loss must not change the tensor that the backward starts from."""
         call.result = call.result.clone()
         return found
 
     def _in_proportion(self, number: float) -> Replay:
         """What gives a number that is in proportion to the samples of a micro-batch."""
         sizes, own = self._sizes, self._sizes[self._micro_batch]
-        return lambda index: number * sizes[index] / own  # holds no `self`, which holds it
+        return lambda _, index: number * sizes[index] / own  # holds no `self`, which holds it
 
     def _note_result(self, call: Call, key: int, found: State | list[Rows]) -> None:
         """Note what the tensors are that a call has made or written."""
@@ -257,8 +258,8 @@ class Follower(TorchFunctionMode):
         replays = {id(entry.tensor): entry.replay for entry in tracked if entry.replay is not None}
         if not tracked or any(id(entry.tensor) not in replays for entry in tracked):
             return None
-        return lambda index: call.again(
-            lambda leaf: replays[id(leaf)](index) if id(leaf) in replays else leaf  # type: ignore[misc]
+        return lambda *step: call.again(
+            lambda leaf: replays[id(leaf)](*step) if id(leaf) in replays else leaf  # type: ignore[misc]
         )
 
     def _shape(self, call: Call) -> Any:
@@ -374,7 +375,9 @@ class Follower(TorchFunctionMode):
             )
         elif tensor.requires_grad:
             self.leaves[id(tensor)] = tensor
-        key = self._shared.constant(self._originals.get(id(tensor), tensor))
+        original = self._originals.get(id(tensor), tensor)
+        self.unknown_constants |= not any(original is one for one in self._known)
+        key = self._shared.constant(original)
         return Entry(tensor, version(tensor), tensor.grad_fn, key, state)
 
     def _note(self, tensor: Tensor, key: int, state: State = None, replay: Replay | None = None) -> None:
@@ -382,17 +385,7 @@ class Follower(TorchFunctionMode):
 
 
 def _as_number(replay: Replay | None) -> Replay | None:
-    return replay and (lambda index: float(replay(index)))
-
-
-def _check_arguments(call: Call) -> None:
-    """Raise for arguments that no function may be given."""
-    if any(isinstance(argument, Shape) for argument in (*call.args, *call.kwargs.values())):
-        raise LostError("takes the number of samples: use a function such as ones_like or view_as")
-    if call.kwargs.get("out") is not None:
-        raise LostError("writes into out=")
-    if any(isinstance(state, Positions) for state in call.states) and call.name != "__getitem__":
-        raise LostError("takes the numbers of samples for anything else than to pick values of each sample")
+    return replay and (lambda *step: float(replay(*step)))
 
 
 def _token(leaf: Any) -> Hashable:

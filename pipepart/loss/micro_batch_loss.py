@@ -1,16 +1,15 @@
-"""The loss of one micro-batch, and a pattern that gives those of further ones without following the loss again."""
+"""The loss of one micro-batch, and a pattern that gives further ones without following the loss again."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import cache
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..capture import Unfinished
-from .terms import Count, Term, Terms, without_slack
+from .terms import Count, Targets, Term, Terms, on_host, without_slack
 
 
 class MicroBatchLoss(NamedTuple):
@@ -61,65 +60,63 @@ class MicroBatchLoss(NamedTuple):
 
 
 class LossPattern(NamedTuple):
-    """What a loss is made of, as found in one micro-batch of a step: one share of the mini-batch's loss.
-
-    A micro-batch of the same shapes whose loss makes the same calls has the same pattern, so that it need not be
-    followed, which takes longer than a small loss.
+    """What a loss is made of in micro-batches of the same shapes: one share of the mini-batch's loss.
 
     Attributes:
-        form: of the output and the target.
         key: as in :class:`MicroBatchLoss`.
-        calls: that the loss made; empty for torch's own losses.
         divisor: what gives the count of a micro-batch; None for a sum.
+        divided: whether it is a mean of torch's, which has no gradient where nothing counts.
         pair: whether the loss returns ``(sum, count)``.
+        leaves: the tensors beside the model's parameters that get a gradient, by their identity.
     """
 
-    form: Hashable
     key: Hashable
-    calls: Sequence[Hashable]
     divisor: Count | None
+    divided: bool
     pair: bool
+    leaves: Mapping[int, Tensor]
 
     @classmethod
     def of(
-        cls, form: Hashable, taken: MicroBatchLoss, samples: Count, calls: Sequence[Hashable], pair: bool
+        cls, taken: MicroBatchLoss, samples: Count, pair: bool, leaves: Mapping[int, Tensor]
     ) -> LossPattern | None:
-        """Return what a loss is by what it was in one micro-batch; None if others of its form may be different.
+        """Return what a loss is by what it was in one micro-batch; None if it has several shares.
 
         Args:
-            form: of the micro-batch.
-            taken: its loss.
+            taken: the loss of the micro-batch.
             samples: their count.
-            calls, pair: as the attributes.
+            pair, leaves: as the attributes.
         """
         terms = taken.sum.terms
-        if form is None or not terms:
+        if not terms:
             return None
-        if pair:
-            return cls(form, taken.key, calls, None, True)
-        if all(term.divisor is not None and term.divisor.in_proportion for term in terms):
-            return cls(form, taken.key, calls, samples, False)
         first, *others = terms
         divisor = first.divisor
+        if pair:
+            return cls(taken.key, divisor and divisor._replace(value=0.0), False, True, leaves)
+        if all(term.divisor is not None and term.divisor.in_proportion for term in terms):
+            return cls(taken.key, samples, True, False, leaves)
         if others or taken.sum.shift != 0.0 or isinstance(first.coefficient, Tensor):
             return None
-        if divisor is not None and (divisor.replay is None or isinstance(divisor.value, Tensor)):
-            return None  # on an accelerator a count is not waited for
-        if (
-            divisor is not None and divisor.replay is not None
-        ):  # each micro-batch's own count is part of the total, too
-            divisor = divisor._replace(replay=cache(divisor.replay))
-        return cls(form, taken.key, calls, divisor, False)
+        if divisor is None:
+            return cls(taken.key, None, False, False, leaves)
+        if divisor.replay is None or (isinstance(divisor.value, Tensor) and not first.divided):
+            return None
+        return cls(taken.key, divisor._replace(value=0.0), first.divided, False, leaves)
 
-    def loss(self, value: Tensor, micro_batch: int) -> MicroBatchLoss | None:
+    def loss(self, value: Tensor, targets: Targets, micro_batch: int) -> MicroBatchLoss | None:
         """Return a loss with what it is made of; None if it has to be followed."""
         divisor = self.divisor
         if divisor is not None and divisor.replay is not None:
             try:
-                number = divisor.replay(micro_batch)
+                number = divisor.replay(targets, micro_batch)
             except Exception:  # class weights may be on another device than the targets
                 return None
-            if isinstance(number, Tensor) or not number or number < divisor.least:  # the mean over nothing
+            number = on_host(number) if isinstance(number, Tensor) else number
+            if isinstance(number, Tensor):  # on a device, which is not waited for: it may be 0
+                if not self.divided:
+                    return None
+            elif not number or number < divisor.least:  # the mean over nothing
                 return None
             divisor = divisor._replace(value=number)
         return MicroBatchLoss(value, Terms((Term(value, 1.0, divisor, divisor is not None),)), self.key)

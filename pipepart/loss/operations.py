@@ -1,4 +1,4 @@
-"""The functions of torch that keep the samples of a micro-batch apart, and where they leave them.
+"""Rules: which torch functions act on each sample alone, and which dimension of their result holds the samples.
 
 A tensor of a micro-batch is followed as long as that of the mini-batch would be the concatenation of those of the
 micro-batches along one dimension, :attr:`Rows.dim`. The functions in ``RULES`` keep that so under the conditions that
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .sample_shape import Shape
 from .terms import Replay, Terms
 
 _MANY = 1_000_003  # times as many samples: more than any number in a loss that bounds a slice
@@ -113,6 +114,17 @@ class Call:
         return [
             (one.tensor, one.state if isinstance(one.state, Rows) else None) for one in self.entries if one
         ]
+
+    def check_arguments(self) -> None:
+        """Raise LostError for arguments that no function may be given."""
+        if any(isinstance(argument, Shape) for argument in (*self.args, *self.kwargs.values())):
+            raise LostError("takes the number of samples: use a function such as ones_like or view_as")
+        if self.kwargs.get("out") is not None:
+            raise LostError("writes into out=")
+        if any(isinstance(state, Positions) for state in self.states) and self.name != "__getitem__":
+            raise LostError(
+                "takes the numbers of samples for anything else than to pick values of each sample"
+            )
 
     def argument(self, position: int, *names: str, default: Any = None) -> Any:
         """Return an argument by its position or one of its names."""

@@ -1,9 +1,8 @@
-"""What the followers of all micro-batches of a step share."""
+"""What the followers of micro-batches share, within a step and across steps with the same loss and shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -11,34 +10,24 @@ from torch.utils import _pytree as pytree
 
 from ..autograd.in_place import version
 from ..data.split import MicroBatches
+from .terms import Targets
 
 
 class Shared:
-    """What the followers of a step share: the targets, and numbers for expressions, equal if computed alike.
+    """Numbers for the expressions that a loss computes, equal if they are computed alike.
 
     Attributes:
-        batch: the mini-batch.
+        sizes: samples of each micro-batch.
+        regular: whether micro-batches differ in nothing but the number of samples.
+        patterns: what the loss is made of, by the shapes of a micro-batch.
     """
 
-    def __init__(self, batch: MicroBatches) -> None:
-        self.batch = batch
+    def __init__(self, batch: MicroBatches, targets: Targets) -> None:
+        self.sizes = batch.sizes
+        self.regular = batch.by_samples and _is_regular(batch, targets)
+        self.patterns: dict[Hashable, Any] = {}
         self._numbers: dict[Hashable, int] = {}
         self._held: list[Tensor] = []
-
-    @cached_property
-    def targets(self) -> list[list[Any]]:
-        """The leaves of each micro-batch's target."""
-        return [pytree.tree_leaves(target) for target in self.batch.targets]
-
-    @cached_property
-    def regular(self) -> bool:
-        """Whether micro-batches differ in nothing but the number of samples."""
-        inputs = [pytree.tree_leaves(one) for one in self.batch.inputs]
-        shapes = [
-            [leaf.shape[1:] for leaf in (*one, *target) if isinstance(leaf, Tensor) and leaf.dim()]
-            for one, target in zip(inputs, self.targets, strict=True)
-        ]
-        return self.batch.by_samples and all(other == shapes[0] for other in shapes)
 
     def number(self, expression: Hashable) -> int:
         """Return the number of an expression."""
@@ -48,3 +37,29 @@ class Shared:
         """Return the number of a tensor that is not from the batch; it is held, so that it keeps its identity."""
         self._held.append(tensor)
         return self.number(("constant", id(tensor), version(tensor)))
+
+
+def targets_of(batch: MicroBatches) -> Targets:
+    """Return the leaves of each micro-batch's target."""
+    return [pytree.tree_leaves(target) for target in batch.targets]
+
+
+def form_of_batch(batch: MicroBatches, targets: Targets) -> Hashable:
+    """Return what numbers of expressions depend on beside the loss: the sizes and shapes of the micro-batches.
+
+    None if micro-batches share a tensor of the target, which is a constant of this step alone.
+    """
+    for leaves in targets[1:]:
+        if any(leaf is first for leaf, first in zip(leaves, targets[0], strict=False)):
+            return None
+    shapes = tuple(tuple(getattr(leaf, "shape", None) for leaf in leaves) for leaves in targets)
+    return tuple(batch.sizes), batch.by_samples, batch.by_samples and _is_regular(batch, targets), shapes
+
+
+def _is_regular(batch: MicroBatches, targets: Targets) -> bool:
+    inputs = [pytree.tree_leaves(one) for one in batch.inputs]
+    shapes = [
+        [leaf.shape[1:] for leaf in (*one, *target) if isinstance(leaf, Tensor) and leaf.dim()]
+        for one, target in zip(inputs, targets, strict=True)
+    ]
+    return all(other == shapes[0] for other in shapes)

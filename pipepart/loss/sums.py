@@ -1,4 +1,4 @@
-"""What calls on sums of terms give: a loss adds terms up, multiplies them by numbers and divides them by counts."""
+"""Linear algebra on loss terms: add, scale, and divide by a count."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _quotient(call: Call, one: Terms, other: Terms) -> Terms:
     factor, replay = count.coefficient, call.replay_of(call.leaves[1])
     divisor = Count(
         on_host(count.tensor.detach() * factor),
-        replay and (lambda index: on_host(replay(index))),  # computes the coefficient as well
+        replay and (lambda *step: on_host(replay(*step))),  # computes the coefficient as well
         least=count.least,
     )
     return Terms((term._replace(divisor=divisor),))

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Replay = Callable[[int], Any]  # computes a value for another micro-batch of the step, by its index
+Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
+Replay = Callable[[Targets, int], Any]  # computes a value for any micro-batch of a step, from the targets
 
 
 class Count(NamedTuple):
@@ -64,7 +65,7 @@ class Term(NamedTuple):
         share = self.divisor.value if self.divided else 1.0
         if isinstance(share, Tensor) or isinstance(total, Tensor):
             weight = self.coefficient * share / total
-            # Where nothing counts, a mean of torch has no gradient; a quotient has what its division gives.
+            # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
             return torch.where(torch.as_tensor(self.empty), 0.0, weight) if self.divided else weight
         if self.empty:
             return 0.0

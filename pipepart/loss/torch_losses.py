@@ -72,11 +72,11 @@ def result_of(
     target, replay = call.replay_of(given.get("target")), None
     if target is not None and by_class:
         rest = {name: given.get(name) for name in ("weight", "ignore_index", "reduction")}
-        replay = lambda index: divisor(function, {**rest, "target": target(index)})  # noqa: E731
+        replay = lambda *step: divisor(function, {**rest, "target": target(*step)})  # noqa: E731
     elif rows.regular and not by_class:
         replay = in_proportion(float(number))
     elif target is not None and given["target"].numel() == number:
-        replay = lambda index: float(target(index).numel())  # noqa: E731
+        replay = lambda *step: float(target(*step).numel())  # noqa: E731
     count = Count(number, replay, rows.regular and not by_class)
     if by_class and given.get("weight") is not None and (isinstance(number, Tensor) or not number):
         # Where all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.

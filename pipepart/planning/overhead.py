@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import TypeVar
 
-from ..cluster import Cluster, Link
+from ..cluster import Cluster, Device, Link
 from ..profiling import LayerCost, Overhead, Profile, Timing
 
 _LinkOrPair = TypeVar("_LinkOrPair", bound=Link)
 
 
-def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
+def most_on_a_host(devices: Iterable[Device]) -> int:
+    """Return the largest number of these devices that are CPU devices of one host of this machine."""
+    return max(Counter(each.host for each in devices if each.torch_device == "cpu").values(), default=0)
+
+
+def with_overhead(
+    profile: Profile, cluster: Cluster, computing: int | None = None
+) -> tuple[Profile, Cluster]:
     """Return the profile and the cluster with the measured overhead included in their seconds.
 
     Layers get slower by the factor measured while other devices compute. ``action_seconds`` of CPU devices and the
@@ -25,12 +33,12 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
     Args:
         profile: has the measured overhead.
         cluster: the devices and links.
+        computing: number of CPU devices of a host that compute at once; None for all.
     """
-    overhead = profile.overhead
-    on_cpu = Counter(device.host for device in cluster.devices if device.torch_device == "cpu")
+    overhead, on_cpu = profile.overhead, most_on_a_host(cluster.devices)
     if overhead == Overhead() or not on_cpu:
         return profile, cluster
-    slower = partial(_slower, overhead=overhead, devices=max(on_cpu.values()), threads=profile.threads or 1)
+    slower = partial(_slower, overhead=overhead, devices=computing or on_cpu, threads=profile.threads or 1)
     costs = tuple(
         entry.model_copy(update={"layers": tuple(map(slower, entry.layers)), "loss": slower(entry.loss)})
         for entry in profile.costs
@@ -53,6 +61,7 @@ def with_overhead(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]
             "link": with_latency(cluster.link),
             "links": tuple(map(with_latency, cluster.links)),
             "message_seconds": max(cluster.message_seconds, overhead.message_seconds),
+            "step_seconds": max(cluster.step_seconds, overhead.step_seconds),
         }
     )
 

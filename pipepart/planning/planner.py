@@ -15,7 +15,7 @@ from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit, Infeasible, exceeds_memory
-from .overhead import with_overhead
+from .overhead import most_on_a_host, with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
@@ -150,15 +150,22 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
         DoesNotFit: no plan fits the memory.
         ValueError: as :func:`plan`.
     """
-    profile, cluster = with_overhead(profile, cluster)
-    request = read_request(profile, cluster, options)
+    request = read_request(*with_overhead(profile, cluster), options)
     if exceeds_memory(request):
         raise DoesNotFit(request)
     with progress_bar(None, "planning", after=1.0) as progress:
         fastest = search(request, clock, progress)
     if fastest is None:
         raise DoesNotFit(request)
-    return fastest
+    computing = most_on_a_host(fastest.workers)
+    if fastest.profile is None or computing == most_on_a_host(cluster.devices):
+        return fastest
+    # The search took layers to be as slow as beside all devices, and some devices stay unused.
+    costs = with_overhead(profile, cluster, computing)[0].at(fastest.micro_batches)
+    if costs == fastest.profile.at(fastest.micro_batches):
+        return fastest
+    faster = fastest.profile.model_copy(update={"costs": (costs,)})
+    return fastest.model_copy(update={"profile": faster}).predict()
 
 
 def _nearest(request: Request, clock: Clock) -> Infeasible:

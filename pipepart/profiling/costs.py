@@ -25,12 +25,14 @@ class Overhead(Value):
     Attributes:
         action_seconds: seconds that the runtime adds to each action of a stage.
         message_seconds: latency of a message: from the end of an action to the start of the next on another device.
+        step_seconds: seconds that the runtime takes before the first and after the last action of a step.
         devices: number of devices that computed while ``LayerCost.slowdown`` was measured; 1 if it was not measured.
         cores: number of cores of the machine; None if unknown.
     """
 
     action_seconds: Seconds = 0.0
     message_seconds: Seconds = 0.0
+    step_seconds: Seconds = 0.0
     devices: int = Field(default=1, ge=1)
     cores: int | None = Field(default=None, ge=1)
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from .exchange import Done
 from .leaving import waits_in_torch
+
+Done = SimpleQueue[BaseException | None]  # gets None at the end of what is waited for, or why it failed
 
 _LEAVE_SECONDS = 1.0  # for a collective whose connections are broken to end
 
@@ -44,7 +45,7 @@ class ControlThread:
         self._idle.wait(_LEAVE_SECONDS)
 
     def end(self, last: Callable[[], None] | None = None) -> None:
-        """Run ``last``, if it is given, behind everything else, and end the thread."""
+        """Run ``last``, if it is given, after everything else, and end the thread."""
         if last is not None:
             self._jobs.put(last)
         self._jobs.put(None)

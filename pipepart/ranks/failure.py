@@ -1,4 +1,4 @@
-"""What one rank tells the others of an exception, and the exception that they raise for it."""
+"""Serializes an exception of one rank, and builds the exception that the other ranks raise for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
 
 
-def told(error: BaseException) -> dict[str, Any]:
+def serialize_exception(error: BaseException) -> dict[str, Any]:
     """Return an exception as values for JSON. Never raises.
 
     Returns:
@@ -52,16 +52,16 @@ def told(error: BaseException) -> dict[str, Any]:
     return {"what": _cut(what, _MOST // 4), "traceback": _cut(text, _MOST), "out_of_memory": missing}
 
 
-def raised_on(rank: int, story: dict[str, Any]) -> BaseException:
-    """Return the exception for what another rank has :func:`told`: a timeout stays one, as does out of memory."""
-    if story.get("late"):
-        error: BaseException = TimeoutError(story["late"])
-        for note in story["notes"]:
+def remote_exception(rank: int, report: dict[str, Any]) -> BaseException:
+    """Return the exception for a :func:`serialize_exception` of another rank: a timeout or out of memory stays one."""
+    if report.get("late"):
+        error: BaseException = TimeoutError(report["late"])
+        for note in report["notes"]:
             error.add_note(note)
         return error
-    kind = RankOutOfMemoryError if story.get("out_of_memory") else RankError
-    error = kind(f"rank {rank} failed: {story['what']}")
-    error.add_note(f"pipepart: on rank {rank}:\n{story['traceback'].rstrip()}")
+    kind = RankOutOfMemoryError if report.get("out_of_memory") else RankError
+    error = kind(f"rank {rank} failed: {report['what']}")
+    error.add_note(f"pipepart: on rank {rank}:\n{report['traceback'].rstrip()}")
     return error
 
 
@@ -73,14 +73,14 @@ def is_lost(rank: int) -> RankError:
     )
 
 
-def has_closed(rank: int, story: dict[str, Any]) -> RankError:
+def has_closed(rank: int, report: dict[str, Any]) -> RankError:
     """Return the exception for a call that a rank does not make any more."""
     error = RankError(
-        f"rank {rank} takes no part in this call: {story['why']}. All ranks make the same calls and close the pipeline "
-        "after the same one"
+        f"rank {rank} takes no part in this call: {report['why']}. All ranks make the same calls and close the "
+        "pipeline after the same one"
     )
-    if story.get("traceback"):
-        error.add_note(f"pipepart: on rank {rank}:\n{story['traceback'].rstrip()}")
+    if report.get("traceback"):
+        error.add_note(f"pipepart: on rank {rank}:\n{report['traceback'].rstrip()}")
     return error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_LONGEST = timedelta(days=30)  # the hub finds lost ranks, not the timeout of a group
+_LONGEST = timedelta(days=30)  # PeerWatch finds lost ranks, not the timeout of a group
 
 Edge = tuple[int, int]  # the rank that sends, and the one that receives
 

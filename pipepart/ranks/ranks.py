@@ -1,14 +1,14 @@
-"""Ranks: the processes of one pipeline under torchrun, and what they tell each other beside the messages of stages.
+"""Ranks: connects the processes of one pipeline for all but the messages of stages: agreements, collectives, failures.
 
 ::
 
-    caller's thread      exchange(mine) ──▶ everybody's, at the begin and the end of every call, by the hub
+    caller's thread      exchange(value) ──▶ those of all ranks, at the begin and the end of every call, by the log
     control thread       runs the collectives, so that the caller's wait can be ended
-    hub's thread         hears of failures of other ranks, and answers what this rank is doing
+    log's thread         hears of failures of other ranks, and answers what this rank is doing
 
-A rank that fails tells the story to all and then leaves: the others end at once, with that story. A rank that is killed
-says nothing, and the hub tells that it is gone. Whoever still waits for a message of it, in a thread that Python cannot
-interrupt, is woken by :func:`break_connections`.
+A rank that fails reports the exception to all and then leaves: the others raise it at once. A rank that is killed says
+nothing, and those that watch it report that it is lost. Whoever still waits for a message of it, in a thread that
+Python cannot interrupt, is woken by :func:`break_connections`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ import torch
 import torch.distributed as dist
 
 from .clock import offset_to_rank_0
-from .control import ControlThread
-from .doing import Doing, waits_in_vain
-from .exchange import Done, Exchange
-from .failure import RankError, has_closed, is_lost, is_out_of_memory, raised_on, told
+from .control import ControlThread, Done
+from .failure import RankError, has_closed, is_lost, is_out_of_memory, remote_exception, serialize_exception
 from .groups import Edge, destroy, groups_of_pairs, own_group
-from .hub import Channel, Hub, Message
 from .leaving import waits_in_torch
-from .survey import Survey
+from .log import Channel, Message, MessageLog
+from .status import RankStatus, Survey, timeout_error
 from .torchrun import initialize, under_torchrun
 from .watch import break_connections
 
-_STORY_SECONDS = 3.0  # for the story behind a broken connection to arrive
+_REPORT_SECONDS = 3.0  # for the report of a failure to arrive after a broken connection
 
 Listener = Callable[[BaseException], None]
 
@@ -47,7 +45,7 @@ class Ranks:
     """The processes that run one pipeline together. All make it at the same point of their scripts.
 
     Args:
-        hub: of the process.
+        log: of the process.
         timeout: seconds in which nothing happens on any rank, after which a wait for other ranks ends; None for no
             limit.
 
@@ -65,8 +63,8 @@ class Ranks:
         TimeoutError: not all ranks make it, within the time that the process group waits for a rank.
     """
 
-    def __init__(self, hub: Hub, timeout: float | None = None) -> None:
-        self.rank, self.size = hub.rank, hub.size
+    def __init__(self, log: MessageLog, timeout: float | None = None) -> None:
+        self.rank, self.size = log.rank, log.size
         self.closed = ""
         self.failure: BaseException | None = None
         self.midway = False
@@ -74,18 +72,20 @@ class Ranks:
         self._timeout = timeout
         self._lock = threading.RLock()
         self._listener: Listener | None = None
-        self._doing: Callable[[], Doing] | None = None
+        self._status: Callable[[], RankStatus] | None = None
         self._waits = False
         self._since = time.monotonic()
         self._left: dict[int, Message] = {}
         self._groups: list[dist.ProcessGroup] = []
-        self._exchange = Exchange(self.rank, self.size)
+        self._exchanges = 0
+        self._values: list[Any] = []  # of the last exchange
+        self._exchanged: Done = SimpleQueue()
         self._survey = Survey()
-        self._channel = hub.open(partial(_heard, weakref.ref(self)))
+        self._channel = log.open(partial(_heard, weakref.ref(self)))
         self._control_thread = ControlThread()
         weakref.finalize(self, _dropped, self._channel, self._control_thread).atexit = False
         # Nothing ends a wait for a new group: none is made before all ranks are here.
-        self.exchange(None, hub.store.timeout.total_seconds())
+        self.exchange(None, log.store.timeout.total_seconds())
         self.groups = self.new_group(), self.new_group()
         self._control = self.groups[0]  # collectives run between steps, when no messages are on their way
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
@@ -154,8 +154,7 @@ class Ranks:
     def exchange(self, mine: Any, timeout: float | None = None) -> list[Any]:
         """Return what every rank has given, by rank, as :meth:`gather`, for short values that JSON has.
 
-        Each rank sends its value to rank 0 by the hub, which sends back all of them. That wakes fewer threads than a
-        collective.
+        They go by the store, without a collective, which would wake more threads.
 
         Args:
             mine: given by this rank.
@@ -164,8 +163,13 @@ class Ranks:
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        self._wait_for(partial(self._exchange.begin, self._channel, mine), timeout or self._timeout)
-        return self._exchange.found
+
+        def begin(done: Done) -> None:
+            self._exchanges, self._exchanged = self._exchanges + 1, done
+            self._channel.exchange(self._exchanges, mine)
+
+        self._wait_for(begin, timeout or self._timeout)
+        return self._values
 
     def broadcast(
         self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
@@ -197,14 +201,14 @@ class Ranks:
             raise self.failure
 
     @contextmanager
-    def telling(self, listener: Listener, doing: Callable[[], Doing] | None = None) -> Iterator[None]:
+    def telling(self, listener: Listener, status: Callable[[], RankStatus] | None = None) -> Iterator[None]:
         """Within the block, call ``listener`` on another thread when another rank fails.
 
-        ``doing`` says what this rank does meanwhile; it is called on another thread.
+        ``status`` returns what this rank does meanwhile; it is called on another thread.
         """
         with self._lock:
-            before = self._listener, self._doing
-            self._listener, self._doing = listener, doing
+            before = self._listener, self._status
+            self._listener, self._status = listener, status
             known = self.failure
         if known is not None:
             listener(known)
@@ -212,23 +216,23 @@ class Ranks:
             yield
         finally:
             with self._lock:
-                self._listener, self._doing = before
+                self._listener, self._status = before
                 self._since = time.monotonic()
 
     def tell(self, error: BaseException) -> None:
         """Tell all ranks that this one has failed; the first failure of any rank is the one that counts."""
-        story = told(error)
+        report = serialize_exception(error)
         if isinstance(error, TimeoutError):
-            story |= {"late": str(error), "notes": list(getattr(error, "__notes__", ()))}
+            report |= {"late": str(error), "notes": list(getattr(error, "__notes__", ()))}
         with self._lock:
             if self.failure is not None or self.closed:
                 return
-            self.failure = RankError(f"an earlier call has failed: {story['what']}")
-        self._channel.send({"kind": "failure", "rank": self.rank, **story})
+            self.failure = RankError(f"an earlier call has failed: {report['what']}")
+        self._channel.send({"kind": "failure", "rank": self.rank, **report})
         self._abort()
 
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
-        """Return the error for a broken connection: the story of the rank that failed, if there is one.
+        """Return the error for a broken connection: that of the rank that failed, if one has reported it.
 
         An error that does not come from a connection, such as out of memory, is returned as it is.
 
@@ -238,7 +242,7 @@ class Ranks:
         """
         if not isinstance(error, RuntimeError) or is_out_of_memory(error):
             return error
-        end = time.monotonic() + _STORY_SECONDS
+        end = time.monotonic() + _REPORT_SECONDS
         while self.failure is None and not self.closed and time.monotonic() < end:
             time.sleep(0.01)
         if self.failure is not None:
@@ -255,9 +259,9 @@ class Ranks:
         Returns:
             The seconds since anything began or ended on any rank, and the error that says who waits for whom.
         """
-        found = self._survey.ask(self._channel, self.size, self.rank, self._now())
-        idle = min(one.idle for one in found.values())
-        return idle, waits_in_vain(timeout, self.size, found, self._left)
+        statuses = self._survey.ask(self._channel, self.size, self.rank, self._now())
+        idle = min(status.idle for status in statuses.values())
+        return idle, timeout_error(timeout, self.size, statuses, self._left)
 
     def close(self, reason: str) -> None:
         """Send nothing from now on, and end the threads. Closing twice does nothing."""
@@ -265,19 +269,19 @@ class Ranks:
             return
         self.closed = reason
         handled = sys.exc_info()[1]  # the script may close the pipeline because of an error of its own
-        story = told(handled) if handled else {}
-        during = f", while it handled {story['what']}" if handled else ""
+        report = serialize_exception(handled) if handled else {}
+        during = f", while it handled {report['what']}" if handled else ""
         in_order = self.failure is None and not self.midway  # else threads may still wait in the groups
         self._control_thread.end(partial(destroy, self._groups) if in_order else None)
-        self._channel.close({"why": f"{reason} there{during}", "traceback": story.get("traceback", "")})
+        self._channel.close({"why": f"{reason} there{during}", "traceback": report.get("traceback", "")})
         if in_order:  # a script that ends while gloo ends a group would abort
             self._control_thread.join()
 
     def heard(self, message: Message) -> None:
-        """Called on the hub's thread with each message of another rank."""
+        """Called on the log's thread with each message of another rank."""
         kind, rank = message["kind"], message.get("rank", message["from"])
         if kind == "failure":
-            self._fail(raised_on(rank, message))
+            self._fail(remote_exception(rank, message))
         elif kind == "lost":
             self._fail(is_lost(rank))
         elif kind == "closed":
@@ -286,24 +290,24 @@ class Ranks:
                 ends = self._waits and first["calls"] < self._channel.calls
             if ends:
                 self._fail(has_closed(rank, first))
-        elif kind == "part":
-            self._exchange.give(rank, message["value"])
         elif kind == "all":
-            self._exchange.end(message["values"])
+            if message["number"] == self._exchanges:  # not one that this rank has given up
+                self._values = message["values"]
+                self._exchanged.put(None)
         elif kind == "ask":
             self._survey.answer(self._channel, message, self._now())
         else:
             self._survey.take(message)
 
-    def _now(self) -> Doing:
+    def _now(self) -> RankStatus:
         with self._lock:
-            doing, waits, idle = self._doing, self._waits, time.monotonic() - self._since
-        if doing is not None:
-            return doing()
+            status, waits, idle = self._status, self._waits, time.monotonic() - self._since
+        if status is not None:
+            return status()
         where = (
             f"waits for the other ranks at {self.place}" if waits else "is in the script, between two calls"
         )
-        return Doing(idle, [f"{where}, for {idle:.3g} s"], [])
+        return RankStatus(idle, [f"{where}, for {idle:.3g} s"], [])
 
     def _fail(self, error: BaseException) -> None:
         """Another rank has failed."""

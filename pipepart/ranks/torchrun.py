@@ -1,4 +1,4 @@
-"""Says whether this process is one of several; connects these, and initializes torch.distributed for them."""
+"""Initializes torch.distributed and the message log under torchrun, and reports the end of the script to all ranks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from .contact import leave_word
-from .failure import has_closed, is_lost, told
-from .hub import Hub, Message
+from .failure import has_closed, is_lost, serialize_exception
 from .leaving import all_have_left
+from .log import Message, MessageLog
+from .start import is_store_of, report_exit
 from .watch import break_connections
 
 _LEAVE_SECONDS = 2.0  # for threads to leave what they wait for in torch
 _STORE_SECONDS = 2.0  # for the store of torchrun to answer to a script that has ended
-_hubs: list[Hub] = []  # that of this process, once it is there
+_logs: list[MessageLog] = []  # that of this process, once it is there
 
 
 def under_torchrun() -> bool:
@@ -38,7 +38,7 @@ def under_torchrun() -> bool:
     )
 
 
-def initialize() -> Hub:
+def initialize() -> MessageLog:
     """Connect the processes, and initialize torch.distributed if nobody has. All processes call this.
 
     torch 2.13 keeps its store when torchrun starts processes again, with the addresses of those that have ended. The
@@ -46,28 +46,28 @@ def initialize() -> Hub:
 
     Raises:
         RankError: a process has ended.
-        TimeoutError, ConnectionError: not all processes come.
+        TimeoutError: not all processes come.
     """
-    if not _hubs:
+    if not _logs:
         if dist.is_initialized():
             store: Any = dist.distributed_c10d._get_default_store()
             rank, size = dist.get_rank(), dist.get_world_size()
         else:
             store, rank, size = next(iter(rendezvous("env://")))
-        _hubs.append(Hub(rank, size, store, store.timeout.total_seconds()))
-    hub = _hubs[0]
+        _logs.append(MessageLog(rank, size, store, store.timeout.total_seconds()))
+    log = _logs[0]
     if not dist.is_initialized():
-        _unless_one_ends(hub, partial(_make_group, hub))
-    return hub
+        _unless_one_ends(log, partial(_make_group, log))
+    return log
 
 
-def _make_group(hub: Hub) -> None:
+def _make_group(log: MessageLog) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store = PrefixStore(f"pipepart/{hub.token}", hub.store)
-    dist.init_process_group(backend, store=store, rank=hub.rank, world_size=hub.size)
+    store = PrefixStore("torch", log.store)
+    dist.init_process_group(backend, store=store, rank=log.rank, world_size=log.size)
 
 
-def _unless_one_ends(hub: Hub, work: Any) -> None:
+def _unless_one_ends(log: MessageLog, work: Any) -> None:
     """Run ``work`` on a thread.
 
     Raises:
@@ -88,10 +88,10 @@ def _unless_one_ends(hub: Hub, work: Any) -> None:
         else:
             done.put(None)
 
-    channel = hub.open(heard)
+    channel = log.open(heard)
     threading.Thread(target=run, name="pipepart-initialize", daemon=True).start()
     error = done.get()
-    hub.forget(channel)
+    log.forget(channel)
     if error is not None:
         raise error
 
@@ -101,15 +101,15 @@ def _script_ended() -> None:
     """Tell the other ranks that the script has ended, and by which exception."""
     interactive = sys.flags.interactive or hasattr(sys, "ps1")
     error = None if interactive else getattr(sys, "last_value", None)
-    story = told(error) if error is not None else {}
-    during = f" with {story['what']}" if story else ""
-    last = {"why": f"its script has ended{during}", "traceback": story.get("traceback", "")}
+    report = serialize_exception(error) if error is not None else {}
+    during = f" with {report['what']}" if report else ""
+    last = {"why": f"its script has ended{during}", "traceback": report.get("traceback", "")}
     if error is not None:
         gc.freeze()  # the interpreter would walk all of torch several times, while the others wait for its end
-    if _hubs:
-        _hubs[0].end(last, wait=error is not None)
+    if _logs:
+        _logs[0].end(last, wait=error is not None)
     elif under_torchrun() and (store := _store()) is not None:
-        leave_word(store, int(os.environ.get("RANK", "0")), {"kind": "ended", "calls": {}, **last})
+        report_exit(store, int(os.environ.get("RANK", "0")), {"kind": "ended", "calls": {}, **last})
     if error is not None:
         _record(error)
     if not all_have_left(_LEAVE_SECONDS):
@@ -135,7 +135,7 @@ def _store() -> Any:
     """Return the store of the processes, if it can be reached."""
     if dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ.get("RANK") == "0":
+    if is_store_of(int(os.environ.get("RANK", "0"))):
         return None  # it would be in this process
     try:
         host, port, size = (os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))

@@ -1,76 +1,109 @@
-"""PeerWatch: finds processes that are killed before they are connected, by the connections of torch.distributed.
+"""PeerWatch: finds processes that are killed, by connections of gloo, which the operating system closes.
 
-A script that has called ``init_process_group`` itself has them already: a receive ends with an error if the process at
-the other end does. Each process that comes sends one byte.
+Rank 0 watches all others, and each of them watches rank 0. So a killed process is known at once, whatever the others
+do, and one that is merely slow is never suspected.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from .leaving import waits_in_torch
 
 _TAG = 2**31 - 2
 _BREAK_TAG = 2**31 - 1
+_LONGEST = timedelta(days=30)
 _END_SECONDS = 1.0
 
 
 class PeerWatch:
-    """Waits for a byte of each process that this one waits for.
+    """Waits for a byte of each process that this one watches.
 
     Args:
-        peers: these processes.
+        group: of gloo, of all processes.
+        peers: the processes that are watched.
+        is_awaited: whether each of them sends its byte when it comes; else none does, and the wait ends with its
+            process only.
+        report: called on another thread with a process that has ended.
 
     Attributes:
         lost: those of them that have ended.
     """
 
-    def __init__(self, peers: list[int]) -> None:
+    def __init__(
+        self,
+        group: Any,
+        peers: list[int],
+        is_awaited: bool,
+        report: Callable[[int], None] = lambda rank: None,
+    ) -> None:
         self.lost: list[int] = []
-        self._threads: list[threading.Thread] = []
+        self._group, self._is_awaited, self._report = group, is_awaited, report
+        self._ended = False
+        self._threads = [threading.Thread(target=self._wait, args=(peer,), daemon=True) for peer in peers]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    def of_script(cls, peers: list[int]) -> PeerWatch:
+        """Watch processes that may not have come, by the process group that the script has made, if it has gloo."""
         backends = dist.get_backend_config().split(",")
-        if not {"gloo", "cpu:gloo"} & set(backends):
-            return  # no connections on the CPU
-        for peer in peers:
-            self._threads.append(threading.Thread(target=self._wait, args=(peer,), daemon=True))
-            self._threads[-1].start()
+        return cls(dist.group.WORLD, peers if {"gloo", "cpu:gloo"} & set(backends) else [], is_awaited=True)
+
+    @classmethod
+    def of_job(
+        cls, store: Any, rank: int, size: int, seconds: float, report: Callable[[int], None]
+    ) -> PeerWatch:
+        """Watch processes that are here, until the end of the script, by a group that nobody else uses."""
+        limit = timedelta(seconds=seconds)
+        group = dist.ProcessGroupGloo(PrefixStore("watch", store), rank, size, limit)
+        return cls(group, list(range(1, size)) if rank == 0 else [0], is_awaited=False, report=report)
 
     def end(self) -> None:
-        """End all waits, as the process cannot go on: its end would abort threads that wait."""
+        """End all waits, as the script ends: a thread that waits would abort the process."""
+        self._ended = True
         if self._threads:
-            break_connections(self._group())
+            _break(self._group)
         for thread in self._threads:
             thread.join(_END_SECONDS)
 
     def _wait(self, peer: int) -> None:
         try:
             sent, received = torch.zeros(2, 1, dtype=torch.uint8)
-            works = self._group().send([sent], peer, _TAG), self._group().recv([received], peer, _TAG)
-            for work in works:
-                work.wait()
+            works = [self._group.send([sent], peer, _TAG)] if self._is_awaited else []
+            works.append(self._group.recv([received], peer, _TAG))
+            with waits_in_torch():
+                for work in works:
+                    work.wait(_LONGEST)
         except RuntimeError:
-            self.lost.append(peer)
-
-    @staticmethod
-    def _group() -> dist.ProcessGroup:
-        group = dist.group.WORLD
-        assert group is not None
-        return group
+            if not self._ended:
+                self.lost.append(peer)
+                self._report(peer)
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
-    """End all waits in a group, on all threads of this process. The group cannot be used any more.
-
-    A receive of gloo whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc).
-    So it waits for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
-    """
+    """End all waits in a group, on all threads of this process. The group cannot be used any more."""
     if "gloo" not in dist.get_backend_config(group):
         with suppress(RuntimeError):
             group.abort()
         return
+    _break(group)
+
+
+def _break(group: Any) -> None:
+    """Break the connections of a group of gloo.
+
+    A receive whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc). So it
+    waits for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
+    """
     for peer in (one for one in range(group.size()) if one != group.rank()):
         with suppress(RuntimeError):
             group.recv([torch.empty(1)], peer, _BREAK_TAG).wait(timedelta(milliseconds=1))

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from ..data.split import MicroBatches
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
-from ..ranks.failure import told
+from ..ranks.failure import serialize_exception
 from ..workers.worker import Job, Worker, start_workers
 from .emulation import DeviceEmulation
 from .failure.nonfinite import first_not_finite
@@ -287,7 +287,7 @@ class Engine:
         """Tell the other ranks of a failure, and close: messages of the step may still be on their way."""
         if self._links is not None:
             self._links.ranks.tell(error)
-            self.close(f"the pipeline is closed, as a step has failed: {told(error)['what']}")
+            self.close(f"the pipeline is closed, as a step has failed: {serialize_exception(error)['what']}")
 
     def close(self, reason: str) -> None:
         """End the workers. Later runs raise an error with ``reason``. Closing twice does nothing."""

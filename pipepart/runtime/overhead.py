@@ -1,4 +1,4 @@
-"""Measures the seconds that the runtime adds to each action and each message on this machine's CPU.
+"""Measures the seconds that the runtime adds to each action, message and step on this machine's CPU.
 
 Two workers train two probe layers with the sequential schedule, in which one worker computes at a time. A probe only
 writes 8 MiB, because a real layer also evicts the runtime's data from the caches::
@@ -41,7 +41,7 @@ Span = tuple[int, str, float, float]  # layer, "F" or "B", start and end in seco
 
 @cache
 def measured_overhead() -> Overhead:
-    """Return the overhead of an action and of a message; takes about 0.2 s, once per process.
+    """Return the overhead of an action, a message and a step; takes about 0.2 s, once per process.
 
     Measures worker threads only. Actions of torchrun processes take about as long, and
     :meth:`pipepart.Cluster.of_ranks` measures the messages between processes as links.
@@ -50,7 +50,7 @@ def measured_overhead() -> Overhead:
 
     def run() -> None:  # on a new thread, which does not have the caller's torch modes
         try:
-            outcome.set_result(_overhead(_spans()))
+            outcome.set_result(_overhead(*_measured()))
         except BaseException as error:
             outcome.set_exception(error)
 
@@ -81,8 +81,8 @@ class _Probe(nn.Module):
         self._spans.append((self._index, kind, start, time.perf_counter()))
 
 
-def _spans() -> list[list[Span]]:
-    """Train two probes and return the spans of each step, sorted by time, without the first step."""
+def _measured() -> tuple[list[list[Span]], list[float]]:
+    """Train two probes; return the spans of each step, sorted by time, and its seconds, without the first step."""
     cluster = Cluster.virtual(2, threads=1)
     stages = tuple(
         StagePlan(layers=(str(index),), device=device.name) for index, device in enumerate(cluster.devices)
@@ -92,26 +92,36 @@ def _spans() -> list[list[Span]]:
     built = build_stages([(str(index), _Probe(index, spans)) for index in range(2)], plan)
     orders = Orders(plan)
     engine = Engine(plan, built, orders, Traces(plan, always=False), DeferredBatchNorm((), built))
-    batch = micro_batches_of(torch.zeros(_MICRO_BATCHES, 1), None, _MICRO_BATCHES)
+    sample = torch.zeros(_MICRO_BATCHES, 1)
     loss = StepLoss(torch.sum, Reduction.SUM)
     steps: list[list[Span]] = []
+    seconds: list[float] = []
     try:
         for _ in range(_STEPS):
+            begin = time.perf_counter()
+            batch = micro_batches_of(sample, None, _MICRO_BATCHES)
             order = orders.step(_MICRO_BATCHES)
             sink = make_loss_sink(loss, batch, order.schedule)
             engine.execute(engine.new_step(order, batch.inputs, sink, seed=0))
+            sink.correction()
+            seconds.append(time.perf_counter() - begin)
             steps.append(spans.copy())
             spans.clear()
     finally:
         engine.close("the overhead is measured")
         engine.join()
-    return steps[1:]  # the first step also detects buffer writes and random draws
+    return steps[1:], seconds[1:]  # the first step also detects buffer writes and random draws
 
 
-def _overhead(steps: list[list[Span]]) -> Overhead:
+def _overhead(steps: list[list[Span]], seconds: list[float]) -> Overhead:
     """Return the overhead from the gaps between consecutive spans, on one worker and between two workers.
 
-    Takes the lower quartile of the gaps, because other programs only make gaps longer.
+    A step of n actions has n - 1 gaps; the overhead of one action is part of its begin and end. Takes lower quartiles,
+    because other programs only make gaps longer.
+
+    Args:
+        steps: the spans of each step, sorted by time.
+        seconds: of each step, from its call to its return.
     """
     actions: list[float] = []
     messages: list[float] = []
@@ -121,5 +131,12 @@ def _overhead(steps: list[list[Span]]) -> Overhead:
                 messages.append(start - end)
             elif (kind, next_kind) == ("B", "F"):
                 actions.append(start - end)
-    action, action_and_message = (statistics.quantiles(gaps, n=4)[0] for gaps in (actions, messages))
-    return Overhead(action_seconds=action, message_seconds=max(0.0, action_and_message - action))
+    ends = [whole - (spans[-1][3] - spans[0][2]) for spans, whole in zip(steps, seconds, strict=True)]
+    action, action_and_message, end = (
+        statistics.quantiles(gaps, n=4)[0] for gaps in (actions, messages, ends)
+    )
+    return Overhead(
+        action_seconds=action,
+        message_seconds=max(0.0, action_and_message - action),
+        step_seconds=max(0.0, end - action),
+    )

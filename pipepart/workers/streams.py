@@ -1,12 +1,12 @@
 """Streams of accelerators, with every wait for a stream and every memory hold of the package.
 
 Every wait and every hold of the package goes through :data:`waits`, under a name. Tests leave out one at a time on
-simulated devices that run late, to see that numbers go wrong without it.
+simulated devices, to see that an access to memory has no order without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 
@@ -23,7 +23,7 @@ class Wait(Enum):
 
     STEP_BEHIND_CALLER = auto()  # what workers queue, for what the caller has queued before the step
     CALLER_BEHIND_STEP = auto()  # what the caller queues behind the step, for the workers
-    HELD_FOR_CALLER = auto()  # outputs
+    HELD_FOR_CALLER = auto()  # outputs, and what the loss is put together from
     COPY_BEHIND_COMPUTE = auto()  # the copy of a message, for what makes it
     HELD_FOR_COPY = auto()  # the message at the sender
     FETCH_BEHIND_COMPUTE = auto()  # the same two where the receiver copies the message
@@ -65,6 +65,13 @@ class Waits:
 
 
 waits = Waits()
+
+
+def hold_for_caller(tensors: Iterable[Tensor]) -> None:
+    """Hold tensors made by workers for the current streams of the calling thread, which uses them from now on."""
+    for tensor in tensors:
+        if has_streams(tensor.device):
+            waits.hold(Wait.HELD_FOR_CALLER, tensor, torch.accelerator.current_stream(tensor.device))
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def test_ranks_that_train_nothing_have_an_optimizer_without_parameters_of_the_mo
 def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
     wanted, _ = ranks(2).run(train_and_save, tmp_path, (), False, False, 2)
     files = {path.name for path in (tmp_path / "step-3").iterdir()}
-    assert {"model-00001-of-00001.safetensors", "rank-0.json", "rank-1.json"} <= files
+    assert {"model-00001-of-00002.safetensors", "rank-0.json", "rank-1.json"} <= files
     assert json.loads((tmp_path / "step-3" / "optimizer-1.json").read_text()) == {"groups": [], "state": {}}
     found, other = ranks(2).run(load_and_train, tmp_path, (), False, 2)
     assert_equal(found, wanted)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart.checkpoint.saving import shards
-from pipepart.checkpoint.tensor_file import TensorFile, write_tensors
+from pipepart.checkpoint.writing import write_tensors
+from pipepart.tensor_file import TensorFile
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 FLOAT8 = [
@@ -76,17 +76,27 @@ def test_a_file_without_tensors(tmp_path: Path) -> None:
     assert TensorFile(tmp_path / "none").names == []
 
 
+def test_a_file_whose_tensors_are_not_aligned(tmp_path: Path) -> None:
+    header = json.dumps({"one": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    header += b" " * (3 - len(header) % 4)
+    content = len(header).to_bytes(8, "little") + header + torch.tensor([1.5, -2.0]).numpy().tobytes()
+    (tmp_path / "odd").write_bytes(content)
+    assert torch.equal(TensorFile(tmp_path / "odd").window("one"), torch.tensor([1.5, -2.0]))
+
+
+def test_files_that_are_cut_off_or_of_another_kind_are_refused(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "whole", tensors())
+    content = (tmp_path / "whole").read_bytes()
+    for part in (content[:-1], content[:40], b"", b"PK\x03\x04" + content, content[:8] + b"[" + content[9:]):
+        (tmp_path / "part").write_bytes(part)
+        with pytest.raises(ValueError, match="part' is not a"):
+            TensorFile(tmp_path / "part")
+
+
 def test_files_are_never_overwritten(tmp_path: Path) -> None:
     write_tensors(tmp_path / "one", {})
     with pytest.raises(FileExistsError):
         write_tensors(tmp_path / "one", {})
-
-
-def test_tensors_are_packed_into_files_of_at_most_so_many_bytes() -> None:
-    sizes = {"a": 3, "b": 5, "c": 20, "d": 1, "e": 7}
-    made = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
-    assert shards(made, 8) == [["a", "b"], ["c"], ["d", "e"]]
-    assert shards({}, 8) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 import schedules
 from pipepart.ranks import Ranks
-from pipepart.ranks.failure import RankError, raised_on, told
+from pipepart.ranks.failure import RankError, remote_exception, serialize_exception
 from pipepart.runtime.transport.links import Expected, Table
 from pipepart.runtime.transport.ranks import RankTransport
 from pipepart.runtime.transport.wire import Form
@@ -18,14 +18,14 @@ from schedules import Kind
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried to allocate 2 GiB"), MemoryError()])
 def test_other_ranks_raise_the_same_type(error: BaseException):
-    found = raised_on(1, json.loads(json.dumps(told(error))))
+    found = remote_exception(1, json.loads(json.dumps(serialize_exception(error))))
     assert isinstance(found, RankError)
     assert isinstance(found, torch.OutOfMemoryError)
     assert str(found).startswith(f"rank 1 failed: {type(error).__name__}")
 
 
 def test_another_error_is_not_out_of_memory_on_other_ranks():
-    assert not isinstance(raised_on(1, told(ValueError("no"))), torch.OutOfMemoryError)
+    assert not isinstance(remote_exception(1, serialize_exception(ValueError("no"))), torch.OutOfMemoryError)
 
 
 def test_no_memory_for_a_message_is_not_a_broken_connection():

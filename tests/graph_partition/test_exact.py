@@ -204,7 +204,7 @@ def test_two_thousand_layers_in_modules_are_proven():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "gap"), [(2, 0.0001), (4, 0.25)])
+@pytest.mark.parametrize(("devices", "gap"), [(2, 0.0001), (4, 0.3)])
 def test_a_network_of_cells_is_cut_near_its_bound(devices: int, gap: float):
     assert checked(nasnet(18), devices).gap < gap
 

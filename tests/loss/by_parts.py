@@ -47,7 +47,7 @@ def by_parts(
         for start, extent in zip(starts, extents, strict=True)
     ]
     batch = MicroBatches(parts, targets, extents, target, True)
-    loss = MiniBatchLoss(StepLoss(loss_fn, reduction), batch)
+    loss = MiniBatchLoss(loss_fn if isinstance(loss_fn, StepLoss) else StepLoss(loss_fn, reduction), batch)
     factor = backward_of_all(loss, parts, targets, all_forwards_first)
     return loss.total(), _gradients(leaves, factor)
 

@@ -1,7 +1,9 @@
 """Losses that divide sums by numbers of samples: exact, and followed once for each shape."""
 
 import math
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipepart.loss import Reduction
+from pipepart.data.split import Whole
+from pipepart.loss import Reduction, StepLoss
 from pipepart.loss.follow import Follower
+from pipepart.loss.function_key import function_key
 from tests.loss import by_parts
 from tests.loss.batches import numbers, tokens
 
@@ -83,3 +87,109 @@ def test_a_micro_batch_of_known_shapes_is_not_followed_again(monkeypatch: pytest
 
 def sized(o: Tensor, t: Tensor) -> Tensor:
     return (o - t).square().sum() / o.shape[0]
+
+
+class Scaled(torch.nn.Module):
+    """A loss with options, one of which the caller changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.within = torch.nn.L1Loss()
+
+    def forward(self, o: Tensor, t: Tensor) -> Tensor:
+        return self.within(o, t) * self.scale
+
+
+def steps(loss_fn: Loss, calls: int, change: Callable[[int], object] = lambda step: None) -> int:
+    """Take several steps of one loss, and check each; return how many micro-batches were followed."""
+    followed: list[int] = []
+    begin = Follower.begin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Follower, "begin", lambda *given: (followed.append(1), begin(*given))[1])
+        loss = StepLoss(loss_fn)
+        for step in range(calls):
+            change(step)
+            x, y = numbers()
+            theirs, leaves = by_parts.whole(loss_fn, x, y)
+            ours, mine = by_parts.by_parts(loss, x, y, 3)
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+            torch.testing.assert_close(mine, leaves, rtol=1e-11, atol=1e-13)
+    return len(followed)
+
+
+def test_a_loss_is_followed_once_for_all_steps_of_the_same_shapes() -> None:
+    weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.double)
+    losses: list[Loss] = [
+        F.mse_loss,
+        torch.nn.MSELoss(),
+        Scaled(),
+        lambda o, t: ((o - t).square() * weight).mean(),
+        lambda o, t: (o.square() * (t > -9)).sum() / (t > -9).sum(),
+        lambda o, t: ((o.square() * (t > 0)).sum(), (t > 0).sum()),
+        sized,
+    ]
+    assert [steps(loss, 4) for loss in losses] == [1] * len(losses)
+
+
+def test_what_a_loss_reads_may_change_between_steps() -> None:
+    module, options = Scaled(), {"power": 2}
+
+    def change(step: int) -> None:
+        module.scale = 1.0 + step // 2
+        options["power"] = 2 + step // 2
+
+    assert steps(module, 4, change) == 2
+    assert steps(lambda o, t: (o - t).abs().pow(options["power"]).mean(), 4, change) == 2
+    ignored = torch.zeros(1, dtype=torch.long)
+    assert (
+        steps(lambda o, t: F.mse_loss(o, t) * (1 + int(ignored)), 4, lambda step: ignored.fill_(step // 2))
+        == 4
+    )
+
+
+def test_a_target_that_all_micro_batches_share_belongs_to_its_step() -> None:
+    def loss_fn(o: Tensor, t: Any) -> Tensor:
+        values, weights = t
+        return ((o - values).square() * weights).sum() / (weights * torch.ones_like(values)).sum()
+
+    loss = StepLoss(loss_fn)
+    for _ in range(3):
+        x, y = numbers()
+        weights = torch.rand(3, dtype=torch.double)
+        theirs, leaves = by_parts.whole(loss_fn, x, (y, weights))
+        ours, mine = by_parts.by_parts(loss, x, (y, Whole(weights)), 3)
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(mine, leaves)
+
+
+def test_losses_with_state_that_is_not_seen_are_followed_each_time() -> None:
+    numbers_drawn = iter(range(100))
+    generator = random.Random(3)
+    for loss in (
+        lambda o, t: F.mse_loss(o, t) + 0 * next(numbers_drawn),
+        lambda o, t: F.mse_loss(o, t) + 0 * (generator.random() < 2),
+    ):
+        assert steps(loss, 2) == 6
+
+
+def test_a_key_holds_all_that_a_loss_reads() -> None:
+    def scaled(factor: float) -> Loss:
+        return lambda o, t: F.mse_loss(o, t) * factor
+
+    one, other = function_key(scaled(1.0)), function_key(scaled(2.0))
+    assert one is not None
+    assert other is not None
+    assert one.tokens != other.tokens
+    again = function_key(partial(F.cross_entropy, ignore_index=3))
+    assert again is not None
+    assert again.tokens == function_key(partial(F.cross_entropy, ignore_index=3)).tokens  # type: ignore[union-attr]
+    assert again.tokens != function_key(partial(F.cross_entropy, ignore_index=4)).tokens  # type: ignore[union-attr]
+    for unseen in (
+        random.Random(1),
+        open,
+        iter([1]),
+        torch.Generator(),
+        lambda o, t: __import__("time").time(),
+    ):
+        assert function_key(partial(max, unseen)) is None

@@ -21,6 +21,8 @@ def test_virtual_devices_share_the_threads_of_the_process():
     assert [device.threads for device in Cluster.virtual(8, threads=3).devices] == [3] * 8
     assert Cluster.virtual(1).devices[0].memory_bytes is None
     assert Cluster.virtual(1, memory=5000).devices[0].memory_bytes == 5000
+    unlike = Cluster.virtual(2, memory=["2KiB", 5000])
+    assert [device.memory_bytes for device in unlike.devices] == [2048, 5000]
 
 
 def test_virtual_devices_of_unlike_speeds_and_slow_links_are_emulated():
@@ -44,6 +46,7 @@ def test_virtual_devices_as_fast_as_the_machine_are_not_emulated(given):
         ({"speed": 2}, "virtual device 0 cannot have speed 2.0"),
         ({"speed": [1, 1.5]}, "virtual device 1 cannot have speed 1.5"),
         ({"speed": [1, 1, 1]}, "speed names 3 devices, there are 2"),
+        ({"memory": ["1GiB"]}, "memory names 1 devices, there are 2"),
         ({"latency": 1e-6}, "cannot have a latency of 1e-06 s: threads need 2e-05 s"),
         ({"link": "2GB"}, "is not a bandwidth"),
     ],

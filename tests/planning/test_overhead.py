@@ -30,6 +30,25 @@ def test_actions_messages_and_slower_layers_are_those_of_the_simulated_step():
     assert plan.simulate().makespan == pytest.approx(expected)
 
 
+def test_a_step_begins_and_ends_once():
+    profile, cluster = measured(), Cluster.virtual(2, threads=1)
+    begun = measured(overhead=MEASURED.model_copy(update={"step_seconds": 7.0}))
+    plan, longer = (pipepart.plan(each, cluster, schedule="gpipe", stages=2) for each in (profile, begun))
+    assert longer.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds + 7.0)
+    assert longer.step_bound == pytest.approx(plan.step_bound + 7.0)
+    assert longer.refreshed() == longer
+    assert longer.simulate().makespan == plan.simulate().makespan
+
+
+def test_layers_are_as_slow_as_beside_the_devices_in_use():
+    """A single layer leaves two of three devices unused, and nothing runs beside it."""
+    profile = measured(1, overhead=MEASURED.model_copy(update={"devices": 3, "cores": 3}))
+    plan = pipepart.plan(profile, Cluster.virtual(3, threads=1))
+    assert len(plan.unused_devices) == 2
+    assert plan.predicted.step_seconds == pytest.approx(4 * 3 + 8 * 0.5)
+    assert plan.refreshed() == plan
+
+
 def test_a_plan_with_another_profile_counts_what_that_one_measured():
     cluster = Cluster.virtual(2, threads=1)
     first = pipepart.plan(measured(overhead=Overhead()), cluster, schedule="1f1b", stages=2)

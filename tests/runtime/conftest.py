@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.vdev import devices as vdev
+from tests.vdev import hosts
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def collected(_frozen: None) -> None:
 
 @pytest.fixture
 def late_devices() -> Iterator[None]:
-    """``vdev:0`` to ``vdev:7``, whose streams run late and out of step within ``vdev.delayed``.
+    """``vdev:0`` to ``vdev:7``, whose streams run late and in a checked order within ``late``.
 
     To move there a parameter stays the object that it is, as on CUDA, which torch must be told for such devices.
     """
@@ -34,6 +35,7 @@ def late_devices() -> Iterator[None]:
     vdev.load(devices=8)
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
-    yield
+    with hosts.tracked():
+        yield
     torch.__future__.set_swap_module_params_on_conversion(before)
     vdev.hide()

@@ -31,7 +31,9 @@ def test_gaps_between_spans_are_actions_and_messages():
         return spans
 
     steps = [step(2.0, 3.0), step(2.0, 3.0), step(40.0, 400.0)]  # a disturbed step does not count
-    assert overhead._overhead(steps) == Overhead(action_seconds=2.0, message_seconds=3.0)
+    seconds = [spans[-1][3] + 6.0 for spans in steps]  # 6 s before the first action and after the last
+    expected = Overhead(action_seconds=2.0, message_seconds=3.0, step_seconds=4.0)
+    assert overhead._overhead(steps, seconds) == expected
 
 
 def test_it_is_measured_once_by_a_pipeline_of_two_workers_and_leaves_no_trace():
@@ -40,6 +42,7 @@ def test_it_is_measured_once_by_a_pipeline_of_two_workers_and_leaves_no_trace():
     with torch.no_grad(), torch.device("meta"):  # modes of the caller do not count
         found = overhead.measured_overhead()
     assert found.action_seconds > 0
+    assert found.step_seconds > 0
     assert found.devices == 1
     assert overhead.measured_overhead() is found
     assert torch.equal(torch.get_rng_state(), state)
@@ -50,9 +53,9 @@ SPEED = pipepart.Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")
 
 
 def test_a_measured_profile_has_the_overhead_and_an_estimated_one_has_none(monkeypatch: pytest.MonkeyPatch):
-    runtime = Overhead(action_seconds=1.5, message_seconds=0.5)
+    runtime = Overhead(action_seconds=1.5, message_seconds=0.5, step_seconds=0.25)
     monkeypatch.setattr(measure, "measured_overhead", lambda: runtime)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(8, 4)
     found = pipepart.profile(model, x, seconds=0, devices=1).overhead
-    assert (found.action_seconds, found.message_seconds, found.devices) == (1.5, 0.5, 1)
+    assert found == Overhead(action_seconds=1.5, message_seconds=0.5, step_seconds=0.25, cores=found.cores)
     assert pipepart.profile(model, x, measure=False, roofline=SPEED).overhead == Overhead()

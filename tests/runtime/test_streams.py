@@ -1,4 +1,6 @@
-"""On devices that run behind the host, late and out of step, a step gives the numbers of the plain model on the CPU."""
+"""On devices that run behind the host, a step gives the numbers of the plain model, and every access has its order."""
+
+import itertools
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.capture import flatten
 from tests.support import plain
-from tests.support.chains import Recompute, plan_by_hand
+from tests.support.chains import Offload, Recompute, plan_by_hand
 from tests.support.on_devices import (
     AND_BACK,
     CHUNKS,
@@ -22,7 +24,6 @@ from tests.support.on_devices import (
 )
 from tests.support.pieces import WIDTH, Fork, Join, Middle, Noise
 from tests.support.replicas import IN_TURN, batch, model_for, summed_step
-from tests.support.seeds import seeds
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
@@ -37,13 +38,12 @@ def network(stages: int) -> nn.Sequential:
 
 
 def check_steps(
-    devices: tuple[str, ...], schedule: str, recompute: Recompute, seeds: tuple[int | None, ...]
+    devices: tuple[str, ...], schedule: str, recompute: Recompute = "never", offload: Offload = "never"
 ) -> None:
     """Two steps with an optimizer, which writes the weights on the caller's streams while steps are queued."""
     stages = len(devices) * CHUNKS[schedule]
     model = network(stages)
     reference = plain.twin(model)
-    start = state(model)
     with cut_on(
         devices,
         model,
@@ -53,48 +53,54 @@ def check_steps(
         schedule=schedule,
         chunks=CHUNKS[schedule],
         recompute=recompute,
+        offload=offload,
     ) as pipe:
-        for seed in seeds:
-            model.load_state_dict(start)
-            reference.load_state_dict(start)
-            ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference))
-            losses: list[Tensor] = []
-            with late(seed):
-                for _ in range(2):
-                    ours.zero_grad()
-                    theirs.zero_grad()
-                    x, y = sample(14, 5)
-                    loss = pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
-                    expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 6)
-                    ours.step()
-                    theirs.step()
-                    losses[:] = [loss, expected]
-                plain.assert_near(losses[0].cpu(), losses[1].double(), 1e-6)
-                plain.assert_same(gradients(model), plain.gradients(reference))
-                plain.assert_same(state(model), dict(reference.state_dict()))
+        ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference))
+        losses: list[Tensor] = []
+        with late():
+            for _ in range(2):
+                ours.zero_grad()
+                theirs.zero_grad()
+                x, y = sample(14, 5)
+                loss = pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
+                expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 6)
+                ours.step()
+                theirs.step()
+                losses[:] = [loss, expected]
+            plain.assert_near(losses[0].cpu(), losses[1].double(), 1e-6)
+            plain.assert_same(gradients(model), plain.gradients(reference))
+            plain.assert_same(state(model), dict(reference.state_dict()))
 
 
-QUICK = {"gpipe", "1f1b", "zb-h1", "interleaved-zb", "dualpipe-v"}
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "schedule", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in CHUNKS]
+    ("devices", "recompute"),
+    [
+        (TWO, "never"),
+        pytest.param(TWO, "always", marks=SLOW),
+        *(
+            pytest.param(*one, marks=SLOW)
+            for one in itertools.product((SHARED, AND_BACK), ("never", "always"))
+        ),
+    ],
 )
-def test_every_schedule_trains_as_the_plain_model(schedule):
-    check_steps(TWO, schedule, "never", (0, None))
+@pytest.mark.parametrize("schedule", CHUNKS)
+def test_every_schedule_trains_as_the_plain_model(schedule, devices, recompute):
+    check_steps(devices, schedule, recompute)
 
 
 def test_workers_may_share_a_device_and_forwards_run_again():
-    check_steps(SHARED, "zb-v", "always", (0,))
-    check_steps(TWO, "1f1b", "except-last", (None,))
+    check_steps(SHARED, "zb-v", "always")
+    check_steps(TWO, "1f1b", "except-last")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["never", "always"])
-@pytest.mark.parametrize("devices", [TWO, SHARED, AND_BACK])
-@pytest.mark.parametrize("schedule", CHUNKS)
-def test_many_orders_of_events_give_the_same_numbers(schedule, devices, recompute):
-    check_steps(devices, schedule, recompute, tuple(seeds(3, f"orders {schedule} {recompute}")))
+@pytest.mark.parametrize(
+    ("schedule", "devices"), [("1f1b", TWO), ("interleaved-1f1b", TWO), ("1f1b", SHARED), ("zb-h1", SHARED)]
+)
+def test_stashes_may_wait_on_the_host(schedule, devices):
+    check_steps(devices, schedule, offload="stash")
 
 
 @pytest.mark.parametrize(
@@ -108,27 +114,23 @@ def test_gradients_of_copies_of_the_model_are_added_up(schedule, copies, shared)
     )
     devices = [f"vdev:{index % 2 if shared else index}" for index in range(2 * copies)]
     with Pipeline(model, on_devices(plan, devices), nn.MSELoss()) as pipe:
-        for seed in (0, None):
-            x, y = batch(8)
-            with late(seed):
-                loss = pipe.step(x.to("vdev:0"), target=y.to(devices[-1]))
-                expected = summed_step(reference, x, y, nn.MSELoss(), IN_TURN)
-                plain.assert_near(loss.cpu(), expected)
-                plain.assert_same(gradients(model), plain.gradients(reference))
+        x, y = batch(8)
+        with late():
+            loss = pipe.step(x.to("vdev:0"), target=y.to(devices[-1]))
+            expected = summed_step(reference, x, y, nn.MSELoss(), IN_TURN)
+            plain.assert_near(loss.cpu(), expected)
+            plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def test_messages_may_be_nests_with_tensors_that_ask_for_no_gradient():
     model = plain.in_double([nn.Linear(WIDTH, WIDTH), Fork(), Middle(), Join(), nn.Linear(WIDTH, 2)])
     reference = plain.twin(model)
     with cut_on(("vdev:0", "vdev:1", "vdev:1", "vdev:2"), model, [2, 3, 4], nn.MSELoss()) as pipe:
-        for seed in (0, None):
-            pipe.zero_grad()
-            reference.zero_grad()
-            x, y = sample(8, WIDTH, 2)
-            with late(seed):
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
-                plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-                plain.assert_same(gradients(model), plain.gradients(reference))
+        x, y = sample(8, WIDTH, 2)
+        with late():
+            pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
+            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+            plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 class TiedHead(nn.Module):
@@ -150,17 +152,16 @@ def test_stages_on_other_devices_follow_a_parameter_that_they_share(schedule, de
     reference = plain.twin(model)
     ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, reference))
     with cut_on(devices, model, [2], nn.CrossEntropyLoss(), schedule=schedule) as pipe:
-        for seed in (0, None):
-            words, following = torch.randint(9, (8,)), torch.randint(9, (8,))
-            with late(seed):
-                for _ in range(2):
-                    ours.zero_grad()
-                    theirs.zero_grad()
-                    pipe.step(words.to(devices[0]), target=following.to(devices[1]))
-                    plain.micro_batched_step(reference, words, following, nn.CrossEntropyLoss(), 4)
-                    ours.step()
-                    theirs.step()
-                plain.assert_same(gradients(model), plain.gradients(reference))
+        words, following = torch.randint(9, (8,)), torch.randint(9, (8,))
+        with late():
+            for _ in range(2):
+                ours.zero_grad()
+                theirs.zero_grad()
+                pipe.step(words.to(devices[0]), target=following.to(devices[1]))
+                plain.micro_batched_step(reference, words, following, nn.CrossEntropyLoss(), 4)
+                ours.step()
+                theirs.step()
+            plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def test_random_layers_draw_by_their_place_and_micro_batch():
@@ -169,17 +170,14 @@ def test_random_layers_draw_by_their_place_and_micro_batch():
     reference = plain.twin(model).to("vdev:2")
     x, y = sample(8, WIDTH, 2)
     with cut_on(TWO, model, [3], nn.MSELoss(), recompute="always") as pipe:
-        for seed in (0, None):
-            pipe.zero_grad()
-            reference.zero_grad()
-            torch.manual_seed(5)
-            with late(seed):
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                found = gradients(model)
-            torch.manual_seed(5)
-            there = x.to("vdev:2"), y.to("vdev:2")
-            plain.micro_batched_step(reference, *there, nn.MSELoss(), 4, drawing=True)
-            plain.assert_same(found, gradients(reference))
+        torch.manual_seed(5)
+        with late():
+            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+            found = gradients(model)
+        torch.manual_seed(5)
+        there = x.to("vdev:2"), y.to("vdev:2")
+        plain.micro_batched_step(reference, *there, nn.MSELoss(), 4, drawing=True)
+        plain.assert_same(found, gradients(reference))
 
 
 def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_count():
@@ -190,13 +188,10 @@ def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_coun
     model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
     reference = plain.twin(model)
     x, y = sample(8, 4)
-    with cut_on(TWO, model, [1], loss_fn) as pipe:
-        for seed in (0, None):
-            pipe.zero_grad()
-            with late(seed):
-                loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                reference.zero_grad()
-                total, count = loss_fn(reference(x), y)
-                (total / count).backward()
-                plain.assert_near(loss.cpu(), (total / count).detach(), 1e-12)
-                plain.assert_close(gradients(model), plain.gradients(reference))
+    with cut_on(TWO, model, [1], loss_fn) as pipe, late():
+        loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        reference.zero_grad()
+        total, count = loss_fn(reference(x), y)
+        (total / count).backward()
+        plain.assert_near(loss.cpu(), (total / count).detach(), 1e-12)
+        plain.assert_close(gradients(model), plain.gradients(reference))

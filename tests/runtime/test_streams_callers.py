@@ -22,8 +22,6 @@ from tests.support.pieces import Fails
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
-SEEDS = (0, None)
-
 
 def chain(layers: int = 4, width: int = 4) -> nn.Sequential:
     return plain.in_double([part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())])
@@ -48,36 +46,20 @@ def test_an_output_is_differentiated_in_the_graph_that_it_is_in(devices, recompu
     before.to(devices[0])
     behind.to(devices[1])
     with cut_on(devices, model, [4], recompute=recompute) as pipe:
-        for seed in SEEDS:
-            whole.zero_grad()
-            reference.zero_grad()
-            x, _ = sample(8, 4)
-            with late(seed):
-                loss = behind(pipe(before(x.to(devices[0])))).square().sum()
-                loss.backward()
-                theirs = _chunked(reference, x)
-                theirs.backward()
-                plain.assert_near(loss.detach().cpu(), theirs.detach(), 1e-12)
-                plain.assert_close(gradients(whole), plain.gradients(reference))
+        x, _ = sample(8, 4)
+        with late():
+            loss = behind(pipe(before(x.to(devices[0])))).square().sum()
+            loss.backward()
+            theirs = _chunked(reference, x)
+            theirs.backward()
+            plain.assert_near(loss.detach().cpu(), theirs.detach(), 1e-12)
+            plain.assert_close(gradients(whole), plain.gradients(reference))
 
 
 def _chunked(parts: nn.Module, x: Tensor) -> Tensor:
     before, model, behind = parts.children()
     given = before(x)
     return behind(torch.cat([model(one) for one in given.split(2)])).square().sum()
-
-
-def test_steps_may_be_called_on_streams_of_the_callers():
-    model = chain()
-    reference = plain.twin(model)
-    x, y = sample(8, 4)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
-        for seed in SEEDS:
-            with late(seed), side_streams():
-                pipe.zero_grad()
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 @pytest.mark.parametrize(
@@ -90,16 +72,14 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
     theirs = x.clone().requires_grad_()
     plain.micro_batched_step(reference, theirs, y, nn.MSELoss(), 4)
     assert theirs.grad is not None
-    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe:
-        for seed in SEEDS:
-            with late(seed), side_streams():
-                ours = x.clone().to(device).requires_grad_()
-                if differentiated:
-                    nn.functional.mse_loss(pipe(ours * 1), y.to("vdev:1")).backward()
-                else:
-                    pipe.step(ours, target=y)
-                assert ours.grad is not None
-                plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe, late(), side_streams():
+        ours = x.clone().to(device).requires_grad_()
+        if differentiated:
+            nn.functional.mse_loss(pipe(ours * 1), y.to("vdev:1")).backward()
+        else:
+            pipe.step(ours, target=y)
+        assert ours.grad is not None
+        plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
 
 
 @pytest.mark.parametrize("devices", [("cpu", "vdev:0"), ("vdev:1", "cpu", "vdev:0")])
@@ -107,33 +87,35 @@ def test_some_stages_may_be_on_the_cpu(devices):
     model = chain(6)
     reference = plain.twin(model)
     with cut_on(devices, model, [4, 8][: len(devices) - 1], nn.MSELoss()) as pipe:
-        for seed in SEEDS:
-            pipe.zero_grad()
-            reference.zero_grad()
-            x, y = sample(8, 4)
-            with late(seed):
-                loss = pipe.step(x, target=y)
-                expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-                plain.assert_near(loss.cpu(), expected.double(), 1e-6)
-                plain.assert_same(gradients(model), plain.gradients(reference))
+        x, y = sample(8, 4)
+        with late():
+            loss = pipe.step(x, target=y)
+            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+            plain.assert_near(loss.cpu(), expected.double(), 1e-6)
+            plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def test_optimizers_of_stages_step_behind_the_gradients_of_their_stage():
     model = chain()
     reference = plain.twin(model)
     one = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    with cut_on(
-        TWO, model, [4], nn.MSELoss(), optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)
-    ) as pipe:
-        for seed in SEEDS:
-            with late(seed):
-                for _ in range(2):
-                    x, y = sample(8, 4)
-                    pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                    one.zero_grad()
-                    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-                    one.step()
-                plain.assert_same(state(model), dict(reference.state_dict()))
+    with (
+        cut_on(
+            TWO,
+            model,
+            [4],
+            nn.MSELoss(),
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        ) as pipe,
+        late(),
+    ):
+        for _ in range(2):
+            x, y = sample(8, 4)
+            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+            one.zero_grad()
+            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
+            one.step()
+        plain.assert_same(state(model), dict(reference.state_dict()))
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
@@ -148,8 +130,8 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
         plan_by_hand(names, borders_of(3), micro_batches=6, schedule=schedule), ("vdev:0", "vdev:1", "vdev:2")
     )
     with Pipeline(model, plan, nn.MSELoss(), optimizer=adam) as pipe:
-        for seed, (x, y) in zip((0, 1, 2, None), batches(4, samples=12), strict=True):
-            with late(seed):
+        for x, y in batches(4, samples=12):
+            with late():
                 ours = pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
                 theirs = oracle.step(x, y, nn.MSELoss(), 6)
                 assert ours.cpu().equal(theirs)
@@ -162,14 +144,13 @@ def test_running_statistics_may_be_of_the_whole_mini_batch():
     model = plain.in_double([nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Tanh()])
     reference = plain.twin(model)
     with cut_on(TWO, model, [1], nn.MSELoss(), deferred_batch_norm=True) as pipe:
-        for seed in SEEDS:
-            x, y = sample(8, 4)
-            with late(seed):
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                reference(x)
-                ours, theirs = state(model), state(reference)
-                plain.assert_near(ours["0.running_mean"], theirs["0.running_mean"], 1e-12)
-                plain.assert_near(ours["0.running_var"], theirs["0.running_var"], 1e-6)
+        x, y = sample(8, 4)
+        with late():
+            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+            reference(x)
+            ours, theirs = state(model), state(reference)
+            plain.assert_near(ours["0.running_mean"], theirs["0.running_mean"], 1e-12)
+            plain.assert_near(ours["0.running_var"], theirs["0.running_var"], 1e-6)
 
 
 def test_the_step_after_one_that_failed_gives_the_right_numbers():
@@ -179,16 +160,13 @@ def test_the_step_after_one_that_failed_gives_the_right_numbers():
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     fails = Fails()
     failing = nn.Sequential(*list(model)[:4], fails, *list(model)[4:])
-    with cut_on(TWO, failing, [4], nn.MSELoss()) as pipe:
-        for seed in SEEDS:
-            fails.calls = 0
-            with late(seed):
-                pipe.zero_grad()
-                with pytest.raises(ArithmeticError, match="third call"):
-                    pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                pipe.zero_grad()
-                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-                plain.assert_same(gradients(model), plain.gradients(reference))
+    with cut_on(TWO, failing, [4], nn.MSELoss()) as pipe, late():
+        pipe.zero_grad()
+        with pytest.raises(ArithmeticError, match="third call"):
+            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        pipe.zero_grad()
+        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 class Looked(Exception):
@@ -240,9 +218,9 @@ def test_a_worker_that_has_a_device_alone_computes_on_the_streams_of_the_caller(
     layers = OnStream(), OnStream()
     model = plain.in_double([nn.Linear(4, 4), layers[0], nn.Linear(4, 4), layers[1]])
     x, y = sample(8, 4)
-    with cut_on(devices, model, [2], nn.MSELoss()) as pipe, late(0):
+    with cut_on(devices, model, [2], nn.MSELoss()) as pipe:
         for streams in ([torch.Stream(torch.device(device)) for device in TWO] for _ in range(2)):
-            with on_streams(streams):
+            with late(), on_streams(streams):
                 pipe.step(x.to(devices[0]), target=y.to(devices[1]))
             for layer, stream in zip(layers, streams, strict=True):
                 assert len(layer.seen) == 1

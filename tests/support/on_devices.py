@@ -12,6 +12,7 @@ from pipepart.capture import flatten
 from tests.support import plain
 from tests.support.chains import Offload, Recompute, plan_by_hand
 from tests.vdev import devices as vdev
+from tests.vdev import races
 
 CHUNKS = {
     "gpipe": 1,
@@ -75,9 +76,12 @@ def cut_on(
 
 
 @contextmanager
-def late(seed: int | None) -> Iterator[None]:
-    """Simulate devices with maximal delays, or with an order of events drawn from the seed."""
-    with vdev.delayed(seed or 0, lateness=1.0 if seed is None else None):
+def late() -> Iterator[None]:
+    """Let simulated devices run as late as they can, and fail if two accesses to memory have no order.
+
+    The pipeline has to be made within ``hosts.tracked``, as the fixture ``late_devices`` does.
+    """
+    with races.refused(), vdev.delayed(lateness=1.0):
         yield
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 import pipepart
 from tests.vdev import devices as vdev
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Busy(nn.Module):
     """Multiplies by a matrix ``rounds`` times."""
@@ -89,7 +91,6 @@ def test_room_for_one_layer_is_enough(make: Callable[[], nn.Module], home: str) 
     costs = profile.costs[0]
     assert all(cost.forward.seconds > 0 and cost.backward_seconds > 0 for cost in costs.layers)
     assert costs.loss.forward.seconds > 0
-    assert len(profile.notes) == 1  # most blocks are equal
 
 
 def test_the_random_state_of_the_device_is_restored() -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...autograd.own_copy import tensors
 from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
@@ -24,11 +23,18 @@ from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
 from .replay.calls import autocast_now
-from .replay.counting import counting, with_another_sample
+from .replay.comparing import (
+    Place,
+    changed,
+    depending_on_samples,
+    for_any_samples,
+    with_another_sample,
+)
 from .replay.given import Env
 from .replay.layers import Live, held, recorded_layer
 from .replay.recording import Group, Recording
-from .verification import Runs, changed, verify
+from .replay.subgraph import gives_the_same
+from .verification import CHANGES, Runs, verify
 
 Verify = Literal["first", "never", "always"]
 
@@ -87,8 +93,10 @@ class RecordedChain(Chain):
         self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
         self._states: dict[Hashable, int] = {}
         self._state_numbers = itertools.count()
+        self._state: Hashable = None  # that of the last call
+        self._around = -1
         self._compared: set[Hashable] = set()  # ways through the model that were compared with it
-        self._counting: dict[Hashable, frozenset[int]] = {}
+        self._of_samples: dict[Hashable, dict[int, list[Place]]] = {}  # constants of losses
         if groups is not None:
             self._set_layers(groups)
 
@@ -139,29 +147,31 @@ class RecordedChain(Chain):
 
     def _enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
-        if state not in self._states:
+        if state is not self._state:
+            number = self._states.pop(state, None)
             while len(self._states) >= _STATES:
                 self._states.pop(next(iter(self._states)))
-            self._states[state] = next(self._state_numbers)
-        around = self._states[state]  # a number, as the state is large
-        found = [self._found(args, kwargs, around) for args, kwargs in calls]
+            self._states[state] = next(self._state_numbers) if number is None else number
+            self._state = state
+            self._around = self._states[state]  # a number, as the state is large
+        flat = [pytree.tree_flatten(call) for call in calls]
+        passed = [[leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves, _ in flat]
+        keys = [_key(*one, self._around) for one in flat]
+        found = [self._found(*one) for one in zip(calls, passed, keys, strict=True)]
         for recording in dict.fromkeys(found):
             recording.uses += 1
             own = [call for call, one in zip(calls, found, strict=True) if one is recording]
             self._compare(recording, own)
             recording.result = None
-        return [self._entered(recording, tensors(call)) for recording, call in zip(found, calls, strict=True)]
+        return [self._entered(*one) for one in zip(found, passed, strict=True)]
 
-    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: int) -> Recording:
+    def _found(self, call: _Arguments, passed: Sequence[Tensor], key: Hashable) -> Recording:
         """Find or make the recording for the arguments of a call."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = _key(leaves, spec, around)
         known = self._recordings.setdefault(key, [])
         self._recordings.move_to_end(key)
         found = next((recording for recording in known if self._holds(recording, passed)), None)
         if found is None:
-            found = self._recorded(args, kwargs)
+            found = self._recorded(*call)
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
@@ -186,7 +196,7 @@ class RecordedChain(Chain):
                 run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
                 verify(run, lambda given=(args, kwargs): self._again(*given), known_way)
                 recording.result = None  # which is that of the micro-batch that was recorded
-            elif not known_way and (why := changed(recording, self._again(args, kwargs))):
+            elif not known_way and (why := changed(recording, self._again(args, kwargs), CHANGES)):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
@@ -206,7 +216,7 @@ class RecordedChain(Chain):
         if self._may_open and not self.layers:
             recording = self._opened_further(recording, args, kwargs)
         recording.settle(self._split_loss)
-        self._mark_counting(recording, args, kwargs)
+        self._generalise_loss(recording, args, kwargs)
         if not self.layers:
             groups = recording.groups()
             names = _names(groups, self.model)
@@ -215,21 +225,22 @@ class RecordedChain(Chain):
         recording.arrange(self._groups)
         return recording
 
-    def _mark_counting(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Mark the calls of the model's own loss that are given numbers which depend on the number of samples.
+    def _generalise_loss(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find the numbers in the model's own loss that depend on the number of samples, by one sample more.
 
         The same code is looked through once. A model that does not take another sample is taken at its word.
         """
-        calls = recording.calls_of_loss
-        code = tuple([(call.name, call.line) for call in calls])
-        if calls and code not in self._counting:
+        start = recording.start_of_loss
+        code = tuple([(call.name, call.line) for call in recording.calls[start:]])
+        if code and code not in self._of_samples:
             try:
                 other = self._again(*with_another_sample(args, kwargs))
-                self._counting[code] = counting(calls, other.calls_of_loss)
+                others = other.calls[other.start_of_loss :]
+                self._of_samples[code] = depending_on_samples(recording.calls[start:], others)
             except Exception:
-                self._counting[code] = frozenset()
-        for place in self._counting.get(code, ()):
-            calls[place].counts = True
+                self._of_samples[code] = {}
+        for index, places in self._of_samples.get(code, {}).items():
+            recording.calls[start + index] = for_any_samples(recording.calls[start + index], places)
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         recording = self._record(args, kwargs, self.opening.copy())
@@ -278,7 +289,7 @@ class RecordedChain(Chain):
         env: Env = dict(zip(recording.inputs, passed, strict=True))
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
-        return all(call.gives_the_same(env) for call in questions)
+        return gives_the_same(questions, env)
 
 
 def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:

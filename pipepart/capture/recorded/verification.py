@@ -21,12 +21,13 @@ from .recording.opening import Opening
 from .recording.session import untouched
 from .refusal import CaptureError
 from .replay.calls import Call
-from .replay.given import Env, Slice
+from .replay.comparing import changed
+from .replay.given import Env
 from .replay.layers import replayed
 from .replay.outputs import same_outputs
 from .replay.recording import Recording
 
-_CHANGES = (
+CHANGES = (
     "a counter, a clock, a generator of random numbers or a mode that the forward sets. Move that code into a module "
     "of its own, which is called as it is, or compute it before the step and pass it as an argument"
 )
@@ -65,9 +66,9 @@ def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
             run.check_left()
             run.check_gradients()
             return
-    why = changed(run.recording, again())
+    why = changed(run.recording, again(), CHANGES)
     # A model that is parted over devices cannot be called.
-    why = why or ("" if parted else _first_difference(run)) or f"They differ now and then: {_CHANGES}"
+    why = why or ("" if parted else _first_difference(run)) or f"They differ now and then: {CHANGES}"
     raise CaptureError(
         f"a replay of {type(run.on).__name__} gives other numbers than the model. {why}. {_ELSE}"
     )
@@ -239,24 +240,6 @@ class _CallNotes:
         return result
 
 
-def changed(first: Recording, second: Recording) -> str:
-    """Name the first call that two recordings of the same forward do not have in common; empty if there is none."""
-    for one, other in zip(first.calls, second.calls, strict=False):
-        if (one.name, one.line) != (other.name, other.line):
-            return (
-                f"Two forwards with the same arguments take different ways: {other.name} is called at {other.line}, "
-                f"and before it was {one.name} at {one.line}. What decides about that changes from forward to "
-                f"forward: {_CHANGES}"
-            )
-        for was, now in zip(one.given.values, other.given.values, strict=False):
-            if type(was) in (bool, int, float, complex, str, Slice, torch.dtype, torch.device) and was != now:
-                return (
-                    f"{one.name}() at {one.line} is given {was!r:.40} in one forward and {now!r:.40} in the next one "
-                    f"with the same arguments. That value changes from forward to forward: {_CHANGES}"
-                )
-    return ""
-
-
 def _first_difference(run: Runs) -> str:
     """Run the model and the replay again, and name the first whole module that gets or gives other values."""
     of_model: list[_Seen] = []
@@ -268,11 +251,11 @@ def _first_difference(run: Runs) -> str:
         kind = run.kind(one.path)
         where = f"module {one.path!r} ({kind}), called at {line}"
         if one.path != other.path:
-            return f"The model calls {one.path!r} where the replay calls {other.path!r}: {_CHANGES}"
+            return f"The model calls {one.path!r} where the replay calls {other.path!r}: {CHANGES}"
         if what := _difference(one.given, other.given, run):
             return (
                 f"The first difference is what {where}, is given: {what}. The code {before} depends on something "
-                f"that a replay does not see: {_CHANGES}"
+                f"that a replay does not see: {CHANGES}"
             )
         if what := _difference(one.returned, other.returned, run):
             return (
@@ -284,7 +267,7 @@ def _first_difference(run: Runs) -> str:
     if what := _difference(tensors(expected), tensors(found), run):
         return (
             f"All modules return equal values; the output differs: {what}. The code {before} depends on something "
-            f"that a replay does not see: {_CHANGES}"
+            f"that a replay does not see: {CHANGES}"
         )
     return ""
 

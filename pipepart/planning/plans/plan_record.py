@@ -147,7 +147,7 @@ class PlanRecord(Document):
         speeds = [device.speed for device in self.cluster.devices]
         action = min(device.action_seconds for device in self.cluster.devices)
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        return step_bound(costs, speeds, copies, action)
+        return step_bound(costs, speeds, copies, action) + self.cluster.step_seconds
 
     @property
     def step_gap(self) -> float:
@@ -259,7 +259,7 @@ class PlanRecord(Document):
         needs = dict.fromkeys((device.name for device in self.cluster.devices), 0)
         needs |= fresh._device_bytes(counts)
         prediction = Prediction(
-            step_seconds=timeline.makespan,
+            step_seconds=timeline.makespan + self.cluster.step_seconds,
             memory_bytes=tuple(needs.values()),
             bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),

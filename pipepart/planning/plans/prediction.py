@@ -16,7 +16,7 @@ class Prediction(Value):
     """The predicted cost of a plan.
 
     Attributes:
-        step_seconds: forward and backward of one mini-batch.
+        step_seconds: forward and backward of one mini-batch, with what the runtime takes to begin and to end a step.
         memory_bytes: [devices of the cluster]: memory peak of each device.
         bubble: idle fraction of the devices within a step.
         bottleneck_seconds: the largest load of a device for one micro-batch: compute, and the transfers over the

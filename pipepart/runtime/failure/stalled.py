@@ -20,7 +20,7 @@ from schedules import Action, Kind
 
 from ...input_error import InputError
 from ...ranks import Ranks
-from ...ranks.doing import Doing
+from ...ranks.status import RankStatus
 from ...workers.worker import Worker
 from ..stage_run import Stash
 from ..step import Step
@@ -99,7 +99,7 @@ def wait_for(
                 raise failure
 
 
-def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Sequence[str]) -> Doing:
+def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Sequence[str]) -> RankStatus:
     """Return what the workers of a step run or wait for. Arguments are those of :func:`wait_for`."""
     lines = []
     notes = []
@@ -121,10 +121,10 @@ def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Seq
             lines.append(f"{name} is in {part}: {place}{for_seconds}")
             text = "".join(traceback.format_stack(frame)) if frame else ""
             notes.append(f"the stack of {name}:\n{text.rstrip()}")
-    return Doing(now - max(step.current[row][1] for row in rows), lines, notes)
+    return RankStatus(now - max(step.current[row][1] for row in rows), lines, notes)
 
 
-def _error(found: Doing, timeout: float) -> StepTimeoutError:
+def _error(found: RankStatus, timeout: float) -> StepTimeoutError:
     lines = [
         f"no action has ended on any device for {timeout:g} s, the pipeline's timeout:",
         *(f"  {line}" for line in found.lines),

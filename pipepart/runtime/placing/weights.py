@@ -1,18 +1,17 @@
-"""Reads single tensors from files of safetensors, which store names and shapes apart from the values."""
+"""Reads the tensors of a model from files of safetensors, one after the other, to the devices of their stages."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...input_error import InputError, InputTypeError
+from ...tensor_file import TensorFile
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -26,7 +25,6 @@ class WeightFiles:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a file is not of safetensors, or cut off.
-        ImportError: safetensors is not installed.
     """
 
     def __init__(self, weights: str | PathLike[str]) -> None:
@@ -36,14 +34,10 @@ class WeightFiles:
                 "model.load_state_dict(state, assign=True) instead"
             )
         self._where = Path(weights)
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, TensorFile] = {}
         for path in _files(self._where):
-            with _opened(path) as file:
-                names: list[str] = file.keys()
-                for name in names:
-                    self._files[name] = path
-                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+            file = _opened(path)
+            self._files.update((name, file) for name in file.names)
 
     def check(self, wanted: Mapping[Tensor, Sequence[str]]) -> None:
         """Check that the files have the tensors of a model and no others.
@@ -58,10 +52,10 @@ class WeightFiles:
         known = {name for names in wanted.values() for name in names}
         unexpected = [name for name in self._files if name not in known]
         shapes = [
-            f"{name} {self._shapes[name]} in place of {tuple(tensor.shape)}"
+            f"{name} {self._files[name].shape(name)} in place of {tuple(tensor.shape)}"
             for tensor, names in wanted.items()
             for name in names
-            if name in self._files and self._shapes[name] != tuple(tensor.shape)
+            if name in self._files and self._files[name].shape(name) != tuple(tensor.shape)
         ]
         faults = [
             f"{what} {_listed(which)}"
@@ -94,39 +88,17 @@ class WeightFiles:
         Raises:
             ValueError: a tensor of the model is saved under several names, with different values.
         """
-        order = sorted(wanted, key=lambda tensor: self._file_and_device(wanted[tensor], places.get(tensor)))
-        with ExitStack() as stack:
-            opened: dict[tuple[Path, str], Any] = {}
-
-            def stored(name: str, device: str) -> Tensor:
-                key = self._files[name], device
-                if key not in opened:
-                    stack.close()  # in this order, each file is opened once a device
-                    opened.clear()
-                    opened[key] = stack.enter_context(_opened(*key))
-                return opened[key].get_tensor(name)
-
-            for tensor in order:
-                first, *others = self._saved(wanted[tensor])
-                _, device = self._file_and_device(wanted[tensor], places.get(tensor))
-                values = stored(first, device)
-                for other in others:
-                    if not torch.equal(values, stored(other, device)):
-                        raise InputError(
-                            f"{first!r} and {other!r} are one tensor of the model and differ in {str(self._where)!r}"
-                        )
-                # A copy: what was read is a window onto the file.
-                home = places.get(tensor, torch.device("cpu"))
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home)
-                deliver(tensor, made.copy_(values))
-
-    def _file_and_device(self, names: Sequence[str], home: torch.device | None) -> tuple[Path, str]:
-        """Return where a tensor is read from, and where to: other devices than CUDA are unknown to safetensors."""
-        device = str(home) if home is not None and home.type == "cuda" else "cpu"
-        return self._files[self._saved(names)[0]], device
-
-    def _saved(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name in self._files]
+        for tensor, names in wanted.items():
+            first, *others = (name for name in names if name in self._files)
+            values = self._files[first].window(first)
+            for other in others:
+                if not torch.equal(values, self._files[other].window(other)):
+                    raise InputError(
+                        f"{first!r} and {other!r} are one tensor of the model and differ in {str(self._where)!r}"
+                    )
+            home = places.get(tensor, torch.device("cpu"))
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home)
+            deliver(tensor, made.copy_(values))
 
 
 def _files(where: Path) -> Iterator[Path]:
@@ -143,17 +115,13 @@ def _files(where: Path) -> Iterator[Path]:
         )
 
 
-def _opened(path: Path, device: str = "cpu") -> Any:
+def _opened(path: Path) -> TensorFile:
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError("weights= needs safetensors: pip install 'pipepart[safetensors]'") from error
-    try:
-        return safe_open(path, framework="pt", device=device)
-    except SafetensorError as error:
+        return TensorFile(path)
+    except InputError as error:
         raise InputError(
-            f"{str(path)!r} is not a whole file of safetensors ({error}). For a file of torch.save, pass no weights= "
-            "and call model.load_state_dict(torch.load(path, mmap=True), assign=True) before the pipeline is made"
+            f"{error}. For a file of torch.save, pass no weights= and call "
+            "model.load_state_dict(torch.load(path, mmap=True), assign=True) before the pipeline is made"
         ) from error
 
 

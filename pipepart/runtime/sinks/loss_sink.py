@@ -21,6 +21,7 @@ from ...loss import (
     Reduction,
     without_slack,
 )
+from ...workers.streams import hold_for_caller
 from .share import Share
 
 
@@ -116,6 +117,7 @@ class LossSink(ABC):
         weighed = [(loss, weight) for key in sorted(self._added) for loss, weight, _ in self._added[key]]
         if not weighed:
             return None
+        hold_for_caller(loss for loss, _ in weighed)
         total = weighed[0][0] * weighed[0][1]
         for loss, weight in weighed[1:]:
             total = total + (loss * weight).to(total.device)

@@ -42,7 +42,7 @@ from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
-from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping_event, waits
+from ...workers.streams import Wait, has_streams, hold_for_caller, on_streams, recorded, sleeping_event, waits
 from .threads import Key, Transport
 
 Callers = Mapping[torch.device, torch.Stream]  # the caller's current streams, one an accelerator
@@ -128,9 +128,7 @@ class Streams:
 
     def hold_for_caller(self, nest: Any) -> None:
         """Hold tensors made by workers for the current streams of the calling thread, which uses them from now on."""
-        for tensor in tensors(nest):
-            if tensor.device in self._devices:
-                waits.hold(Wait.HELD_FOR_CALLER, tensor, torch.accelerator.current_stream(tensor.device))
+        hold_for_caller(tensor for tensor in tensors(nest) if tensor.device in self._devices)
 
     @contextmanager
     def entered(self, worker: int) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """A process that runs some stages records the whole model by itself, and replays its own layers."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -164,18 +165,10 @@ class Alternating(Blocks):
     """Changes its way from forward to forward, by a counter that is out of sight."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        TURNS.append(len(TURNS))
-        return super().forward(x) * (2 + TURNS.turn())
+        return super().forward(x) * (2 + next(TURNS) % 2)
 
 
-class _Hidden(list[int]):
-    """A list that no snapshot looks into, as it is none of Python's own classes."""
-
-    def turn(self) -> int:
-        return len(self) % 2
-
-
-TURNS = _Hidden()
+TURNS = itertools.count()  # whose position no snapshot reads
 
 
 def test_forwards_that_take_different_ways_are_refused():

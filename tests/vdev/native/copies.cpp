@@ -31,6 +31,9 @@ at::Tensor raw(const at::Tensor& tensor) {
 void between_devices(const at::Tensor& from, const at::Tensor& to) {
   auto& source = current_queue(from.device().index());
   auto& destination = current_queue(to.device().index());
+  trace("stream waits", &source, 0, "", {}, &destination);
+  trace_kernel(from.device(), "copy_", {from}, {to});
+  trace("stream waits", &destination, 0, "", {}, &source);
   wait_on(source, end_of(destination));
   launch(source, copying(raw(from), raw(to)));
   wait_on(destination, end_of(source));
@@ -39,18 +42,22 @@ void between_devices(const at::Tensor& from, const at::Tensor& to) {
 // What is not pinned is read before the call returns, as the driver of CUDA stages it.
 void to_device(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   auto& queue = current_queue(to.device().index());
+  trace_kernel(to.device(), "copy_", {from}, {to});
   const bool staged = delayed() && non_blocking && !is_pinned(from.storage().data());
   launch(queue, copying(staged ? from.clone() : same_memory(from), raw(to)));
   if (!non_blocking) {
     finish(queue);
+    trace("host waits for stream", &queue);
   }
 }
 
 void to_host(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   auto& queue = current_queue(from.device().index());
+  trace_kernel(from.device(), "copy_", {from}, {to});
   launch(queue, copying(raw(from), same_memory(to)));
   if (!non_blocking || !is_pinned(to.storage().data())) {
     finish(queue);
+    trace("host waits for stream", &queue);
   }
 }
 
@@ -68,6 +75,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   } else if (from.device() != to.device()) {
     between_devices(from, to);
   } else {
+    trace_kernel(to.device(), "copy_", {from}, {to});
     launch(current_queue(to.device().index()), copying(raw(from), raw(to)));
   }
   return to;

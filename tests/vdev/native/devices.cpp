@@ -33,10 +33,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getNewStream(c10::Device device, int) const override { return next_stream(resolved(device).index()); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
-  bool queryStream(const c10::Stream& stream) const override { return poll(end_of(queue_of(stream))); }
-  void synchronizeStream(const c10::Stream& stream) const override { finish(queue_of(stream)); }
+  bool queryStream(const c10::Stream& stream) const override {
+    auto& queue = queue_of(stream);
+    const bool passed = poll(end_of(queue));
+    if (passed) {
+      trace("host waits for stream", &queue);
+    }
+    return passed;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    finish(queue_of(stream));
+    trace("host waits for stream", &queue_of(stream));
+  }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     finish_device(device < 0 ? t_current : device);
+    trace("host waits for device", nullptr, uint64_t(device < 0 ? t_current : device));
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     use_on_stream(data, queue_of(stream));

@@ -22,6 +22,7 @@ void record_event(void** event, Queue& queue, bool timed) {
     *event = new Event();
   }
   auto& recorded = *static_cast<Event*>(*event);
+  trace("record", &queue, uint64_t(*event));
   auto passed = std::make_shared<Clock::time_point>();
   launch(queue, [passed] { *passed = Clock::now(); });
   const std::lock_guard<std::mutex> guard(recorded.lock);
@@ -44,15 +45,25 @@ Mark mark_of(void* event) {
 } // namespace
 
 void wait_event(void* event, Queue& queue) {
+  if (event != nullptr) {
+    trace("wait", &queue, uint64_t(event));
+  }
   wait_on(queue, mark_of(event));
 }
 
 bool query_event(void* event) {
-  return poll(mark_of(event));
+  const bool passed = poll(mark_of(event));
+  if (passed && event != nullptr) {
+    trace("host waits for event", nullptr, uint64_t(event));
+  }
+  return passed;
 }
 
 void synchronize_event(void* event) {
   reach(mark_of(event));
+  if (event != nullptr) {
+    trace("host waits for event", nullptr, uint64_t(event));
+  }
 }
 
 double elapsed_milliseconds(void* from, void* to) {

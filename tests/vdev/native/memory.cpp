@@ -19,6 +19,7 @@ struct Block {
   void* data = nullptr;
   size_t bytes = 0; // as asked for, and counted
   size_t room = 0;
+  uint64_t number = 0; // another one for each allocation
   c10::DeviceIndex device = 0;
   c10::StreamId stream = 0; // the stream it was allocated on, which alone gets it at once when it is free
   std::vector<Queue*> users; // other streams that record_stream named
@@ -104,6 +105,7 @@ void collect_pending(Ledger& ledger) {
 
 void free_block(void* context) {
   Owned block(static_cast<Block*>(context));
+  trace("free", &queue_of(c10::Stream(c10::Stream::UNSAFE, {kVdev, block->device}, block->stream)), block->number);
   const std::lock_guard<std::mutex> guard(g_lock);
   auto& ledger = g_ledgers[block->device];
   ledger.usage.now -= int64_t(block->bytes);
@@ -120,6 +122,7 @@ void free_block(void* context) {
 
 c10::DataPtr handed_out(Ledger& ledger, Owned block) {
   count_in(ledger, *block);
+  block->number = next_block_number();
   auto* kept = block.release();
   return {kept->data, kept, &free_block, {kVdev, kept->device}};
 }
@@ -176,7 +179,10 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes) {
     block->pending.clear();
   }
   block->bytes = bytes;
-  return handed_out(ledger, std::move(block));
+  auto data = handed_out(ledger, std::move(block));
+  guard.unlock();
+  trace("alloc", &current_queue(device), static_cast<Block*>(data.get_context())->number);
+  return data;
 }
 
 struct Allocator final : c10::DeviceAllocator {
@@ -226,15 +232,23 @@ at::DataPtr adopt(at::DataPtr data, size_t bytes, c10::DeviceIndex device) {
   block->bytes = block->room = bytes;
   block->device = device;
   block->adopted = std::move(data);
-  const std::lock_guard<std::mutex> guard(g_lock);
-  auto& ledger = g_ledgers.at(device);
   block->stream = current_stream(device).id();
-  check_capacity(ledger, bytes, device);
-  return handed_out(ledger, std::move(block));
+  at::DataPtr made;
+  {
+    const std::lock_guard<std::mutex> guard(g_lock);
+    auto& ledger = g_ledgers.at(device);
+    check_capacity(ledger, bytes, device);
+    made = handed_out(ledger, std::move(block));
+  }
+  trace("alloc", &current_queue(device), static_cast<Block*>(made.get_context())->number);
+  return made;
 }
 
 void use_on_stream(const c10::DataPtr& data, Queue& queue) {
   auto* block = block_of(data);
+  if (block != nullptr) {
+    trace("use", &queue, block->number);
+  }
   const std::lock_guard<std::mutex> guard(g_lock);
   if (block == nullptr || (queue.device == block->device && queue.id == block->stream)) {
     return;
@@ -242,6 +256,17 @@ void use_on_stream(const c10::DataPtr& data, Queue& queue) {
   if (std::find(block->users.begin(), block->users.end(), &queue) == block->users.end()) {
     block->users.push_back(&queue);
   }
+}
+
+std::pair<uint64_t, const char*> block_number(const c10::DataPtr& data) {
+  auto* block = block_of(data);
+  return block == nullptr ? std::pair<uint64_t, const char*>{0, nullptr}
+                          : std::pair<uint64_t, const char*>{block->number, static_cast<const char*>(block->data)};
+}
+
+uint64_t next_block_number() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
 }
 
 Usage usage(c10::DeviceIndex device) {

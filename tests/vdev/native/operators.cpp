@@ -118,8 +118,56 @@ torch::jit::Stack cpu_call(const c10::OperatorHandle& op, const torch::jit::Stac
   return call;
 }
 
+namespace {
+
+// The names of those that the host waits for on CUDA too, as their results have no shape before.
+bool host_waits(const c10::OperatorHandle& op) {
+  static const std::set<std::string> names = {"aten::nonzero", "aten::masked_select", "aten::_unique2",
+                                              "aten::unique_dim", "aten::unique_consecutive"};
+  return !returns_tensors_only(op.schema()) || names.count(op.schema().name()) > 0;
+}
+
+void run_or_launch(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::Device device);
+
+} // namespace
+
 void on_kernels_of_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto device = common_device(op, *stack);
+  if (!tracing() || is_view(op.schema())) {
+    run_or_launch(op, stack, device);
+    return;
+  }
+  const auto& arguments = op.schema().arguments();
+  const auto held = torch::jit::last(*stack, arguments.size()).vec();
+  std::vector<Access> accesses;
+  for (size_t i = 0; i < held.size(); ++i) {
+    each_tensor(held[i], [&](const at::Tensor& tensor) {
+      if (tensor.device().type() == kVdev) {
+        add_access(accesses, tensor, writes(arguments[i]));
+      }
+    });
+  }
+  const auto inputs = accesses.size();
+  run_or_launch(op, stack, device);
+  for (const auto& result : torch::jit::last(*stack, op.schema().returns().size())) {
+    each_tensor(result, [&](const at::Tensor& tensor) {
+      const auto made = access_of(tensor, true);
+      const bool known = std::any_of(accesses.begin(), accesses.begin() + int64_t(inputs),
+                                     [&](const Access& one) { return one.block == made.block; });
+      if (made.block != 0 && !known) {
+        accesses.push_back(made);
+      }
+    });
+  }
+  trace("kernel", &current_queue(device.index()), 0, op.schema().name(), std::move(accesses));
+  if (host_waits(op)) {
+    trace("host waits for stream", &current_queue(device.index()));
+  }
+}
+
+namespace {
+
+void run_or_launch(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::Device device) {
   if (!delayed() || is_view(op.schema())) {
     run_at_once(op, stack, device);
     return;
@@ -130,6 +178,8 @@ void on_kernels_of_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     run_at_once(op, stack, device);
   }
 }
+
+} // namespace
 
 void register_operators() {
   auto& dispatcher = c10::Dispatcher::singleton();

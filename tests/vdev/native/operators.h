@@ -35,8 +35,15 @@ using OnTensor = std::function<at::Tensor(const at::Tensor&)>;
 c10::IValue with_tensors(const c10::IValue& value, const OnTensor& change); // of a tensor or a list of them
 void each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& look);
 
+struct KernelDepth { // what the host computes within is not its own
+  KernelDepth();
+  ~KernelDepth();
+  KernelDepth(const KernelDepth&) = delete;
+};
+
 // The state of a thread in which a kernel of the CPU runs, whoever launched it.
 struct KernelScope {
+  KernelDepth depth;
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_modes;
   KernelScope();

@@ -11,6 +11,7 @@ namespace {
 
 std::mutex g_pinned_lock;
 std::map<const char*, size_t> g_ranges;
+std::map<const char*, uint64_t> g_numbers;
 
 void unpin(void* data) {
   {
@@ -31,6 +32,7 @@ struct Pinned final : c10::Allocator {
     }
     const std::lock_guard<std::mutex> guard(g_pinned_lock);
     g_ranges[static_cast<const char*>(data)] = bytes;
+    g_numbers[static_cast<const char*>(data)] = next_block_number();
     return {data, data, &unpin, c10::kCPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &unpin; }
@@ -53,6 +55,20 @@ bool is_pinned(const void* data) {
   }
   --range;
   return address < range->first + range->second;
+}
+
+std::pair<uint64_t, const char*> pinned_block(const void* data) {
+  const std::lock_guard<std::mutex> guard(g_pinned_lock);
+  const auto* address = static_cast<const char*>(data);
+  auto range = g_ranges.upper_bound(address);
+  if (address == nullptr || range == g_ranges.begin()) {
+    return {0, nullptr};
+  }
+  --range;
+  if (address >= range->first + range->second) {
+    return {0, nullptr};
+  }
+  return {g_numbers.at(range->first), range->first};
 }
 
 } // namespace vdev

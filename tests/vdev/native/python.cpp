@@ -27,6 +27,36 @@ std::pair<int64_t, int64_t> memory(c10::DeviceIndex device) {
   return {usage.now, usage.peak};
 }
 
+py::object place(const vdev::Queue* queue) {
+  return queue == nullptr ? py::object(py::none()) : py::object(py::make_tuple(int(queue->device), int(queue->id)));
+}
+
+py::list taken() {
+  py::list records;
+  for (const auto& one : vdev::g_taken) {
+    py::list accesses;
+    for (const auto& access : one.accesses) {
+      accesses.append(py::make_tuple(access.block, access.from, access.to, access.writes));
+    }
+    records.append(py::make_tuple(one.kind, place(one.queue), place(one.other), one.object, one.name, accesses,
+                                  one.host, one.thread, one.made_on, one.number, one.node));
+  }
+  return records;
+}
+
+std::vector<std::tuple<std::string, std::string, uint64_t>> stack_of(size_t index) {
+  std::vector<std::tuple<std::string, std::string, uint64_t>> frames;
+  const auto& stack = vdev::g_taken.at(index).stack;
+  if (stack) {
+    const auto symbols = torch::symbolize({stack.get()});
+    for (const auto frame : symbols.tracebacks.at(0)) {
+      const auto& one = symbols.all_frames.at(frame);
+      frames.emplace_back(one.filename, one.funcname, one.lineno);
+    }
+  }
+  return frames;
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -41,6 +71,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_peak", &vdev::reset_peak);
   m.def("set_capacity", &vdev::set_capacity);
   m.def("delayed", &vdev::delayed);
+  m.def("tracing", &vdev::tracing);
+  m.def("start_trace", &vdev::start_trace);
+  m.def("stop_trace", &vdev::stop_trace, unlocked());
+  m.def("put", [](uint64_t edge) { vdev::trace("puts", nullptr, edge); });
+  m.def("get", [](uint64_t edge) { vdev::trace("gets", nullptr, edge); });
+  m.def("begin_call", &vdev::begin_call);
+  m.def("end_call", &vdev::end_call);
+  m.def("trace", &taken);
+  m.def("stack", &stack_of);
   m.def("enter_delay", &vdev::enter_delay, unlocked());
   m.def("leave_delay", &vdev::leave_delay, unlocked());
 }

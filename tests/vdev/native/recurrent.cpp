@@ -75,6 +75,7 @@ struct Layer : torch::autograd::Function<Layer> {
     for (const auto& input : inputs) {
       results.push_back(input.requires_grad() ? aliases.on_device(*next++) : at::Tensor());
     }
+    trace_kernel(device, "backward of a recurrent layer", gradients, results);
     return results;
   }
 };
@@ -86,6 +87,7 @@ void on_layer_of_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto tensors = tensors_of({given.begin(), given.end()});
   const auto results = Layer::apply(op, torch::jit::Stack(given.begin(), given.end()), at::GradMode::is_enabled(),
                                     device, at::TensorList(tensors));
+  trace_kernel(device, op.schema().name(), tensors, results);
   stack->insert(stack->end(), results.begin(), results.end());
 }
 

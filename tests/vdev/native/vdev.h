@@ -81,6 +81,7 @@ double elapsed_milliseconds(void* from, void* to);
 void destroy_event(void* event);
 
 // memory.cpp
+std::pair<uint64_t, const char*> block_number(const c10::DataPtr& data); // and where it begins; 0 for none
 struct Usage {
   int64_t now = 0;
   int64_t peak = 0;
@@ -97,6 +98,26 @@ void create_ledgers(int devices);
 // pinned.cpp
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* data);
+std::pair<uint64_t, const char*> pinned_block(const void* data);
+
+// trace.cpp
+struct Access {
+  uint64_t block = 0; // each allocation has its own number
+  int64_t from = 0;   // bytes in it
+  int64_t to = 0;
+  bool writes = false;
+};
+bool tracing();
+void start_trace(bool stacks);
+void stop_trace();
+uint64_t begin_call(); // of autograd's engine, by the calling thread
+void end_call(uint64_t number);
+Access access_of(const at::Tensor& tensor, bool writes);
+void add_access(std::vector<Access>& accesses, const at::Tensor& tensor, bool writes);
+void trace(const char* kind, const Queue* queue, uint64_t object = 0, std::string name = "",
+           std::vector<Access> accesses = {}, const Queue* other = nullptr);
+uint64_t next_block_number();
+void trace_kernel(c10::Device device, const std::string& name, at::TensorList read, at::TensorList written);
 
 void register_operators(); // operators.cpp
 

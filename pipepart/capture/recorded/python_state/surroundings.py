@@ -18,7 +18,7 @@ from torch import nn
 
 from ...hooks import CALL_HOOKS
 from .code import Code, is_of_torch
-from .values import PLAIN, TABLES, Access, Contents, Found, Holder, key_of, unchanged, walk
+from .values import CONSTANT, PLAIN, TABLES, Access, Contents, Found, Holder, key_of, unchanged, walk
 
 
 class Surroundings:
@@ -34,13 +34,13 @@ class Surroundings:
         self._last: tuple[Sequence[nn.Module], Found, Hashable] = (), [], None
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
-        """Return a key that changes with it."""
+        """Return a key that changes with it; the same object if nothing is bound anew."""
         before, found, key = self._last
         if before != opened or not all(unchanged(holder, was) for holder, was in found):
             state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
             found = walk(self._read_by(opened), state)
             key = key_of(found)
-            self._last = opened, found, key
+            self._last = opened, [one for one in found if not isinstance(one[0].owner, CONSTANT)], key
         return key
 
     def holders(self, opened: Iterable[nn.Module], within: nn.Module | None = None) -> Iterator[Holder]:

@@ -45,7 +45,10 @@ DEPTH = 8
 ITEMS = 4096
 """The size of the largest collection, array or tensor that is looked into."""
 
-UNCHANGED = (tuple, frozenset, partial, MethodType, FunctionType, ref)
+CONSTANT = (tuple, frozenset, MethodType)
+"""Objects that are looked into, and always hold the same objects."""
+
+UNCHANGED = (*CONSTANT, partial, FunctionType, ref)
 """Objects that are looked into, and that only what they hold can change."""
 
 TABLES = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl", "dynamo_ctx"}
@@ -247,7 +250,8 @@ def access_to(value: Any) -> Access | None:
     if issubclass(kind, type):
         return _CLASS if value.__module__ not in ("builtins", "torch") else None
     if issubclass(kind, FunctionType):
-        return None if value.__module__.startswith(_COMPILER) else _FUNCTION
+        holds = value.__closure__ or value.__defaults__ or value.__kwdefaults__
+        return _FUNCTION if holds and not (value.__module__ or "").startswith(_COMPILER) else None
     for kinds, access in _KNOWN:
         if issubclass(kind, kinds):
             return access(value) if isinstance(access, FunctionType) else access

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import Call
-from ..replay.numbers import Ref
+from ..replay.given import Ref
 from .sizes import SizeOrigin
 
 

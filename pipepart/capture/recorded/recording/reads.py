@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS, Call
-from ..replay.numbers import Ref
+from ..replay.given import Ref
+from ..replay.read_numbers import Reading, as_read
+from ..replay.subgraph import Subgraph, gives_the_same
 from .provenance import Provenance
 
 CONVERSIONS = frozenset(("__int__", "__float__", "__index__", "__bool__", "__complex__"))
@@ -50,15 +52,19 @@ class Reads:
         self._opened = {id(module): path for path, module in opened.items()}
         self._calls = calls
         self._found: list[_Read] = []
-        self._deciding: set[Call] = set()  # what was read is compared with other numbers
+        self._used: set[Call] = set()  # what was read is compared or computed with
 
-    def note(self, call: Call, made_of: Provenance, known: Mapping[int, Tensor]) -> None:
+    def note(self, call: Call, result: Any, made_of: Provenance, known: Mapping[int, Tensor]) -> Any:
         """Note a call that reads.
 
         Args:
             call: the call.
+            result: what it returned.
             made_of: what its arguments are computed from.
             known: the arguments of the model and its constants, by their numbers.
+
+        Returns:
+            The result; a number of a single tensor notes what is done with it.
 
         Raises:
             SkeletonError: what it reads is a matter of chance.
@@ -74,10 +80,9 @@ class Reads:
                 f"{call.name}() at {line_of_user()} reads a value that is drawn: a replay would take the way of the "
                 f"forward that was recorded. Switch it off, as by layerdrop=0. {_MOVE}"
             )
-
-    def note_decision(self, call: Call) -> None:
-        """Note that a number that was read is compared, so that the code may take another branch."""
-        self._deciding.add(call)
+        if len(numbers) > 1 or call.name in CONVERSIONS:
+            return result
+        return as_read(result, Reading(call.func, call.given.only), lambda: self._used.add(call))
 
     def check(self, output: set[int], returned: set[Any], written: set[int], made_of: Provenance) -> None:
         """Check the reads of a forward that is over.
@@ -96,13 +101,13 @@ class Reads:
             numbers = set(call.given.numbers())
             if numbers <= made_of.arguments:
                 continue
-            needed, outer = self._needed(call)
+            needed, outer = Subgraph.of(numbers, self._calls)
             if outer & written:
                 raise _refused(call, within, "of a buffer that the forward writes")
             is_number = any(type(out) in (int, float, complex) for out in call.outs)
             if not is_number or not any(one.module for one in needed):
                 continue
-            if call in followed or call in self._deciding:
+            if call in followed or call in self._used:
                 raise _refused(call, within, "that modules compute")
             if call.name in CONVERSIONS and not returned.isdisjoint(call.outs):
                 raise _refused(call, within, "that it returns: return the tensor or its item()")
@@ -118,32 +123,14 @@ class Reads:
             frame = frame.f_back  # type: ignore[assignment]
         return ""
 
-    def _needed(self, call: Call) -> tuple[list[Call], set[int]]:
-        """Return the calls that a read needs, with it at the end, and the numbers of the tensors that none made."""
-        made = {number: one for one in self._calls for number in one.new}
-        waiting, found, outer = [call], {call}, set[int]()
-        while waiting:
-            for number in waiting.pop().given.numbers():
-                one = made.get(number)
-                if one is None:
-                    outer.add(number)
-                elif one not in found:
-                    found.add(one)
-                    waiting.append(one)
-        return [one for one in self._calls if one in found], outer
-
     def _changes(self, call: Call, known: Mapping[int, Tensor]) -> bool:
         """Draw a value again, many times; return True if it changes."""
-        calls, outer = self._needed(call)
+        calls, outer = Subgraph.of(call.given.numbers(), self._calls)
         writing = [one for one in self._calls if not outer.isdisjoint(one.writes)]
         if writing or not outer <= known.keys():
             return False
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for _ in range(_DRAWS):
-                env: dict[int, Any] = dict(known)
-                if not all(one.gives_the_same(env) for one in calls):
-                    return True
-        return False
+            return not all(gives_the_same([*calls, call], dict(known)) for _ in range(_DRAWS))
 
 
 def _followed_by_calls(calls: Sequence[Call], output: set[int]) -> set[Call]:
@@ -162,7 +149,8 @@ def _followed_by_calls(calls: Sequence[Call], output: set[int]) -> set[Call]:
 def _refused(call: Call, within: str, what: str) -> SkeletonError:
     error = SkeletonError(
         f"{call.name.strip('_')}() at {call.line} reads a value {what}: a replay would go on with that of the forward "
-        f"that was recorded. Compute with tensors; or read it for a log, behind all other calls. {_MOVE}"
+        f"that was recorded. Compute with tensors. For a log, return them or their item() as it is, behind all other "
+        f"calls. {_MOVE}"
     )
     error.culprit = within
     return error

@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,14 +39,14 @@ from ..refusal import (
     values_refused,
 )
 from ..replay.calls import HOOKS, Call, autocast_now
-from ..replay.given import Given
-from ..replay.numbers import Integer, Real, Ref, Source, extent, plain, with_source
+from ..replay.given import Given, Ref
+from ..replay.read_numbers import ReadFloat, ReadInteger, plain
+from ..replay.subgraph import Subgraph, computed
 from ..valueless import asks_for_values
 from .changes import Changes
 from .conditions import Conditions
-from .constants import computed_on_cpu
 from .provenance import Provenance
-from .reads import CONVERSIONS, Reads
+from .reads import Reads
 from .sizes import asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 from .tensor_numbers import TensorNumbers
@@ -101,13 +100,9 @@ class Recorder(TorchFunctionMode):
 
     def is_of_this_forward(self, value: Any) -> bool:
         """Return True for a tensor that depends on a forward's arguments or state, and for a number read from one."""
-        if self._is_read(value):
+        if isinstance(value, ReadInteger | ReadFloat):
             return True
         return isinstance(value, Tensor) and self.tensors.known(value) in self.tensors.varying
-
-    def _is_read(self, value: Any) -> bool:
-        """Return True for a number that was read from a tensor, unlike its size."""
-        return isinstance(value, Integer | Real) and bool(value.source.numbers(sizes=False))
 
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return what the model returned, with refs in place of tensors, and how it is nested."""
@@ -118,7 +113,7 @@ class Recorder(TorchFunctionMode):
         refs = {out.number for out in found if type(out) is Ref}
         numbers = {out for out in found if type(out) in (int, float, complex)}
         self._reads.check(refs, numbers, self.tensors.written_state(), self._made_of)
-        return [out if self._is_read(out) else plain(out) for out in found], spec
+        return [out.reading if isinstance(out, ReadInteger | ReadFloat) else out for out in found], spec
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,11 +126,13 @@ class Recorder(TorchFunctionMode):
         if name in METADATA:
             return func(*args, **kwargs)
         if name in SIZES:
-            return self._sized(name, func(*args, **kwargs), args)
+            if (number := self.tensors.known(args[0])) is not None:
+                self._made_of.read_size(number)
+            return func(*args, **kwargs)
         passed = tensors((args, kwargs))
         before = [version(tensor) for tensor in passed]
         given = Given(args, kwargs, self.tensors.number)
-        varies = any(number in self.tensors.varying for number in given.numbers(sizes=False))
+        varies = any(number in self.tensors.varying for number in given.numbers())
         if name in REFUSED and varies:
             raise SkeletonError(
                 f"{name.strip('_')}() is called at {line_of_user()}, between modules that are recorded: a replay would "
@@ -157,10 +154,7 @@ class Recorder(TorchFunctionMode):
             self._ask_size(call, asked)
         if not call.reads:
             return result
-        self._reads.note(call, self._made_of, self.tensors.inputs | self.tensors.constants)
-        if len(passed) > 1 or name in CONVERSIONS:
-            return result
-        return with_source(result, Source(func, (call.given.only,), partial(self._reads.note_decision, call)))
+        return self._reads.note(call, result, self._made_of, self.tensors.inputs | self.tensors.constants)
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, given: Given) -> Any:
         """Call a function of torch; if it reads values that tensors on the meta device do not have, compute these."""
@@ -171,7 +165,27 @@ class Recorder(TorchFunctionMode):
                 raise unknown_value(getattr(func, "__name__", ""), line_of_user()) from error
             if not any(tensor.is_meta for tensor in tensors((args, kwargs))):
                 raise
-            return computed_on_cpu(func, given, self.calls, self.values)
+            return self._computed_on_cpu(func, given)
+
+    def _computed_on_cpu(self, func: Callable[..., Any], given: Given) -> Any:
+        """Return the result of a call on meta tensors that reads their values, from the inputs whose values are known.
+
+        Raises:
+            CaptureError: they depend on an unknown input, a module, a parameter, a draw or a write in place.
+        """
+        written = {number for call in self.calls for number in call.writes}
+        needed = Subgraph.of(given.numbers(), self.calls)
+        if not (needed.is_pure(written) and needed.outer <= self.values.keys()):
+            raise CaptureError(
+                f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have. If it is "
+                "that of an argument, pass the sample on the CPU, or leave that argument out. Otherwise record the "
+                "model on a real device"
+            )
+        env = dict(self.values)
+        for call in needed.calls:
+            computed(call, env, _on_cpu)
+        args, kwargs = given.filled(env, _on_cpu)
+        return func(*args, **kwargs)
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a whole module and record that."""
@@ -179,7 +193,7 @@ class Recorder(TorchFunctionMode):
         self._conditions.check_draws(f"before {path}")
         self._conditions.check_modes(path)
         self._conditions.check_state(module, path)
-        args, kwargs = pytree.tree_map_only((Integer, Real, torch.Size), plain, (args, kwargs))
+        args, kwargs = pytree.tree_map_only((ReadInteger, ReadFloat), plain, (args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
             self._check_passed(leaf, path)
@@ -293,21 +307,6 @@ class Recorder(TorchFunctionMode):
         given = Given(args, kwargs, self.tensors.number)
         self._made_of.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
 
-    def _sized(self, name: str, result: Any, args: tuple[Any, ...]) -> Any:
-        """Return sizes that remember which tensor they are sizes of."""
-        number = self.tensors.known(args[0])
-        if number is not None:
-            self._made_of.read_size(number)
-        if number is None or name == "__len__":
-            return result
-        ref = Ref(number)
-        if isinstance(result, torch.Size):
-            found = [with_source(size, Source(extent, (ref, index))) for index, size in enumerate(result)]
-            return torch.Size(found)
-        if name == "size":
-            return with_source(result, Source(extent, (ref, plain(args[1]) if len(args) > 1 else 0)))
-        return with_source(result, Source(Tensor.numel, (ref,)))
-
     def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
         """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""
         if self.tensors.is_given(tensor):
@@ -338,3 +337,7 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             torch._C._push_on_torch_function_stack(self)
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
 from ....autograd.own_copy import tensors
-from ..placing import together
 from ..refusal import CaptureError
-from .given import DeviceRule, Env, Given, same_value
-from .numbers import Ref, plain, positions
+from .given import DeviceRule, Env, Given, Ref, same_value
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # for each kind of device
 
@@ -63,18 +62,6 @@ class Call:
         """The name of the function or the path of the module."""
         return self.module or getattr(self.func, "__name__", repr(self.func))
 
-    def for_any_samples(self) -> Call:
-        """Return the call without the number of samples, where that makes no difference.
-
-        ``torch.arange(len(x))`` becomes one call on ``x``, and ``x.view(len(x) * n, 5)`` becomes ``x.view(-1, 5)``. A
-        loss that is followed shows then what it does with its samples.
-        """
-        if self.func is torch.arange and (given := self.given.with_rows()) is not None:
-            return replace(self, func=positions, given=given)
-        if self.name in ("view", "reshape") and (given := self.given.with_free_size()) is not None:
-            return replace(self, func=getattr(Tensor, self.name), given=given)
-        return self
-
     @property
     def reads(self) -> bool:
         """Whether it returned no tensor: a value that the model has read."""
@@ -89,6 +76,11 @@ class Call:
             CaptureError: it returned other values than when it was recorded.
         """
         args, kwargs = self.given.filled(env, device)
+        if self.func is positions:
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # who follows a loss must not take it for reading their number
+                args[0] = next(tensor for tensor in env.values() if tensor.dim() and len(tensor) == args[0])
         if self.counts:  # who follows a loss must see it
             next((len(tensor) for tensor in env.values() if tensor.dim()), None)
         try:
@@ -112,18 +104,8 @@ class Call:
             if type(out) is Ref:
                 env[out.number] = leaf
             elif self.asked and not same_value(out, leaf):
-                raise self._other(plain(leaf), plain(out))
+                raise self._other(leaf, out)
         self._check_shapes(env)
-
-    def gives_the_same(self, env: Env) -> bool:
-        """Call it again outside a replay and store its tensors; return False if it reads another value than before."""
-        args, kwargs = together(*self.given.filled(env))
-        for out, leaf in zip(self.outs, pytree.tree_leaves(self.func(*args, **kwargs)), strict=True):
-            if isinstance(leaf, Tensor):
-                env[out.number] = leaf
-            elif not same_value(out, leaf):
-                return False
-        return True
 
     def _check_shapes(self, env: Env) -> None:
         if self.shapes and not torch.compiler.is_compiling():
@@ -149,6 +131,13 @@ class Call:
 
     def _where(self) -> str:
         return f"module {self.module!r}" if self.module else f"{self.name}() at {self.line}"
+
+
+def positions(tensor: Tensor, **options: Any) -> Tensor:
+    """Return ``torch.arange(len(tensor), **options)``, as one call that modes of torch see."""
+    if has_torch_function((tensor,)):
+        return handle_torch_function(positions, (tensor,), tensor, **options)
+    return torch.arange(len(tensor), **options)
 
 
 def autocast_now() -> Autocast:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .calls import Call
-from .numbers import Ref
+from .given import Ref
 
 
 def joined(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .given import same_value
-from .numbers import Ref
+from .given import Ref, same_value
 
 
 def _is_scalar(leaf: Any) -> bool:

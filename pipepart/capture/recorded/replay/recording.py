@@ -24,10 +24,11 @@ from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
 from .calls import HOOKS, Autocast, Call, is_plain_function
-from .given import Env, resolved
+from .given import Env, Ref, resolved
 from .layer_order import layers_of
-from .numbers import Integer, Real, Ref
 from .outputs import own_loss
+from .read_numbers import Reading
+from .subgraph import Subgraph
 
 
 class Part(NamedTuple):
@@ -105,7 +106,7 @@ class Recording:
         ends = [index for index, call in enumerate(self.calls) if call.module]
         ends = [end for end in ends if not any(first <= end < last for first, last in self.joined)]
         found, start = [], 0
-        stop = self._end_of_layers() if self.loss is not None else len(self.calls)
+        stop = self.start_of_loss
         for end in [*ends[:-1], stop - 1] if ends else [stop - 1]:
             own = self.calls[start : end + 1]
             modules = tuple(call.module for call in own if call.module)
@@ -134,16 +135,12 @@ class Recording:
     def settle(self, split_loss: bool) -> None:
         """Decide whether the model's own loss is split off, and drop what nobody needs."""
         self.loss = self._number_of_loss() if split_loss else None
-        stop = self._end_of_layers() if self.loss is not None else len(self.calls)
-        for call in self.calls[:stop]:
-            call.given.settle()
-        self.calls[stop:] = [call.for_any_samples() for call in self.calls[stop:]]
         self._drop_unused()
 
     @property
-    def calls_of_loss(self) -> list[Call]:
-        """The calls of the end, if the loss is split off."""
-        return self.calls[self._end_of_layers() :] if self.loss is not None else []
+    def start_of_loss(self) -> int:
+        """The index of the first call of the end, if the loss is split off; else the number of calls."""
+        return self._end_of_layers() if self.loss is not None else len(self.calls)
 
     def arrange(self, layers: Sequence[Group]) -> None:
         """Deal the calls out to layers.
@@ -154,7 +151,7 @@ class Recording:
         Raises:
             CaptureError: the recording calls other modules, or uses other parameters, than the layers.
         """
-        stop = self._end_of_layers() if self.loss is not None else len(self.calls)
+        stop = self.start_of_loss
         places = self._places(layers, stop)
         count = len(layers)
         senders = self._senders(layers, places)
@@ -211,8 +208,7 @@ class Recording:
     @cached_property
     def _results(self) -> frozenset[int]:
         """The numbers of the tensors that the model returned, and of those from which it read numbers that it did."""
-        read = (out.source.numbers() for out in self.output if isinstance(out, Integer | Real))
-        return frozenset(out.number for out in self.output if type(out) is Ref).union(*read)
+        return frozenset(out.number for out in self.output if type(out) in (Ref, Reading))
 
     @cached_property
     def touched(self) -> dict[int, list[int]]:
@@ -250,17 +246,14 @@ class Recording:
     @cached_property
     def questions(self) -> list[Call]:
         """Return the values that the model read and that can be asked again from its arguments, with what they need."""
-        made = {number: call for call in self.calls for number in call.new}
         written = {number for call in self.calls for number in call.writes}
-        found: dict[Call, None] = {}
-        for call in self.calls:
-            if (
-                call.reads
-                and call.asked
-                and (needed := self._computed_from_arguments(call, made, written)) is not None
-            ):
-                found |= dict.fromkeys(needed)
-        return list(found)
+        found: set[Call] = set()
+        for index, call in enumerate(self.calls):
+            if call.reads and call.asked:
+                needed = Subgraph.of(call.given.numbers(), self.calls[:index])
+                if needed.is_pure(written) and is_plain_function(call):
+                    found.update((*needed.calls, call))
+        return [call for call in self.calls if call in found]
 
     def _drop_unused(self) -> None:
         """Drop calls whose results nobody needs and that write nothing."""
@@ -353,22 +346,6 @@ class Recording:
         marks = pytree.tree_unflatten(self.output, self.output_spec)
         found = own_loss(marks, is_scalar)
         return found.number if is_scalar(found) else None
-
-    def _computed_from_arguments(
-        self, call: Call, made: dict[int, Call], written: set[int]
-    ) -> list[Call] | None:
-        """Return a call and all that it needs, in order; None if a module or a draw is among it."""
-        found: list[Call] = []
-        waiting = [call]
-        while waiting:
-            one = waiting.pop()
-            numbers = set(one.given.numbers())
-            if not is_plain_function(one) or not written.isdisjoint(numbers):
-                return None
-            found.append(one)
-            waiting += [made[number] for number in numbers if number in made]
-        order = {call: place for place, call in enumerate(self.calls)}
-        return sorted(dict.fromkeys(found), key=order.__getitem__)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Compares what the ranks make a pipeline of: the plan, the model and the options are the same on all of them."""
+"""PipelineFingerprint: digests of a pipeline's plan, model and options, which must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PLAIN = bool | int | float | str | tuple | type(None)
 Described = dict[str, str]  # by name, what it is
 
 
-class Brought:
-    """What one rank makes a pipeline of, described before the pipeline moves any layer.
+class PipelineFingerprint:
+    """Digests of the arguments of one rank, taken before the pipeline moves any layer.
 
     Args:
         plan, model: arguments of the pipeline.
@@ -37,7 +37,7 @@ class Brought:
         self._values = {name: digest(value) for name, value in _first_values(module).items()}
 
     def check(self, ranks: Ranks) -> None:
-        """Compare with what the other ranks have brought; all ranks call this.
+        """Compare with the other ranks; all ranks call this.
 
         Raises:
             InputError: the ranks have different plans, models or options, on all of them.

@@ -1,4 +1,4 @@
-"""Hello: what a rank brings to a call, and the checks that all ranks bring the same."""
+"""CallSummary: the method, inputs, modes and seed of one rank's call, compared across ranks before it runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .mini_batches import shown
 from .sketches import Sketches
 
 
-class Hello(NamedTuple):
-    """What one rank brings to a call.
+class CallSummary(NamedTuple):
+    """What one rank is about to run.
 
     Attributes:
         call: the method.
@@ -39,12 +39,12 @@ class Hello(NamedTuple):
 
 
 def check_run(
-    everyone: Sequence[Hello], firsts: Sequence[int], lasts: Sequence[int], call: Call, ranks: Ranks
+    everyone: Sequence[CallSummary], firsts: Sequence[int], lasts: Sequence[int], call: Call, ranks: Ranks
 ) -> None:
     """Check that all ranks make a call with the same mini-batch, in the same modes.
 
     Args:
-        everyone: what each rank brings.
+        everyone: the summary of each rank's call.
         firsts, lasts: the ranks of the first and the last stage of each replica, which need the mini-batch.
         call: of this rank.
         ranks: the processes.
@@ -84,7 +84,7 @@ def check_run(
             )
 
 
-def check_refusals(everyone: Sequence[Hello]) -> None:
+def check_refusals(everyone: Sequence[CallSummary]) -> None:
     """Check that no rank refuses its arguments.
 
     Raises:
@@ -95,7 +95,7 @@ def check_refusals(everyone: Sequence[Hello]) -> None:
             raise RankError(f"rank {rank} refuses {one.call}: {one.refusal}")
 
 
-def check_calls(everyone: Sequence[Hello]) -> None:
+def check_calls(everyone: Sequence[CallSummary]) -> None:
     """Check that all ranks make the same call.
 
     Raises:
@@ -115,7 +115,7 @@ def _difference(given: dict[int, str], field: str, texts: Sequence[str]) -> str:
 
     Args:
         given: a digest, by rank.
-        field: of :class:`Hello`, whose digests these are.
+        field: of :class:`CallSummary`, whose digests these are.
         texts: what each rank was given, in words.
     """
     groups: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Alone: the side of a pipeline's only process, which has nothing to agree on and nothing to share."""
+"""SingleProcess: what a pipeline asks of its processes, if there is only one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
 
 
-class Alone:
+class SingleProcess:
     """What a pipeline asks of the processes that it runs on. Subclassed for several.
 
     Args:
@@ -50,7 +50,7 @@ class Alone:
         self.has_whole = True
 
     def connect(self) -> None:
-        """Called behind the making of the pipeline."""
+        """Called after the pipeline is constructed."""
 
     def begin(self, call: Call) -> Agreed:
         """Return the micro-batches of a call."""

@@ -1,8 +1,8 @@
-"""Meeting: what the ranks of a pipeline agree on before a call runs, and what they share when it has run.
+"""CallSync: exchanges summaries of a call before it runs and the loss after it, and raises on all ranks if one refuses.
 
 ::
 
-    rank 0   parts of the mini-batch ┐                 ┌ same shapes and values? ─▶ run ┐              ┌ loss, factor
+    rank 0   parts of the mini-batch ┐                 ┌ same call and shapes?  ─▶ run ┐              ┌ loss, factor
     rank 1   parts, or an error      ├ begin: exchange ┤                                ├ end: exchange┤
     rank 2   given no mini-batch     ┘                 └ an error anywhere: all raise   ┘              └ losses added
 
@@ -30,7 +30,7 @@ from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
-from .hello import Hello, check_calls, check_refusals, check_run
+from .call_summary import CallSummary, check_calls, check_refusals, check_run
 from .mini_batches import Shape, digest, forms, values
 from .overflow import overflows
 from .sketches import are_close, sketches
@@ -38,8 +38,8 @@ from .sketches import are_close, sketches
 T = TypeVar("T")
 
 
-class Meeting:
-    """The agreement of the ranks of one pipeline.
+class CallSync:
+    """Synchronizes the calls of one pipeline between its ranks.
 
     Args:
         ranks: the processes.
@@ -71,10 +71,10 @@ class Meeting:
                 batch = call.split()
             except Exception as error:
                 refusal = error
-        mine = Hello(
+        mine = CallSummary(
             call.name + call.options,
             self._calls,
-            _told(refusal),
+            _as_text(refusal),
             "" if batch is None else digest(forms(batch.inputs)),
             "" if batch is None or not self._strict else digest(values((call.args, call.kwargs))),
             ""
@@ -119,7 +119,7 @@ class Meeting:
         except Exception as error:
             refusal = error
         form = digest(forms(gradients))
-        mine = Hello(call, self._calls, _told(refusal), form, gradients=sketches(gradients))
+        mine = CallSummary(call, self._calls, _as_text(refusal), form, gradients=sketches(gradients))
         everyone = self._exchange(mine, call)
         if refusal is not None:
             raise refusal
@@ -171,17 +171,17 @@ class Meeting:
             result = work()
         except Exception as error:
             refusal = error
-        everyone = self._exchange(Hello(call, self._calls, _told(refusal)), call)
+        everyone = self._exchange(CallSummary(call, self._calls, _as_text(refusal)), call)
         if refusal is not None:
             raise refusal
         check_calls(everyone)
         check_refusals(everyone)
         return cast(T, result)
 
-    def _exchange(self, mine: Hello, call: str) -> list[Hello]:
+    def _exchange(self, mine: CallSummary, call: str) -> list[CallSummary]:
         self._calls += 1
         self.ranks.place = f"the begin of {call}"
-        return [Hello(*one) for one in self.ranks.exchange(mine)]
+        return [CallSummary(*one) for one in self.ranks.exchange(mine)]
 
     def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor] = ()) -> None:
         """Give every rank the loss of the mini-batch, the factor of its gradients and the losses that layers added.
@@ -304,7 +304,7 @@ class Meeting:
         assert batch is not None
         return batch
 
-    def _shapes(self, given: Any, everyone: Sequence[Hello]) -> tuple[Any, Any]:
+    def _shapes(self, given: Any, everyone: Sequence[CallSummary]) -> tuple[Any, Any]:
         """Return the arguments of the call on the meta device, from the first rank that has them."""
         source = next(rank for rank, one in enumerate(everyone) if one.form)
         mine = None
@@ -314,5 +314,5 @@ class Meeting:
         return pytree.tree_map_only(Shape, Shape.made, found)
 
 
-def _told(error: BaseException | None) -> str:
+def _as_text(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"

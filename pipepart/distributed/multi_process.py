@@ -1,4 +1,4 @@
-"""Joined: a pipeline whose stages are on several processes, from its making to its last call."""
+"""MultiProcess: coordinates construction and calls of a pipeline whose stages are on several processes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
-from .alike import Brought, check_options, described_options
-from .alone import Alone
-from .meeting import Meeting
+from .call_sync import CallSync
+from .fingerprint import PipelineFingerprint, check_options, described_options
 from .ownership import Ownership
 from .rank_part import RankPart
+from .single_process import SingleProcess
 from .wrapped import is_sharding_imported, refuse_wrapped
 
 
-class Joined(Alone):
-    """One rank's side of a pipeline on several processes.
+class MultiProcess(SingleProcess):
+    """One rank's part in the calls of a pipeline.
 
     Args:
         ranks: the processes.
@@ -64,8 +64,8 @@ class Joined(Alone):
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self.links = self._links = Links(ranks, own.rank_of, homes, varying_shapes)
         owners, count = own.rank_of_stage, len(plan.stages)
-        self._meeting = Meeting(ranks, chain.model, owners[::count], owners[count - 1 :: count], strict)
-        self.part: RankPart = RankPart(chain.model, own, ranks, self._meeting.meet)
+        self._sync = CallSync(ranks, chain.model, owners[::count], owners[count - 1 :: count], strict)
+        self.part: RankPart = RankPart(chain.model, own, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
         self._layers = chain.layers
@@ -73,7 +73,7 @@ class Joined(Alone):
         self._certain: dict[int, bool] = {}
 
     def connect(self) -> None:
-        """Connect the replicas, and give all of them the parameters and buffers of the first. Behind the making."""
+        """Connect the replicas after construction, and give all of them the parameters and buffers of the first."""
         replicas, pairs = self._ownership.ranks, self._ownership.pairs
         if pairs:
             self.part.connect_pair(self._ranks.new_group(pairs))
@@ -129,9 +129,9 @@ class Joined(Alone):
             )
 
     def end(self, step: Step, *, scaled: bool = False) -> None:
-        """Share the loss, as :meth:`Meeting.end`, what the layers of the first replica have written, and the times."""
+        """Share the loss, as :meth:`CallSync.end`, what the layers of the first replica have written, and the times."""
         gradients = self.part.gradients_to_unscale() if scaled else []
-        self._meeting.end(step.sink, step.keys, gradients)
+        self._sync.end(step.sink, step.keys, gradients)
         if step.sink.trains:
             self._certain[len(step.sink.outputs)] = step.sink.certain
         self.part.share_written()
@@ -145,15 +145,15 @@ class Joined(Alone):
             return []
         self.collect(step.input_gradients, batch)
         found = super().input_gradients(step, batch, factor)
-        return self._meeting.from_one(self._meeting.first, lambda: found)
+        return self._sync.from_one(self._sync.first, lambda: found)
 
     def collect(self, made: list[Any], batch: MicroBatches) -> None:
         """Fill in what ranks of other replicas made for their micro-batches."""
-        self._meeting.collect(made, batch.inputs)
+        self._sync.collect(made, batch.inputs)
 
     def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
         """Give every rank the outputs of all micro-batches."""
-        self._meeting.collect(outputs, batch.inputs, always=True)
+        self._sync.collect(outputs, batch.inputs, always=True)
 
     def begin_backward(self, call: BackwardCall) -> Hashable:
         """Agree on the backward of a differentiable call, which all ranks begin with the same gradients of the output.
@@ -164,7 +164,7 @@ class Joined(Alone):
         """
         what = f"the backward of the output of call {call.number}"
         what += "" if call.parameters else " to its input alone"
-        agreed = self._meeting.begin_backward(what, call.gradients, call.check)
+        agreed = self._sync.begin_backward(what, call.gradients, call.check)
         return "backward", call.parameters, call.form, agreed
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
@@ -174,24 +174,24 @@ class Joined(Alone):
         """
         gradients = self.part.gradients_to_unscale()
         if in_half or any(one.dtype is torch.float16 for one in self.part.model.parameters()):
-            self._meeting.share_overflow(gradients)
-        self._meeting.collect(step.input_gradients, [None] * len(step.input_gradients))
+            self._sync.share_overflow(gradients)
+        self._sync.collect(step.input_gradients, [None] * len(step.input_gradients))
         found = super().end_backward(step, in_half)
-        found = self._meeting.end_backward(list(found))
+        found = self._sync.end_backward(list(found))
         self._links.agree()
         return found
 
     def from_last(self, make: Callable[[], Any]) -> Any:
         """Return on every rank what the rank of the last stage makes."""
-        return self._meeting.from_one(self._meeting.last, make)
+        return self._sync.from_one(self._sync.last, make)
 
     def meet(self, call: str) -> Ranks | None:
-        """Agree on a call that is no run, as :meth:`Meeting.meet`."""
-        self._meeting.meet(call, lambda: None)
-        return self._meeting.ranks
+        """Agree on a call that is no run, as :meth:`CallSync.meet`."""
+        self._sync.meet(call, lambda: None)
+        return self._sync.ranks
 
     def begin(self, call: Call) -> Agreed:
-        """Agree on a call, as :meth:`Meeting.begin`, and give shared parameters their newest values."""
+        """Agree on a call, as :meth:`CallSync.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
             if is_sharding_imported():
@@ -205,7 +205,7 @@ class Joined(Alone):
                 _check_labels(batch)
             return batch
 
-        agreed = self._meeting.begin(call._replace(make=checked))
+        agreed = self._sync.begin(call._replace(make=checked))
         self.part.share_tied()
         return agreed
 
@@ -216,15 +216,15 @@ class Joined(Alone):
         recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
-def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> Alone:
+def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> SingleProcess:
     """Return this process's side of a pipeline.
 
     Raises:
         ValueError: the plan needs one process, or another number of them.
     """
     if ranks is None:
-        return Alone(plan, chain)
-    side = Joined(ranks, plan, chain, varying_shapes, strict)
+        return SingleProcess(plan, chain)
+    side = MultiProcess(ranks, plan, chain, varying_shapes, strict)
     _check_links(plan, side.rank_of)
     return side
 
@@ -277,13 +277,13 @@ def making(
     with _failing_together(ranks):
         if isinstance(model, nn.Module | Chain):
             refuse_wrapped([("", model if isinstance(model, nn.Module) else model.model)])
-        brought = None
+        fingerprint = None
         if ranks is not None and isinstance(plan, Plan) and isinstance(model, nn.Module | Chain):
-            brought = Brought(plan, model, options)
+            fingerprint = PipelineFingerprint(plan, model, options)
         yield  # refuses other types
-    if ranks is not None and brought is not None:
+    if ranks is not None and fingerprint is not None:
         try:
-            brought.check(ranks)
+            fingerprint.check(ranks)
         except BaseException:
             ranks.close("the pipeline could not be made")
             raise

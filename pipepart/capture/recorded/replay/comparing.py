@@ -1,0 +1,153 @@
+"""Compares recordings by one form of their calls: over processes, over forwards, and over numbers of samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .calls import Call, positions
+from .given import Ref, Slice, same_value
+from .recording import Recording
+
+Place = tuple[int, ...]
+"""The place of an argument, and that of a size in a ``torch.Size``."""
+
+_known: WeakKeyDictionary[Recording, str] = WeakKeyDictionary()
+_COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, Ref, Slice)
+
+
+def fingerprint(recording: Recording) -> str:
+    """Return a digest of the calls, of how they are dealt out to layers, and of what the model returned.
+
+    It is the same in all processes that recorded the same code with arguments of the same shapes. Devices and objects,
+    such as functions among the arguments, do not count.
+    """
+    if recording not in _known:
+        _known[recording] = _digest(recording)
+    return _known[recording]
+
+
+def changed(first: Recording, second: Recording, changes: str) -> str:
+    """Name the first call that two recordings of the same forward do not have in common; empty if there is none.
+
+    Args:
+        first, second: the recordings.
+        changes: what may be the reason, and what to do about it.
+    """
+    for one, other in zip(first.calls, second.calls, strict=False):
+        if (one.name, one.line) != (other.name, other.line):
+            return (
+                f"Two forwards with the same arguments take different ways: {other.name} is called at {other.line}, "
+                f"and before it was {one.name} at {one.line}. What decides about that changes from forward to "
+                f"forward: {changes}"
+            )
+        for place in _different(one, other)[:1]:
+            was, now = _constants(one)[place], _constants(other)[place]
+            return (
+                f"{one.name}() at {one.line} is given {was!r:.40} in one forward and {now!r:.40} in the next one "
+                f"with the same arguments. That value changes from forward to forward: {changes}"
+            )
+    return ""
+
+
+def with_another_sample(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a model with the first sample once more at the end."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
+    longer = [
+        torch.cat([leaf, leaf[:1]])
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.dim() and len(leaf) == samples
+        else leaf
+        for leaf in leaves
+    ]
+    return pytree.tree_unflatten(longer, spec)
+
+
+def depending_on_samples(calls: Sequence[Call], others: Sequence[Call]) -> dict[int, list[Place]]:
+    """Return the calls whose constants differ between recordings with N and N + 1 samples, and the places of these.
+
+    The first call that is another one in the other recording is among them, with no places.
+    """
+    found: dict[int, list[Place]] = {}
+    for index, (call, other) in enumerate(zip(calls, others, strict=False)):
+        if call.name != other.name or len(call.given.leaves) != len(other.given.leaves):
+            return found | {index: []}
+        if places := _different(call, other):
+            found[index] = places
+    if len(calls) != len(others):
+        found[min(len(calls), len(others)) - 1] = []
+    return found
+
+
+def for_any_samples(call: Call, places: Sequence[Place]) -> Call:
+    """Return a call without the number of samples, where that makes no difference; else mark that it is given it.
+
+    ``torch.arange(len(x))`` becomes one call on ``x``, and ``x.view(len(x) * n, 5)`` becomes ``x.view(-1, 5)``. A loss
+    that is followed shows then what it does with its samples.
+
+    Args:
+        call: the call.
+        places: of the constants that depend on it.
+    """
+    given = call.given
+    if call.func is torch.arange and places == [(0,)] and given.positional == 1:
+        return replace(call, func=positions)
+    if call.name in ("view", "reshape") and places in ([(1,)], [(1, 0)]):
+        size, others = given.leaves[1], given.leaves[2:]
+        if places == [(1, 0)]:
+            size, others = torch.Size((-1, *size[1:])), size[1:]
+        if -1 not in others:
+            return replace(call, given=given.replaced({1: -1 if places == [(1,)] else size}))
+    return replace(call, counts=True)
+
+
+def _digest(recording: Recording) -> str:
+    calls = [
+        (
+            call.name,
+            _compared(call.given.leaves),
+            _compared(call.outs),
+            sorted(call.writes),
+            call.grad,
+        )
+        for part in (*recording.parts, recording.end)
+        for call in part.calls
+    ]
+    parts = [(part.takes, part.gives, len(part.calls)) for part in (*recording.parts, recording.end)]
+    state = sorted(recording.state.items())
+    whole = (recording.inputs, state, calls, parts, _compared(recording.output), recording.loss)
+    return hashlib.blake2b(repr(whole).encode(), digest_size=16).hexdigest()
+
+
+def _different(one: Call, other: Call) -> list[Place]:
+    """Return the places of the arguments, other than tensors, in which two calls of a function differ."""
+    ones, others = _constants(one), _constants(other)
+    return [
+        place
+        for place, was in ones.items()
+        if type(was) is not Ref and not same_value(was, others.get(place)) and was != others.get(place)
+    ]
+
+
+def _constants(call: Call) -> dict[Place, Any]:
+    """Return the arguments of a call by their places, with the sizes in a ``torch.Size`` one by one."""
+    found: dict[Place, Any] = {}
+    for place, leaf in enumerate(_compared(call.given.leaves)):
+        if type(leaf) is torch.Size:
+            found |= {(place, index): size for index, size in enumerate(leaf)}
+        else:
+            found[(place,)] = leaf
+    return found
+
+
+def _compared(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf if isinstance(leaf, _COMPARED) else type(leaf).__name__ for leaf in leaves]

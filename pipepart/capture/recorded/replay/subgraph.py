@@ -1,0 +1,67 @@
+"""The calls that a value is computed from, and computing it again outside of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..placing import together
+from .calls import Call, is_plain_function
+from .given import DeviceRule, Env, same_value
+
+
+class Subgraph(NamedTuple):
+    """Some calls of a recording, in order.
+
+    Attributes:
+        calls: the calls.
+        outer: the numbers of the tensors that they need and do not make: of arguments, parameters, buffers, constants.
+    """
+
+    calls: list[Call]
+    outer: set[int]
+
+    @classmethod
+    def of(cls, numbers: Iterable[int], calls: Sequence[Call]) -> Subgraph:
+        """Return the calls that make tensors, and those that these need.
+
+        Args:
+            numbers: of the tensors.
+            calls: of the recording, as far as it goes.
+        """
+        makers = {number: call for call in calls for number in call.new}
+        waiting, found, outer = [*numbers], set[Call](), set[int]()
+        while waiting:
+            number = waiting.pop()
+            call = makers.get(number)
+            if call is None:
+                outer.add(number)
+            elif call not in found:
+                found.add(call)
+                waiting += call.given.numbers()
+        return cls([call for call in calls if call in found], outer)
+
+    def is_pure(self, written: set[int]) -> bool:
+        """Return True if it has no modules, draws or writes, and needs nothing that is written."""
+        used = {number for call in self.calls for number in call.given.numbers()} | self.outer
+        return all(map(is_plain_function, self.calls)) and used.isdisjoint(written)
+
+
+def gives_the_same(calls: Iterable[Call], env: Env) -> bool:
+    """Make calls again, store their tensors, and return False if one reads another value than before."""
+    return all(all(same_value(out, leaf) for out, leaf in computed(call, env)) for call in calls)
+
+
+def computed(call: Call, env: Env, device: DeviceRule | None = None) -> list[tuple[Any, Any]]:
+    """Make a call again and store its tensors; return what it reads, as it was and as it is now."""
+    args, kwargs = together(*call.given.filled(env, device))
+    read = []
+    for out, leaf in zip(call.outs, pytree.tree_leaves(call.func(*args, **kwargs)), strict=True):
+        if isinstance(leaf, Tensor):
+            env[out.number] = leaf
+        else:
+            read.append((out, leaf))
+    return read

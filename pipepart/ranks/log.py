@@ -1,0 +1,231 @@
+"""MessageLog: short messages between all processes of a job, in one order, in the store of torch.distributed.
+
+::
+
+    store      0: {"kind": "failure", "from": 1, ...}   1: {"kind": "lost", "rank": 2, ...}   2: ...
+    rank 0 ─── reads 0 ─────────────────────────────── reads 1 ──────────────────────────── waits for 2
+    rank 1 ─── reads 0 ───────── waits for 1
+
+Each process reads all messages, on a thread and a connection of its own. To write one is to set the first free number,
+in one operation of the store: a process that is killed leaves no gap. The store is that of torchrun, or on rank 0: if
+it is gone, rank 0 counts as lost.
+
+A process has one log from its first pipeline to its end. Each pipeline has a channel of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from .leaving import waits_in_torch
+from .start import agree_on_start, is_store_of
+from .watch import PeerWatch
+
+_LEAVE_SECONDS = (
+    1.0  # for the others to report a failure before a launcher ends them, or the store ends with this rank
+)
+_LONGEST = timedelta(days=30)
+
+Message = dict[str, Any]
+Deliver = Callable[[Message], None]
+
+
+class MessageLog:
+    """The messages of a job, seen by one process. All processes make it at the same point.
+
+    Args:
+        rank, size: of this process, and the number of processes.
+        store: that all processes have.
+        seconds: to wait for the other ranks.
+
+    Attributes:
+        store: for this start of the job only; torch 2.13 keeps its store when torchrun starts processes again.
+        gone: the last message of each rank whose process has ended.
+
+    Raises:
+        TimeoutError: not all ranks have come.
+        RankError: a rank has ended before.
+    """
+
+    def __init__(self, rank: int, size: int, store: Any, seconds: float) -> None:
+        self.rank, self.size = rank, size
+        self.gone: dict[int, Message] = {}
+        self._lock = threading.RLock()  # the handler of a signal may close a pipeline
+        self._channels: dict[int, Channel] = {}
+        self._opened = 0
+        self._early: list[Message] = []  # for channels that are not open here yet
+        self._since = time.monotonic()
+        self._ids = itertools.count()
+        self._next = 0  # the first message that is not read
+        self.store = agree_on_start(rank, size, store, seconds)
+        self._must_stay = is_store_of(rank)
+        self._process = os.getpid()
+        self._writer, self._reader = self.store.clone(), self.store.clone()
+        self._reader.set_timeout(_LONGEST)
+        self._watch = PeerWatch.of_job(self.store, rank, size, seconds, self._report_lost)
+        threading.Thread(target=self._listen, name="pipepart-messages", daemon=True).start()
+
+    def open(self, deliver: Deliver) -> Channel:
+        """Return the next channel. All ranks open their channels in the same order.
+
+        Args:
+            deliver: called on the log's thread with each message of the channel from another rank, with the end of
+                exchanges ``{"kind": "all", "number": n, "values": [...]}``, and with ``{"kind": "lost", "rank": k}`` or
+                ``{"kind": "closed", "rank": k, "calls": n, "why": ...}`` for a rank whose process is lost or whose
+                script has ended.
+        """
+        with self._lock:
+            channel = Channel(self, self._opened, deliver)
+            self._channels[channel.number] = channel
+            self._opened += 1
+            early = [message for message in self._early if message["channel"] == channel.number]
+            self._early = [message for message in self._early if message["channel"] != channel.number]
+            for message in [*early, *(_of_channel(one, channel.number) for one in self.gone.values())]:
+                deliver(message)
+        return channel
+
+    def forget(self, channel: Channel) -> None:
+        """Deliver nothing to a channel any more."""
+        with self._lock:
+            self._channels.pop(channel.number, None)
+
+    def end(self, reason: Message, wait: bool) -> None:
+        """Tell the other ranks that this script has ended.
+
+        Args:
+            reason: why, and the traceback of an exception.
+            wait: a second for the others to report it.
+        """
+        if os.getpid() != self._process:
+            return  # a fork, whose end is not that of the rank
+        calls = {str(number): channel.calls for number, channel in self._channels.items()}
+        self.send({"kind": "ended", "rank": self.rank, "calls": calls, **reason})
+        limit = time.monotonic() + (_LEAVE_SECONDS if wait or self._must_stay else 0.0)
+        while len(self.gone) < self.size - 1 and time.monotonic() < limit:
+            time.sleep(0.01)
+        self._watch.end()
+
+    def send(self, message: Message) -> None:
+        """Write a message for all ranks, or for the one in ``message["to"]``."""
+        entry = json.dumps({**message, "from": self.rank, "id": next(self._ids)}).encode()
+        with self._lock, suppress(RuntimeError):  # the store is gone, which the reader tells
+            number = self._next
+            while self._writer.compare_set(str(number), "", entry) != entry:
+                number += 1
+
+    def exchange(self, channel: int, number: int, value: Any) -> None:
+        """Give this rank's value to an exchange. The rank that gives the last one sends all of them to all."""
+        key = f"{channel}/{number}"
+        with self._lock, suppress(RuntimeError):  # as above
+            self._writer.set(f"{key}/{self.rank}", json.dumps((self._next, value)))
+            if self._writer.add(key, 1) == self.size:
+                parts = [json.loads(self._writer.get(f"{key}/{rank}")) for rank in range(self.size)]
+                read, values = zip(*parts, strict=True)
+                message = {"kind": "all", "channel": channel, "number": number}
+                self.send(
+                    {**message, "values": values, "read": min(read)}
+                )  # all ranks have read those before
+                for rank in range(self.size):
+                    self._writer.delete_key(f"{key}/{rank}")
+                self._writer.delete_key(key)
+
+    def _report_lost(self, rank: int) -> None:
+        """The connection to a rank has ended: it is lost, unless it has said before that it ends."""
+        self.send({"kind": "lost", "rank": rank})
+
+    def _listen(self) -> None:
+        """Read messages until this script ends; runs on the log's thread."""
+        deleted = 0  # messages before this number
+        with waits_in_torch():
+            while True:
+                try:
+                    message = json.loads(self._reader.get(str(self._next)))
+                    if self.rank == 0 and message["kind"] == "all":
+                        for number in range(deleted, message["read"]):
+                            self._reader.delete_key(str(number))
+                        deleted = message["read"]
+                except RuntimeError:  # the store is gone
+                    self._arrived({"kind": "lost", "rank": 0, "from": 0})
+                    return
+                self._next += 1
+                if message["kind"] == "ended" and message["from"] == self.rank:
+                    return
+                if message["from"] != self.rank or message["kind"] in ("all", "lost"):
+                    self._arrived(message)
+
+    def _arrived(self, message: Message) -> None:
+        if message.get("to", self.rank) != self.rank:
+            return
+        with self._lock:
+            found: list[tuple[Channel, Message]] = []
+            if message["kind"] in ("ended", "lost"):
+                if message["rank"] in self.gone:
+                    return
+                self.gone[message["rank"]] = message
+                found = [(one, _of_channel(message, number)) for number, one in self._channels.items()]
+            elif (number := message["channel"]) in self._channels:
+                found = [(self._channels[number], message)]
+            elif number >= self._opened and message["kind"] == "ask":
+                self._answer(message)
+            elif number >= self._opened:
+                self._early.append(message)
+        for channel, one in found:
+            channel.deliver(one)
+
+    def _answer(self, asked: Message) -> None:
+        """Answer a question of a pipeline that this rank has not made yet."""
+        idle = time.monotonic() - self._since
+        status = [idle, ["is in the script, and has not made this pipeline yet"], []]
+        self.send(
+            {"kind": "answer", "status": status, "to": asked["from"]}
+            | {key: asked[key] for key in ("channel", "number")}
+        )
+
+
+class Channel:
+    """What the ranks of one pipeline tell each other.
+
+    Args:
+        log: of the process.
+        number: the same on all ranks.
+        deliver: called with what arrives.
+
+    Attributes:
+        calls: that all ranks make, and this one has begun. The others hear it when this one closes.
+    """
+
+    def __init__(self, log: MessageLog, number: int, deliver: Deliver) -> None:
+        self.number, self.deliver = number, deliver
+        self.calls = 0
+        self._log = log
+        self._closed = False
+
+    def send(self, message: Message) -> None:
+        """Send a message to all other ranks, or to the one in ``message["to"]``."""
+        self._log.send({**message, "channel": self.number})
+
+    def exchange(self, number: int, value: Any) -> None:
+        """Give this rank's value to the exchange of a number."""
+        self._log.exchange(self.number, number, value)
+
+    def close(self, message: Message) -> None:
+        """Send a last message; deliver nothing any more. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._log.forget(self)
+            self.send({"kind": "closed", "rank": self._log.rank, "calls": self.calls, **message})
+
+
+def _of_channel(message: Message, number: int) -> Message:
+    """Return for one channel what is known of a rank whose process has ended."""
+    if message["kind"] == "lost":
+        return message
+    return {**message, "kind": "closed", "calls": message["calls"].get(str(number), 0)}

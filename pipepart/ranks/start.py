@@ -1,0 +1,144 @@
+"""Brings the processes of a job together, by the store of torch.distributed.
+
+::
+
+    rank 0     token ──▶ store                        store ── nonces of all ──▶ rank 0 ── go: nonces ──▶ store
+    rank 1               store ── token ──▶ nonce ──▶ store                      store ── go, with its nonce ──▶ rank 1
+
+torch 2.13 keeps the store of a job that torchrun starts again, with what the processes before have written. So a token
+counts only if rank 0 answers under it with the nonce of this process.
+
+A process that ends before it is here leaves a message in the store, for those that wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from .failure import has_closed, is_lost
+from .watch import PeerWatch
+
+_POLL_SECONDS = 0.02  # between two looks into the store
+_LEAVE_SECONDS = 0.5
+_TOKEN = "pipepart/token"
+_ENDED = "pipepart/ended"
+
+
+def agree_on_start(rank: int, size: int, store: Any, seconds: float) -> Any:
+    """Wait for all processes; return a store that those of this start of the job alone use.
+
+    Args:
+        rank, size: of this process, and the number of processes.
+        store: that all processes have.
+        seconds: to wait for the other ranks.
+
+    Raises:
+        TimeoutError: not all ranks have come.
+        RankError: a rank has ended.
+    """
+    end = time.monotonic() + seconds
+    peers = list(range(1, size)) if rank == 0 else [0]
+    watch = PeerWatch.of_script(peers) if dist.is_initialized() else None
+    check = partial(_check, store, watch)
+    try:
+        token = _gather(size, store, check, end) if rank == 0 else _follow(rank, store, check, end)
+    except BaseException:
+        if watch is not None:
+            watch.end()
+        raise
+    return PrefixStore(f"pipepart/{token}/log", store)
+
+
+def report_exit(store: Any, rank: int, reason: Mapping[str, Any]) -> None:
+    """Tell processes that wait that one has ended before the start. The first such message counts.
+
+    Args:
+        store: that all processes have.
+        rank: that has ended.
+        reason: the message that the log would have.
+    """
+    if _reads_exits():
+        with suppress(RuntimeError):  # the process that has the store has ended
+            store.compare_set(_ENDED, "", json.dumps({**reason, "rank": rank, "from": rank}))
+            time.sleep(_LEAVE_SECONDS)  # for others to read it, if the store ends with this process
+
+
+def is_store_of(rank: int) -> bool:
+    """Return whether the store may end with the process of a rank, as no agent of torchrun has it."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def _reads_exits() -> bool:
+    """Return whether exits in the store are of this attempt: torchrun keeps the store if it starts processes again.
+
+    Where it does so, it ends those that wait.
+    """
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
+
+
+def _check(store: Any, watch: PeerWatch | None) -> None:
+    """Raise if a process has ended before the start.
+
+    Raises:
+        RankError: one has.
+    """
+    try:
+        found = _reads_exits() and store.check([_ENDED]) and json.loads(store.get(_ENDED))
+    except RuntimeError:
+        raise is_lost(0) from None  # the only process that may have the store, if torchrun has not
+    if found:
+        raise is_lost(found["rank"]) if found["kind"] == "lost" else has_closed(found["rank"], found)
+    if watch is not None and watch.lost:
+        report_exit(store, watch.lost[0], {"kind": "lost"})
+        _check(store, None)
+
+
+def _gather(size: int, store: Any, check: Callable[[], None], end: float) -> str:
+    """On rank 0, wait for the nonces of all other ranks; return the token."""
+    token = secrets.token_hex(8)
+    nonces: dict[int, str] = {}
+    store.set(_TOKEN, token)
+    while len(nonces) < size - 1:
+        for rank in range(1, size):
+            if rank not in nonces and store.check([f"pipepart/{token}/{rank}"]):
+                nonces[rank] = store.get(f"pipepart/{token}/{rank}").decode()
+        check()
+        if time.monotonic() > end:
+            missing = ", ".join(str(rank) for rank in range(1, size) if rank not in nonces)
+            raise TimeoutError(
+                f"of the {size} ranks {missing} did not make the pipeline in time, which all ranks make at "
+                "the same point of the script: do they wait elsewhere, or have they been killed before?"
+            )
+        time.sleep(_POLL_SECONDS)
+    store.set(f"pipepart/{token}/go", json.dumps(nonces))
+    return token
+
+
+def _follow(rank: int, store: Any, check: Callable[[], None], end: float) -> str:
+    """On another rank, wait for rank 0; return its token."""
+    nonce, token = secrets.token_hex(8), ""
+    while True:
+        check()
+        if store.check([_TOKEN]) and (newest := store.get(_TOKEN).decode()) != token:
+            token = newest
+            store.set(f"pipepart/{token}/{rank}", nonce)
+        if token and store.check([f"pipepart/{token}/go"]):
+            nonces = json.loads(store.get(f"pipepart/{token}/go"))
+            if nonces.get(str(rank)) == nonce:
+                return token
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"rank {rank} makes the pipeline and rank 0 does not, or not all others, which all ranks make at the "
+                "same point of the script: does one wait elsewhere, or was it killed before?"
+            )
+        time.sleep(_POLL_SECONDS)
