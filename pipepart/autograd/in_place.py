@@ -33,13 +33,13 @@ def note_sent(tensor: Tensor) -> None:
     setattr(tensor, _SENT, version(tensor))
 
 
-def check_not_overwritten(message: Any) -> None:
-    """Check that a message was not written after :func:`note_sent`. Copied tensors have no note and are not checked.
+def check_not_overwritten(parts: Sequence[Tensor]) -> None:
+    """Check that tensors were not written after :func:`note_sent`. Copied tensors have no note and are not checked.
 
     Raises:
-        RuntimeError: a tensor of the message was written.
+        RuntimeError: a tensor was written.
     """
-    for tensor in tensors(message):
+    for tensor in parts:
         sent = getattr(tensor, _SENT, None)
         if sent is not None and sent != version(tensor):
             raise _overwritten()
@@ -84,12 +84,12 @@ def _overwritten() -> RuntimeError:
 Overlap = tuple[Tensor, Tensor, int, int]  # two tensors of a message, and their versions
 
 
-def overlaps(message: Any) -> Sequence[Overlap]:
-    """Return the pairs of tensors in a message that share a storage."""
-    if type(message) is Tensor:
+def overlaps(parts: Sequence[Tensor]) -> Sequence[Overlap]:
+    """Return the pairs of tensors of a message that share a storage."""
+    if len(parts) < 2:
         return ()
     groups: dict[int, list[Tensor]] = {}
-    for tensor in tensors(message):
+    for tensor in parts:
         if tensor.layout is torch.strided and tensor.numel():
             groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     return [

@@ -7,10 +7,10 @@
                                    └─▶ gradient of its weight           second part (W)
 
 The first part is one run of autograd's engine that excludes the deferred weights. A hook on the node of each of their
-layers keeps the gradient that arrives there. The second part computes the weight gradient as the node would have. It
-passes it to the weight through autograd, or adds it to the weight's ``grad`` directly if that is faster. Weights of
-unknown layer types, and those that a stage uses twice, get their gradients in the first part: autograd sums the
-gradients of several uses in an order of its own. The forward does not depend on the split.
+layers keeps the gradient that arrives there. The second part computes the weight gradient as the node would have, and
+passes it to the weight through autograd. Weights of unknown layer types, and those that a stage uses twice, get their
+gradients in the first part: autograd sums the gradients of several uses in an order of its own. The forward does not
+depend on the split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from . import graph_cut
-from .fused_addmm import add_product
 from .sparse import bytes_of
 from .weight_gradients import KNOWN, Formula, Known, read_formula
 
@@ -98,15 +97,13 @@ def backward_inputs(roots: Sequence[GradientEdge], gradients: graph_cut.Gradient
 class _Use(NamedTuple):
     """One layer's use of weights: for each weight, the edge from the layer's node to it and its accumulating node.
 
-    ``direct`` is True if the first gradient is a product that can be added to the weight's ``grad`` directly. The
-    layer's node is not stored, because it would keep the graph alive.
+    The layer's node is not stored, because it would keep the graph alive.
     """
 
     edges: list[tuple[Node, int]]
     ends: list[Node]
     formula: Formula
     versions: list[int]
-    direct: bool
 
 
 class _Found(NamedTuple):
@@ -150,7 +147,7 @@ def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, S
         return None, edges
     versions = [tensor._version for tensor in formula.kept]
     own = [edges[slot] for slot in ends]
-    use = _Use(own, list(ends.values()), formula, versions, _is_direct(formula, own[0][0]))
+    use = _Use(own, list(ends.values()), formula, versions)
     return use, [edge for slot, edge in enumerate(edges) if slot not in ends]
 
 
@@ -164,15 +161,6 @@ def _weight(node: Any) -> Node | None:
     # A parameter with a hook is not deferred: hooks expect to be called in one backward.
     hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
     return node if type(weight) is nn.Parameter and not hooked else None
-
-
-def _is_direct(formula: Formula, node: Any) -> bool:
-    """Return True if the first gradient of a formula is a matrix product with the shape of the weight."""
-    if formula.transposed:
-        if type(node).__name__ != "TBackward0":
-            return False
-        node = node.next_functions[0][0]
-    return formula.factors is not None and type(node).__name__ == "AccumulateGrad"
 
 
 def _used_once(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:
@@ -201,26 +189,15 @@ def _keep(arrived: list[tuple[_Use, Tensor]], use: _Use, gradients: tuple[Tensor
 
 
 def _compute(use: _Use, gradient: Tensor) -> list[_Found]:
-    """Return the weight gradients of one use, except one that was added to the weight's ``grad`` directly."""
+    """Return the weight gradients of one use."""
     if [tensor._version for tensor in use.formula.kept] != use.versions:
         raise RuntimeError(
             "the input of a layer has been written into before the gradients of the layer's weights were computed "
             "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
             "one backward"
         )
-    added = use.direct and _add(use, gradient)
-    computed = [gradient for _ in use.ends[1:]] if added else use.formula.gradients(gradient)
-    found = zip(use.ends[added:], use.edges[added:], computed, strict=True)
+    found = zip(use.ends, use.edges, use.formula.gradients(gradient), strict=True)
     return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]
-
-
-def _add(use: _Use, gradient: Tensor) -> bool:
-    """Add the first gradient of a use to its weight's ``grad`` directly, if the result is equal to the bit."""
-    assert use.formula.factors is not None
-    into = _weights(use.ends[:1])[0].grad
-    if type(into) is not Tensor or into.layout is not torch.strided or into.requires_grad:
-        return False
-    return add_product(into, *use.formula.factors(gradient))
 
 
 def _weights(ends: Iterable[Any]) -> list[nn.Parameter]:

@@ -62,15 +62,10 @@ class Formula(NamedTuple):
     Attributes:
         kept: the tensors that the gradients depend on, apart from the gradient of the output.
         gradients: takes the gradient of the output; returns one gradient for each requested slot, in their order.
-        factors: takes the gradient of the output; returns two matrices whose product is the first gradient, transposed
-            if the weight is; None if it is not a product.
-        transposed: whether the weight is transposed.
     """
 
     kept: tuple[Tensor, ...]
     gradients: Callable[[Tensor], Sequence[Tensor]]
-    factors: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    transposed: bool = False
 
 
 class Known(NamedTuple):
@@ -113,16 +108,11 @@ def _mm(node: Any, slots: Sequence[int]) -> Formula:
 
 
 def _product(given: Tensor, by_column: bool, *, biased: bool) -> Formula:
-    def factors(gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return (gradient.t(), given) if by_column else (given.t(), gradient)
-
     def gradients(gradient: Tensor) -> Sequence[Tensor]:
-        left, right = factors(gradient)
-        found = left.mm(right)
-        weight = found.t() if by_column else found
+        weight = gradient.t().mm(given).t() if by_column else given.t().mm(gradient)
         return (weight, gradient) if biased else (weight,)
 
-    return Formula((given,), gradients, factors, by_column)
+    return Formula((given,), gradients)
 
 
 def _by_column(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Losses that layers add by themselves, in the middle of a model, to the one at its end."""
+"""Auxiliary losses: layers in the middle of a model add them to the loss at its end."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class AddedLosses:
         _here.losses = self._before
 
     def taken(self) -> Sequence[Added]:
-        """Those found since the last time."""
+        """Return the losses added since the last call."""
         if not self.found:
             return ()
         found, self.found = self.found, []
         return found
 
     def total(self) -> Tensor:
-        """Their sum, which can be differentiated; zero where no layer has added any."""
+        """Return their differentiable sum; zero if no layer has added one."""
         if not self.found:
             return torch.zeros(())
         home = self.found[0].loss.device
@@ -86,7 +86,7 @@ def add_loss(loss: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Non
 
 
 def collect_losses() -> AddedLosses:
-    """What layers add within the block, be it by a plain model or by a pipeline that is called as one.
+    """Collect the losses that layers add within the block, in a plain model or in a pipeline called as one.
 
     ::
 
@@ -98,15 +98,15 @@ def collect_losses() -> AddedLosses:
 
 
 def losses_of_stage() -> AddedLosses:
-    """What the layers of a stage add, micro-batch by micro-batch: with a graph, where gradients are enabled."""
+    """Collect the losses that the layers of a stage add; they need a graph if gradients are enabled."""
     return AddedLosses(must_have_graph=torch.is_grad_enabled())
 
 
 def added_so_far() -> int:
-    """How many losses layers have added in the innermost block of this thread."""
+    """Return the number of losses added in the innermost `collect_losses` block of this thread."""
     return len(_here.losses.found) if _here.losses else 0
 
 
 def collecting() -> bool:
-    """Whether somebody in this thread waits for what layers add."""
+    """Return True if a `collect_losses` block is active in this thread."""
     return _here.losses is not None

@@ -1,4 +1,4 @@
-"""The loss of a step: called once for each micro-batch, and put together to that of the mini-batch.
+"""Computes the loss of a mini-batch from those of its micro-batches.
 
 The loss of the mini-batch is a sum of terms, each of them a sum over all micro-batches divided by a total count. The
 gradient of a micro-batch's term is therefore known once the total is. Totals that later micro-batches bring are
@@ -188,7 +188,8 @@ class MiniBatchLoss:
         value = function(output) if target is None else function(output, target)
         self.leaves.update(pattern.leaves)
         if pattern.pair:
-            return self._of_pair(*value, pattern.divisor and pattern.divisor.replay, pattern.key)
+            total, count = value
+            return self._of_pair(total, count, pattern.divisor and pattern.divisor.replay, pattern.key)
         if not isinstance(value, Tensor) or value.dim():
             check_scalar(value, title(function))
         return pattern.loss(value, self._targets, micro_batch)

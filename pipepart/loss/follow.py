@@ -1,8 +1,8 @@
-"""Follows a loss function while it runs on a real micro-batch, to see which means and sums over samples it adds up.
+"""Follows a loss function while it runs on a micro-batch, to find the means and sums over samples that it adds up.
 
-Each tensor that comes from the batch is one of three. It holds samples (:class:`~.operations.Rows`). Or it is a sum of
-terms, each of them a mean or a sum over samples (:class:`~.terms.Terms`). Or it is lost, with the reason: functions
-that are not in the tables of :mod:`~.operations` lose what they are given.
+A tensor from the batch holds samples (:class:`~.operations.Rows`), or is a sum of terms, each a mean or a sum over
+samples (:class:`~.terms.Terms`). Functions without a rule in :mod:`~.operations` make their result untracked
+(:class:`~.operations.Lost`), with a reason for the error.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Follower(TorchFunctionMode):
         return Terms((Term(call.result, divisor=count, divided=True),))
 
     def _apart(self, call: Call, found: Terms) -> Terms:
-        """A new term. The loss gets a copy of it, so that it cannot write into what the gradient starts from."""
+        """Clone the term: in-place code in the loss must not change the tensor that the backward starts from."""
         call.result = call.result.clone()
         return found
 

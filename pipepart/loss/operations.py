@@ -1,4 +1,4 @@
-"""The functions of torch that keep the samples of a micro-batch apart, and where they leave them.
+"""Rules: which torch functions act on each sample alone, and which dimension of their result holds the samples.
 
 A tensor of a micro-batch is followed as long as that of the mini-batch would be the concatenation of those of the
 micro-batches along one dimension, :attr:`Rows.dim`. The functions in ``RULES`` keep that so under the conditions that

@@ -1,4 +1,4 @@
-"""What a loss may return, and what it is refused with: the reason, the choices, and the line to paste."""
+"""Checks what a loss returns, and builds the error for a loss that is refused, with what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls on sums of terms give: a loss adds terms up, multiplies them by numbers and divides them by counts."""
+"""Linear algebra on loss terms: add, scale, and divide by a count."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Term(NamedTuple):
         share = self.divisor.value if self.divided else 1.0
         if isinstance(share, Tensor) or isinstance(total, Tensor):
             weight = self.coefficient * share / total
-            # Where nothing counts, a mean of torch has no gradient; a quotient has what its division gives.
+            # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
             return torch.where(torch.as_tensor(self.empty), 0.0, weight) if self.divided else weight
         if self.empty:
             return 0.0

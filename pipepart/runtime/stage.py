@@ -104,27 +104,34 @@ class Stage:
     ) -> Made:
         """Run the layers on the input of one micro-batch."""
         self.repeats = which is ForwardPass.SECOND
-        check_not_overwritten(message)
-        message = graph_cut.move(message, self.device)
+        parts = tensors(message)
+        check_not_overwritten(parts)
+        if graph_cut.emulated.bring is not None or any(part.device != self.device for part in parts):
+            message = graph_cut.move(message, self.device)
+            parts = tensors(message)
         if self.guard is not None:
             self.guard.received(micro_batch, message)
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)
+            parts = tensors(message)
         if not torch.is_grad_enabled():
             return Made(*self.run_layers(message, micro_batch, keys, which), Awaited((), None))
         training = self._modules[0].training
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
             message = own_copy(message)
-        awaited = self.input_gradients.await_for(graph_cut.leaves(message))
-        pairs = overlaps(message)
+            parts = tensors(message)
+        awaited = self.input_gradients.await_for(tuple([part for part in parts if part.requires_grad]))
+        pairs = overlaps(parts)
         if awaited.caught is not None:
             given = graph_cut.catching(message, awaited.caught)
+        elif not awaited.leaves:
+            given = message
         elif writes is not False or self._flagged or pairs:
             given = graph_cut.alias(message)
         else:
             given = graph_cut.views(message)
-        versions = [version(tensor) for tensor in tensors(message)] if writes is None else ()
+        versions = [version(part) for part in parts] if writes is None else ()
         made = Made(*self.run_layers(given, micro_batch, keys, which), awaited)
         if pairs and written(pairs):
             raise RuntimeError(
@@ -134,7 +141,7 @@ class Stage:
                 "(pipepart.plan(..., colocate=...)), or have it return view.clone()"
             )
         if writes is None:
-            self._writes_input[training] = versions != [version(tensor) for tensor in tensors(message)]
+            self._writes_input[training] = versions != [version(part) for part in parts]
         return made
 
     def begin(self) -> None:

@@ -215,7 +215,7 @@ class StageRun:
         kept = self.inputs.pop(micro_batch, None)
         if kept is None:
             return
-        check_not_overwritten(kept.message)
+        check_not_overwritten(tensors(kept.message))
         if _versions(kept.message) != kept.versions:
             raise RuntimeError(
                 "a layer behind this stage has written over the stage's input, which its second forward needs: take "
@@ -254,8 +254,6 @@ class StageRun:
         except BaseException as error:
             self.stage.blame_weights(error, deferred.computed)
             raise
-        if self.stage.guard is not None:
-            self.stage.guard.went_back(micro_batch)
 
     def reduce(self, _: None, arrived: Sequence[Gradients]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""

@@ -4,8 +4,9 @@ Workers compute the largest magnitude in each tensor that their layers make, and
 and the step goes on to its end. Then all magnitudes are read, once per device. "First" refers to plain training on the
 same micro-batches, one after the other, whichever worker was faster::
 
-    micro-batch 0:  input ─▶ outputs of layers 0, 1, 2, ... ─▶ loss ─▶ gradients of ..., 2, 1, 0
+    micro-batch 0:  input ─▶ outputs of layers 0, 1, 2, ... ─▶ loss ─▶ gradients of the inputs of ..., 2, 1, 0
     micro-batch 1:  ...
+    the step:       gradients of the parameters of ..., 2, 1, 0, which are sums over the micro-batches
 
 All numbers before the first one are finite, so the layer made it from finite input.
 """
@@ -13,6 +14,7 @@ All numbers before the first one are finite, so the layer made it from finite in
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,22 +25,17 @@ from torch import Tensor, nn
 from ...autograd.own_copy import tensors
 from ..sinks import LossSink
 
-_BEFORE_STEP = -1  # stands for a micro-batch
+_BEFORE_STEP, _AFTER_STEP = -1, sys.maxsize  # stand for a micro-batch
 _FORWARD, _LOSS, _BACKWARD = range(3)
 _Order = tuple[int, int, int, int]  # micro-batch, phase, layer (counted from the end in the backward), rank
 
 
 class _Peak(NamedTuple):
-    """The largest magnitude in a tensor, a tensor of one number, and how to report it.
-
-    ``parameter`` is that whose gradient it is, which is a sum over micro-batches: once such a sum is not finite it
-    stays so, and only the first of its peaks counts.
-    """
+    """The largest magnitude in a tensor, a tensor of one number, and how to report it."""
 
     order: _Order
     text: str
     value: Tensor
-    parameter: Tensor | None = None
 
 
 class StageGuard:
@@ -65,9 +62,12 @@ class StageGuard:
     def begin(self, scaled: bool, backwards: bool) -> None:
         """Before a step. ``scaled`` gradients are not checked; ``backwards`` says whether the step makes any."""
         self.peaks.clear()
-        self._gradients = not scaled
-        if backwards:
-            self.went_back(_BEFORE_STEP)
+        self._gradients = backwards and not scaled
+        self._note_parameters(
+            _BEFORE_STEP,
+            "the gradient of parameter {key!r} has {{}} from before the step: clear the gradients after a step that "
+            "failed",
+        )
 
     def received(self, micro_batch: int, message: Any) -> None:
         """Note the input of the stage, before its forward."""
@@ -83,21 +83,14 @@ class StageGuard:
             for node in filter(None, nodes):
                 node.register_prehook(partial(self._arrived, micro_batch, index + 1))  # after all hooks
 
-    def went_back(self, micro_batch: int, gradients: Iterable[Tensor | None] = ()) -> None:
-        """Note the gradients after a backward or a part of it; ``gradients`` are those of the stage's input."""
-        if not self._gradients:
-            return
-        self._arrived(micro_batch, 0, gradients)
-        for index, (name, layer) in enumerate(self._layers):
-            order = micro_batch, _BACKWARD, -self._first - index, 1
-            for key, parameter in layer.named_parameters(prefix=name):
-                text = f"{self._makers[index]} made {{}} in the gradient of its parameter {key!r}"
-                if micro_batch == _BEFORE_STEP:
-                    text = (
-                        f"the gradient of parameter {key!r} has {{}} from before the step: clear the gradients after "
-                        "a step that failed"
-                    )
-                self._note(order, text, parameter.grad, parameter)
+    def went_back(self, micro_batch: int, gradients: Iterable[Tensor | None]) -> None:
+        """Note the gradients of the stage's input after a backward."""
+        if self._gradients:
+            self._arrived(micro_batch, 0, gradients)
+
+    def finish(self) -> None:
+        """Note the gradients of the parameters after the last backward."""
+        self._note_parameters(_AFTER_STEP, "{maker} made {{}} in the gradient of its parameter {key!r}")
 
     def check(self) -> None:
         """Check what was noted so far, before an optimizer steps.
@@ -105,6 +98,7 @@ class StageGuard:
         Raises:
             FloatingPointError: a number is not finite.
         """
+        self.finish()
         if first := _first_of(self.peaks):
             raise FloatingPointError(first)
 
@@ -114,12 +108,19 @@ class StageGuard:
         )
         self._note((micro_batch, _BACKWARD, -self._first - maker, 0), text, list(gradients))
 
-    def _note(self, order: _Order, text: str, value: Any, parameter: Tensor | None = None) -> None:
-        place = "" if order[0] == _BEFORE_STEP else f"; {self._where}, micro-batch {order[0]}"
+    def _note_parameters(self, when: int, text: str) -> None:
+        for index, (name, layer) in enumerate(self._layers if self._gradients else ()):
+            order = when, _BACKWARD, -self._first - index, 1
+            for key, parameter in layer.named_parameters(prefix=name):
+                self._note(order, text.format(maker=self._makers[index], key=key), parameter.grad)
+
+    def _note(self, order: _Order, text: str, value: Any) -> None:
+        place = {_BEFORE_STEP: "", _AFTER_STEP: f"; {self._where}"}
+        text += place.get(order[0], f"; {self._where}, micro-batch {order[0]}")
         for tensor in tensors(value):
             is_mask = order[1] == _FORWARD and not tensor.requires_grad
             if (peak := _peak(tensor, is_mask)) is not None:
-                self.peaks.append(_Peak(order, text + place, peak, parameter))
+                self.peaks.append(_Peak(order, text, peak))
 
 
 def first_not_finite(
@@ -129,6 +130,8 @@ def first_not_finite(
 
     If the step ended with an exception, that is the cause of the returned error: layers may refuse such numbers.
     """
+    for guard in guards:
+        guard.finish()
     peaks = [peak for guard in guards for peak in guard.peaks]
     for guard in guards:
         guard.peaks.clear()
@@ -166,13 +169,11 @@ def _first_of(peaks: Iterable[_Peak]) -> str | None:
     for peak in peaks:
         of_device.setdefault(peak.value.device, []).append(peak)
     bad: list[tuple[_Order, str]] = []
-    bad_sums: set[Tensor] = set()
     for own in of_device.values():
         values = torch.stack([peak.value for peak in own]).tolist()
-        for (order, text, _, parameter), value in zip(own, values, strict=True):
-            if value < math.inf or parameter in bad_sums:
-                continue
-            if parameter is not None:
-                bad_sums.add(parameter)
-            bad.append((order, text.replace("{}", "nan" if math.isnan(value) else "an infinite number", 1)))
+        bad += [
+            (peak.order, peak.text.replace("{}", "nan" if math.isnan(value) else "an infinite number", 1))
+            for peak, value in zip(own, values, strict=True)
+            if not value < math.inf
+        ]
     return min(bad)[1] if bad else None

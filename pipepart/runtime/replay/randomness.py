@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
+from itertools import islice, takewhile
 from types import FrameType
 from typing import Any
 
@@ -40,6 +41,7 @@ from torch.utils import checkpoint
 from ...autograd.dispatch_mode import DispatchMode
 from ...capture import FORWARD_HOOKS
 
+_MAY_DRAW: dict[Any, bool] = {}  # by operation: torch's tags are searched once
 _GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
 
 
@@ -159,9 +161,9 @@ class _Layer:
         self._tables = [part.__dict__ for part in self._parts]
         self._of_known_types = all(type(part) in _NEVER_DRAWING for part in self._parts)
         # Numbers in the attributes of types whose forwards are not known; a rate of dropout may be among them.
-        others = [part.__dict__ for part in self._parts if type(part) not in _NEVER_DRAWING]
-        self._others = others
-        self._settings = _numbers(others)
+        others = [part for part in self._parts if type(part) not in _NEVER_DRAWING]
+        self._others = [(part, part.__dict__, _torchs_attributes(part)) for part in others]
+        self._settings = _numbers(self._others)
         self._changed = False  # whether its settings have, since the step before
         # Whether it draws, by mode; absent until it has run in that mode.
         self._draws = {True: True} if any(isinstance(part, _DRAWING) for part in self._parts) else {}
@@ -212,7 +214,10 @@ class KeyedDraws(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = _arguments_of_draw(func, args, kwargs)
+        may_draw = _MAY_DRAW.get(func)
+        if may_draw is None:
+            may_draw = _MAY_DRAW[func] = torch.Tag.nondeterministic_seeded in func.tags
+        given = _arguments_of_draw(func, args, kwargs) if may_draw else None
         if given is None:
             return func(*args, **kwargs)
         self.used = True
@@ -251,8 +256,17 @@ class KeyedDraws(DispatchMode):
             generator.set_state(now)
 
 
-def _numbers(tables: Sequence[dict[str, Any]]) -> list[Any]:
-    return [value for table in tables for value in table.values() if isinstance(value, int | float)]
+def _numbers(parts: Sequence[tuple[nn.Module, dict[str, Any], int]]) -> list[Any]:
+    """Return the modes of modules, and the numbers among their attributes without the first ones of each."""
+    found: list[Any] = [part.training for part, _, _ in parts]
+    for _, table, first in parts:
+        found += [value for value in islice(table.values(), first, None) if isinstance(value, int | float)]
+    return found
+
+
+def _torchs_attributes(module: nn.Module) -> int:
+    """Return how many attributes a module begins with that every module has."""
+    return sum(1 for _ in takewhile(_EVERY_MODULES.__contains__, module.__dict__))
 
 
 def draws_now(module: nn.Module) -> bool:
@@ -278,6 +292,7 @@ def _types_that_never_draw() -> Iterator[type]:
     yield nn.Sequential
 
 
+_EVERY_MODULES = frozenset(vars(nn.Module()))
 _NEVER_DRAWING = frozenset(_types_that_never_draw())
 
 
@@ -287,9 +302,7 @@ def _is_patched(attributes: dict[str, Any]) -> bool:
 
 
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of an operation if it draws; attention without dropout, say, is merely marked so."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
+    """Return the arguments of an operation that may draw; None if it does not, as attention without dropout."""
     arguments = func._schema.arguments
     given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
