@@ -3,7 +3,6 @@
 import gc
 import random
 import time
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -30,9 +29,6 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
-_PROFILE_DEFAULTS: dict[str, Any] = pipepart.profiling.profile.__kwdefaults__ or {}
-# Where the runtime is slow beside the small models of tests, their plans would have one stage.
-measure.measured_overhead = lambda: Overhead(action_seconds=25e-6, message_seconds=20e-6)
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
@@ -68,12 +64,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
+def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # which workers of pytest-xdist may have set
     monkeypatch.delenv("LINES", raising=False)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    if not request.node.get_closest_marker("alone"):  # as no other test looks at how exact measured times are
-        monkeypatch.setitem(_PROFILE_DEFAULTS, "seconds", 0.01)
+
+
+@pytest.fixture
+def short_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles take 10 ms for each size, and find a runtime that is fast beside the small models of a test."""
+    monkeypatch.setitem(pipepart.profiling.profile.__kwdefaults__ or {}, "seconds", 0.01)
+    fast = Overhead(action_seconds=25e-6, message_seconds=20e-6)
+    monkeypatch.setattr(measure, "measured_overhead", lambda: fast)

@@ -8,6 +8,8 @@ import pipepart
 from pipepart.capture import CaptureError
 from tests.support.recorded import assert_same_step, chain_for
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 

@@ -11,6 +11,8 @@ from pipepart.capture import CaptureError
 from tests.capture.families import build, quick
 from tests.support.recorded import assert_same_step, assert_that_of_the_whole, differing, piped, plainly
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 transformers: Any = pytest.importorskip("transformers")
 
 

@@ -12,6 +12,8 @@ from pipepart.capture.deep_copies import deep_copies
 from tests.capture.families import noise, transformers, words
 from tests.support.recorded import assert_same_step, assert_that_of_the_whole
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 PICTURE = 39  # the word that stands for a part of a picture
 TEXT: dict[str, Any] = {
     "hidden_size": 16,

@@ -14,6 +14,8 @@ from pipepart.capture import CaptureError
 from tests.support import skippable as stand_in
 from tests.support.recorded import assert_same_step, chain_for, piped
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 @pytest.fixture(params=["stand-in", pytest.param("torchgpipe", marks=pytest.mark.slow)])
 def skip(request) -> ModuleType:

@@ -13,6 +13,8 @@ import pipepart
 from pipepart import LossError
 from tests.support.recorded import assert_that_of_the_whole
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)).double()
 

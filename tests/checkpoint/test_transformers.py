@@ -10,6 +10,8 @@ import torch
 
 import pipepart
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 transformers: Any = pytest.importorskip("transformers")
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from pipepart import Profile, profile
 from pipepart.cli import app
+from pipepart.profiling import Overhead
 
 COMMAND = get_command(app)  # reading all annotations takes 40 ms, so that it is done once
 
@@ -140,7 +141,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
 def measured() -> Profile:
     """A profile of 12 samples in 2 and 4 micro-batches, of five layers."""
     chain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
-    return profile(chain, torch.randn(12, 8), micro_batches=[2, 4], seconds=0)
+    found = profile(chain, torch.randn(12, 8), micro_batches=[2, 4], seconds=0)
+    # A runtime that is fast beside these small layers.
+    return found.model_copy(update={"overhead": Overhead(action_seconds=25e-6, message_seconds=20e-6)})
 
 
 @pytest.fixture
@@ -148,3 +151,8 @@ def saved(measured: Profile, directory: Path) -> str:
     """The name of a file with that profile."""
     measured.save(directory / "saved.json")
     return "saved.json"
+
+
+@pytest.fixture(autouse=True)
+def _short_profiles(short_profiles: None) -> None:
+    """The models of the commands are small."""

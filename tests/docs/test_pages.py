@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 import schedules
 from pipepart.cli import app
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TORCHRUN = (

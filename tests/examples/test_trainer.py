@@ -11,6 +11,8 @@ import torch
 
 import pipepart
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 transformers.logging.set_verbosity_error()

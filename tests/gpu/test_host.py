@@ -11,6 +11,8 @@ import pipepart
 from tests.gpu.late import Late, borders, late_chain
 from tests.support.on_devices import cut_on, sample
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 @pytest.fixture
 def no_waits() -> Iterator[None]:

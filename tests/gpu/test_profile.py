@@ -1,9 +1,12 @@
 """Profiles on a GPU time its kernels, not their launch."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import pipepart
+
+pytestmark = pytest.mark.usefixtures("short_profiles")
 
 
 class Busy(nn.Module):

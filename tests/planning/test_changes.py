@@ -14,6 +14,8 @@ import pipepart
 from pipepart import Cluster, Pipeline, Plan
 from pipepart.planning import ModelChanged, model_changes, warn_of_changes
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 SAMPLE = torch.zeros(8, 4)
 
 

@@ -13,6 +13,8 @@ from pipepart import Cluster, Plan, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning import replan
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 WIDTH = 256
 
 

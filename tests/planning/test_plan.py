@@ -13,6 +13,8 @@ from pipepart.planning import StagePlan
 from pipepart.planning.request import ASYNCHRONOUS, CHUNKS
 from tests.planning.problems import Layer, profile_of
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def cluster_of(count: int, latency: float = 0.0, bandwidth: float | None = None) -> Cluster:
     devices = tuple(Device(name=f"device:{index}", kind="made up") for index in range(count))

@@ -16,6 +16,8 @@ from pipepart.profiling import Overhead
 from tests.planning.measured_steps import cluster_of, measured, slowed, true_layers
 from tests.planning.problems import Layer, profile_of
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 COUNTS = [2, 4]
 
 

@@ -29,6 +29,8 @@ from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
 from tests.planning.ways import partitioned
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 LATENCY, BANDWIDTH = 0.01, 1000.0
 Values = Sequence[tuple[int, tuple[int, ...]]]  # bytes, and the layers that make or use it
 

@@ -12,6 +12,8 @@ from pipepart.capture import SharedTensor
 from tests.planning.problems import Layer, profile_of
 from tests.support import plain
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def tied(shared_bytes: int = 40, memory_layers: int = 6) -> Profile:
     """A chain whose last layer holds the parameter of the first."""

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 pytest.importorskip("transformers")
 
 SCRIPT = textwrap.dedent(

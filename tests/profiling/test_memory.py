@@ -12,6 +12,8 @@ import pipepart
 from pipepart.profiling import Costs
 from tests.support.two_parts import splits
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 N, D = 32, 24
 FLOAT = 4
 ACTIVATION = N * D * FLOAT

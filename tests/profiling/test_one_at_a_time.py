@@ -11,6 +11,8 @@ import pipepart
 from tests.support.counted_work import Block, D, counted_in_place_of_time
 from tests.support.pieces import First
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 N = 8
 
 

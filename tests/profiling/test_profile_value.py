@@ -9,6 +9,8 @@ from torch import nn
 import pipepart
 from pipepart import Profile
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def measured(**options) -> Profile:
     model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 2)))

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 import pipepart
 from pipepart.capture import capture
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class RetainsGradients(nn.Module):
     def forward(self, x: Tensor) -> Tensor:

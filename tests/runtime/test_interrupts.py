@@ -7,6 +7,8 @@ import pytest
 from tests.support.processes import run_script
 from tests.support.seeds import seeds
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 PRELUDE = """
 import faulthandler, os, signal, threading
 import torch

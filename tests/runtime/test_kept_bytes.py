@@ -11,6 +11,8 @@ from pipepart import Pipeline, Profile
 from tests.support.chains import Recompute, cut_by_hand
 from tests.support.saving import saving_network
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 X, Y = torch.linspace(-2, 2, 64 * 16).view(64, 16), torch.arange(64) % 16
 
 

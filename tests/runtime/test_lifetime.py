@@ -13,7 +13,7 @@ import pipepart
 from tests.support.chains import cut_by_hand
 from tests.support.replicas import cut_replicas
 
-pytestmark = pytest.mark.usefixtures("collected")
+pytestmark = pytest.mark.usefixtures("collected", "short_profiles")
 
 
 def workers() -> list[threading.Thread]:

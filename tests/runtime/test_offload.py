@@ -19,6 +19,8 @@ from tests.support.chains import Offload, Recompute, cut_by_hand, plan_by_hand
 from tests.support.recorded import chain_for
 from tests.support.skipping import WIDTH, Hourglass
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Tied(nn.Module):
     """Multiplies by the weight of another layer."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Cluster, Pipeline, Plan, Profile
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 WIDTH, SAMPLES = 128, 2048  # an activation of one of four micro-batches has 256 KiB
 CLOSE = 0.02
 MSE = nn.MSELoss()

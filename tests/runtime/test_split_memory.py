@@ -22,6 +22,8 @@ from tests.support.observed_actions import after_each_action
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import splits
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def held_bytes(step: Step, stage: int) -> int:
     """Bytes of every tensor that a stage's graphs and its waiting weights keep alive, parameters apart."""

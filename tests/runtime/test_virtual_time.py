@@ -30,6 +30,8 @@ from tests.support.chains import plan_by_hand
 from tests.support.searched import drawn_plan
 from tests.support.seeds import seeds
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 WIDTH = 16
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 import pipepart
 from tests.vdev import devices as vdev
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Busy(nn.Module):
     """Multiplies by a matrix ``rounds`` times."""

@@ -18,6 +18,8 @@ from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.verify import faults
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def checked(model: nn.Module, **options: Any) -> CheckReport:
     """Two steps on two devices, in both dtypes."""

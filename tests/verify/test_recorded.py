@@ -12,6 +12,8 @@ from torch.nn import functional as F
 import pipepart
 from tests.verify import faults
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Residual(nn.Module):
     """Blocks with skips around them, over inputs [samples, steps, 6]; computes its own loss."""

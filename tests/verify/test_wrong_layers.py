@@ -15,6 +15,8 @@ from pipepart.capture import Chain
 from pipepart.verify import training
 from tests.verify import faults
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 Between = Callable[[nn.Module, Tensor], Tensor]
 
 

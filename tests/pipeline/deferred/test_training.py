@@ -13,6 +13,8 @@ from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, deferred, initialize, pipelines, twins
 from tests.support.recorded import borders_of, chain_for, differing
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 LOSS = nn.functional.mse_loss
 
 SPEED = Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")

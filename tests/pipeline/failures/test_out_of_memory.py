@@ -18,6 +18,8 @@ from tests.support.fuses import notes
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 
 

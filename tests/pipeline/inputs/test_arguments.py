@@ -12,6 +12,8 @@ from pipepart import Arguments, Pipeline, Whole
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Embed(nn.Module):
     """Embeds tokens ``[samples, positions]``, those that are masked as zeros."""

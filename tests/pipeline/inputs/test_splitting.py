@@ -13,6 +13,8 @@ from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.two_parts import Calls
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Attend(nn.Module):
     """Attention with a mask ``[positions, positions]`` that is the same for all samples."""

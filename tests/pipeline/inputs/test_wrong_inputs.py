@@ -14,6 +14,8 @@ from pipepart import Cluster, Pipeline, Plan
 from pipepart.planning import StagePlan
 from tests.support.chains import cut_by_hand, plan_by_hand
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 class Counted(nn.Module):
     """Counts its calls with real tensors."""

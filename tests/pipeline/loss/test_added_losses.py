@@ -10,6 +10,8 @@ import pipepart
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 CLASSES = 5
 
 

@@ -12,6 +12,8 @@ from pipepart import LossError
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def network() -> nn.Sequential:
     return plain.in_double([nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)])

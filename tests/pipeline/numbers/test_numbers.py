@@ -13,6 +13,8 @@ from tests.support.chains import cut_by_hand
 from tests.support.tied import language_model, loss_fn, words
 from tests.support.two_parts import Calls
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 each_kind = pytest.mark.parametrize("strict", [False, True], ids=["free", "strict"])
 LOSS = nn.MSELoss()
 

@@ -7,6 +7,8 @@ from torch import nn
 import pipepart
 from tests.support import plain
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 def test_a_plan_from_files_trains_as_the_plain_model_and_a_fresh_copy_of_it(tmp_path):
     model = nn.Sequential(

@@ -14,6 +14,8 @@ from tests.support.chains import Recompute, plan_by_hand
 from tests.support.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
 from tests.support.pairwise import pairwise
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),

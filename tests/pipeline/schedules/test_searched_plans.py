@@ -16,6 +16,8 @@ from tests.support import plain
 from tests.support.pieces import WIDTH
 from tests.support.searched import names_of, network, random_order, searched_plan
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 # Placements that looped and V-shaped schedules do not have.
 PLACEMENTS: dict[str, Sequence[int]] = {
     "one stage between two of another device": (0, 1, 0),

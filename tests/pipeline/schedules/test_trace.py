@@ -19,6 +19,8 @@ from tests.support.chains import cut_by_hand
 from tests.support.replicas import cut_replicas
 from tests.support.trace_format import check_trace_format
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 X, Y = torch.randn(6, 4), torch.randn(6, 2)
 
 

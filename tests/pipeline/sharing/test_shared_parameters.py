@@ -13,6 +13,8 @@ from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.tied import cut_apart, language_model, loss_fn, new_values, words
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 each_cut = pytest.mark.parametrize("cut", [cut_by_hand, cut_apart], ids=["on one device", "on devices apart"])
 
 

@@ -9,6 +9,8 @@ from torch import nn
 import pipepart
 from tests.support import plain
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 
 @pytest.mark.parametrize("recompute", ["except-last", "always"])
 def test_auto_hands_the_choice_of_recompute_to_the_planner(recompute):

@@ -19,6 +19,8 @@ from pipepart import Cluster, Plan, Profile
 from pipepart.planning.export import ENGINES
 from tests.planning.export.language_model import LanguageModel, by_hand, names, profile_of
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 UNEVEN = by_hand([0, 1, 0], [2, 6], ["0F0,2F0,2B0,0B0", "1F0,1B0"], 1)
 
 

@@ -17,6 +17,8 @@ from pipepart.planning.costs.stage_memory import Mode
 from tests.planning.export.language_model import batch, by_hand, loss_of, model_of, names, profile_of
 from tests.support.processes import run_script
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 # Both ranks run every export, each of which torch cuts at its split points, and save the gradients of their stages.
