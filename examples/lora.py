@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pipepart
@@ -27,10 +27,10 @@ def base() -> LlamaForCausalLM:
         num_attention_heads=4,
         use_cache=False,
     )
-    return LlamaForCausalLM(config).to(torch.bfloat16)
+    return LlamaForCausalLM(config).bfloat16()
 
 
-def sample() -> dict[str, Tensor]:
+def sample() -> dict[str, Any]:
     """Return stretches of the text of ``help("topics")`` as the arguments of the model."""
     from pydoc_data.topics import topics
 

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..autograd.in_place import version
+
 _TRUSTED = frozenset(
     {"torch", "pipepart", "math", "operator", "_operator", "builtins"}
 )  # packages without state
@@ -83,7 +85,7 @@ class _Reader:
     def _read(self, value: Any, names: Iterable[str]) -> None:
         kind = type(value)
         if isinstance(value, Tensor) and value.is_leaf:
-            self.tokens.append((id(value), value.requires_grad))
+            self.tokens.append((id(value), version(value), value.requires_grad))
         elif isinstance(value, FunctionType) and not _is_trusted(value):
             self._function(value)
         elif isinstance(value, ModuleType) and not _is_trusted(value):

@@ -141,6 +141,11 @@ def test_what_a_loss_reads_may_change_between_steps() -> None:
 
     assert steps(module, 4, change) == 2
     assert steps(lambda o, t: (o - t).abs().pow(options["power"]).mean(), 4, change) == 2
+    ignored = torch.zeros(1, dtype=torch.long)
+    assert (
+        steps(lambda o, t: F.mse_loss(o, t) * (1 + int(ignored)), 4, lambda step: ignored.fill_(step // 2))
+        == 4
+    )
 
 
 def test_a_target_that_all_micro_batches_share_belongs_to_its_step() -> None:

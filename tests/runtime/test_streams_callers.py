@@ -62,17 +62,6 @@ def _chunked(parts: nn.Module, x: Tensor) -> Tensor:
     return behind(torch.cat([model(one) for one in given.split(2)])).square().sum()
 
 
-def test_steps_may_be_called_on_streams_of_the_callers():
-    model = chain()
-    reference = plain.twin(model)
-    x, y = sample(8, 4)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe, late(), side_streams():
-        pipe.zero_grad()
-        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-        plain.assert_same(gradients(model), plain.gradients(reference))
-
-
 @pytest.mark.parametrize(
     ("device", "differentiated"), [("vdev:0", True), ("vdev:1", False), ("vdev:1", True), ("cpu", False)]
 )

@@ -1,7 +1,7 @@
 """Each wait and each hold of the streams is needed: without it, some accesses to memory have no order."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -14,56 +14,53 @@ from pipepart.runtime.sinks import loss_sink
 from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.cuda import Streams
 from pipepart.workers.streams import Wait, Waits, waits
-from tests.support import late_scenarios as scenarios
+from tests.support.late_scenarios import SCENARIOS
 from tests.vdev import devices as vdev
 from tests.vdev.races import RacesFound
 
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
-Scenario = Callable[[], None]
-
-SHOWS_IN: list[tuple[Wait, Scenario]] = [
-    (Wait.STEP_BEHIND_CALLER, scenarios.shared_steps),
-    (Wait.STEP_BEHIND_CALLER, scenarios.inputs_elsewhere),
-    (Wait.CALLER_BEHIND_STEP, scenarios.shared_steps),
-    (Wait.CALLER_BEHIND_STEP, scenarios.targets_elsewhere),
-    (Wait.HELD_FOR_CALLER, scenarios.outputs_that_another_thread_frees),
-    (Wait.HELD_FOR_CALLER, scenarios.evaluated_aside),
-    (Wait.HELD_FOR_CALLER, scenarios.evaluated_aside_with_losses_of_layers),
-    (Wait.COPY_BEHIND_COMPUTE, scenarios.steps),
-    (Wait.HELD_FOR_COPY, scenarios.forwards),
-    (Wait.FETCH_BEHIND_COMPUTE, scenarios.skipping_forwards),
-    (Wait.HELD_FOR_FETCH, scenarios.skipping_forwards),
-    (Wait.COPY_BEHIND_HOST_COPY, scenarios.steps_by_way_of_the_host),
-    (Wait.HOST_BEHIND_COPY, scenarios.steps_to_the_cpu),
-    (Wait.COMPUTE_BEHIND_COPY, scenarios.steps),
-    (Wait.COMPUTE_BEHIND_COPY, scenarios.shared_steps),
-    (Wait.HELD_FOR_COMPUTE, scenarios.forwards),
-    (Wait.HELD_FOR_COMPUTE, scenarios.shared_forwards),
-    (Wait.HOST_BEHIND_PINNED, scenarios.pinned_and_written),
-    (Wait.OFFLOAD_BEHIND_COMPUTE, scenarios.offloaded_steps),
-    (Wait.COMPUTE_BEHIND_OFFLOAD, scenarios.offloaded_steps),
-    (Wait.COMPUTE_BEHIND_OFFLOAD, scenarios.offloaded_shared_steps),
-    (Wait.RELOAD_BEHIND_COMPUTE, scenarios.offloaded_steps),
-    (Wait.COMPUTE_BEHIND_RELOAD, scenarios.offloaded_steps),
-    (Wait.COMPUTE_BEHIND_RELOAD, scenarios.offloaded_shared_steps),
-    (Wait.CALLER_BEHIND_PINNED, scenarios.pinned_steps),
-    (Wait.HELD_FOR_STEP, scenarios.pinned_steps),
+SHOWS_IN = [
+    (Wait.STEP_BEHIND_CALLER, "shared steps"),
+    (Wait.STEP_BEHIND_CALLER, "inputs elsewhere"),
+    (Wait.CALLER_BEHIND_STEP, "shared steps"),
+    (Wait.CALLER_BEHIND_STEP, "targets elsewhere"),
+    (Wait.HELD_FOR_CALLER, "outputs that another thread frees"),
+    (Wait.HELD_FOR_CALLER, "evaluated aside"),
+    (Wait.HELD_FOR_CALLER, "evaluated aside with losses of layers"),
+    (Wait.COPY_BEHIND_COMPUTE, "steps"),
+    (Wait.HELD_FOR_COPY, "forwards"),
+    (Wait.FETCH_BEHIND_COMPUTE, "skipping forwards"),
+    (Wait.HELD_FOR_FETCH, "skipping forwards"),
+    (Wait.COPY_BEHIND_HOST_COPY, "steps by way of the host"),
+    (Wait.HOST_BEHIND_COPY, "steps to the CPU"),
+    (Wait.COMPUTE_BEHIND_COPY, "steps"),
+    (Wait.COMPUTE_BEHIND_COPY, "shared steps"),
+    (Wait.HELD_FOR_COMPUTE, "forwards"),
+    (Wait.HELD_FOR_COMPUTE, "shared forwards"),
+    (Wait.HOST_BEHIND_PINNED, "pinned and written"),
+    (Wait.OFFLOAD_BEHIND_COMPUTE, "offloaded steps"),
+    (Wait.COMPUTE_BEHIND_OFFLOAD, "offloaded steps"),
+    (Wait.COMPUTE_BEHIND_OFFLOAD, "offloaded shared steps"),
+    (Wait.RELOAD_BEHIND_COMPUTE, "offloaded steps"),
+    (Wait.COMPUTE_BEHIND_RELOAD, "offloaded steps"),
+    (Wait.COMPUTE_BEHIND_RELOAD, "offloaded shared steps"),
+    (Wait.CALLER_BEHIND_PINNED, "pinned steps"),
+    (Wait.HELD_FOR_STEP, "pinned steps"),
 ]
-ALL = [*dict.fromkeys(scenario for _, scenario in SHOWS_IN), *scenarios.MORE]
 
 
-@pytest.mark.parametrize("scenario", ALL, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_access_has_its_order_with_all_of_them(scenario):
-    scenario()
+    SCENARIOS[scenario]()
 
 
-@pytest.mark.parametrize(("wait", "scenario"), SHOWS_IN, ids=lambda one: getattr(one, "__name__", str(one)))
+@pytest.mark.parametrize(("wait", "scenario"), SHOWS_IN)
 def test_one_that_is_left_out_is_found_in_one_run(monkeypatch, wait, scenario):
     monkeypatch.setattr(waits, "left_out", frozenset({wait}))
     with pytest.raises(RacesFound):
-        scenario()
+        SCENARIOS[scenario]()
 
 
 def test_each_wait_and_each_hold_is_tried():
@@ -83,7 +80,7 @@ def test_a_single_hold_that_is_left_out_is_found_in_one_run(monkeypatch, worker,
 
     monkeypatch.setattr(Waits, "hold", hold_others)
     with pytest.raises(RacesFound):
-        scenarios.shared_steps()
+        SCENARIOS["shared steps"]()
     assert next(calls) > call
 
 
@@ -95,7 +92,7 @@ def nothing(*_: Any) -> Iterator[None]:
 def test_workers_are_on_streams_of_their_own(monkeypatch):
     monkeypatch.setattr(Streams, "entered", nothing)
     with pytest.raises(RacesFound):
-        scenarios.zeroed_aside()
+        SCENARIOS["zeroed aside"]()
 
 
 def test_a_thread_of_autograd_is_on_the_streams_of_the_workers_that_it_stands_for(monkeypatch):
@@ -107,7 +104,7 @@ def test_a_thread_of_autograd_is_on_the_streams_of_the_workers_that_it_stands_fo
 
     monkeypatch.setattr(Streams, "entered", on_workers_alone)
     with pytest.raises(RacesFound):
-        scenarios.differentiated_again()
+        SCENARIOS["recomputed aside"]()
 
 
 def test_a_backward_on_a_thread_of_autograd_ends_on_the_streams_of_that_too(monkeypatch):
@@ -125,7 +122,7 @@ def test_a_backward_on_a_thread_of_autograd_ends_on_the_streams_of_that_too(monk
     monkeypatch.setattr(Streams, "begin", begin_and_note)
     monkeypatch.setattr(Streams, "end", end_for_the_same)
     with pytest.raises(RacesFound):
-        scenarios.input_gradients()
+        SCENARIOS["input gradients"]()
 
 
 def test_a_backward_has_a_leaf_on_each_device(monkeypatch):
@@ -133,7 +130,7 @@ def test_a_backward_has_a_leaf_on_each_device(monkeypatch):
     assert everywhere is not None
     monkeypatch.setattr(Engine, "devices", property(lambda engine: everywhere(engine)[:1]))
     with pytest.raises(RacesFound):
-        scenarios.differentiated_aside()
+        SCENARIOS["differentiated aside"]()
 
 
 def test_a_scale_is_made_by_the_caller(monkeypatch):
@@ -145,7 +142,7 @@ def test_a_scale_is_made_by_the_caller(monkeypatch):
 
     monkeypatch.setattr(torch.amp.GradScaler, "scale", scale_later)
     with pytest.raises(RacesFound):
-        scenarios.scaled_copies_side_by_side()
+        SCENARIOS["scaled replicas"]()
 
 
 def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
@@ -155,7 +152,7 @@ def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(loss_sink, "_Seeds", Shared)
     with pytest.raises(RacesFound):
-        scenarios.copies_side_by_side()
+        SCENARIOS["replicas"]()
 
 
 def test_the_host_queues_some_actions_ahead_of_the_device_and_no_more():

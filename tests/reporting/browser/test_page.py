@@ -204,3 +204,4 @@ def test_all_sections_print(opened: Opened, traced: Trace):
 def test_a_narrow_window_scrolls_tables_not_the_page(opened: Opened, traced: Trace):
     report = opened(traced, width=400)
     assert report.page.evaluate("document.documentElement.scrollWidth") == 400
+    assert serious_violations(report) == []

@@ -74,10 +74,23 @@
     const rows = table.tBodies[0].rows.length;
     if (rows >= SEARCHABLE) makeSearchable(table, place);
     if (rows > TALL) place.classList.add("tall");
-    // Who has no mouse scrolls it with the arrow keys.
-    place.tabIndex = 0;
-    place.setAttribute("role", "group");
-    place.setAttribute("aria-label", table.caption.textContent);
     makeSortable(table);
   }
+
+  // Who has no mouse scrolls a wide table with the arrow keys. A table that fits is no stop of the Tab key.
+  const markScrollable = () => {
+    for (const place of document.querySelectorAll(".scroll")) {
+      const overflows = place.scrollWidth > place.clientWidth || place.scrollHeight > place.clientHeight;
+      if (!overflows) {
+        place.removeAttribute("tabindex");
+        continue;
+      }
+      place.tabIndex = 0;
+      place.setAttribute("role", "group");
+      place.setAttribute("aria-label", place.querySelector("caption")?.textContent ?? "Table");
+    }
+  };
+  markScrollable();
+  addEventListener("resize", markScrollable);
+  document.addEventListener("toggle", markScrollable, true);
 })();
