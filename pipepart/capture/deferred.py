@@ -27,8 +27,8 @@ def deferred_init() -> Iterator[None]:
     """
 
     def without_memory(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
-            return None  # registers it as it is
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            return None  # registers it as it is: None, lazy, of a class of its own, or moved already
         moved = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
         vars(moved).update(vars(parameter))
         return moved

@@ -9,11 +9,12 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from ...capture import CaptureError, holds_meta, state_of
 from ...input_error import InputTypeError
 from .initialization import Initialize, initialize_modules, own_initializer
-from .places import Places, attributes_of
+from .places import Places
 from .swapping import swap_values, without_weak_references
 from .weights import WeightFiles
 
@@ -162,5 +163,14 @@ def _held(model: nn.Module) -> Iterator[_Held]:
             if tensor is not None:
                 yield _Held(f"buffer {prefix + key!r}", prefix + key, tensor, key not in hidden)
     for prefix, module in modules:
-        for key, tensor in attributes_of(module):
+        for key, tensor in _meta_attributes(module):
             yield _Held(f"attribute {prefix + key!r}", prefix + key, tensor, False)
+
+
+def _meta_attributes(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors on the meta device among the attributes of a module, also in lists, tuples and dicts."""
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            for leaf in pytree.tree_leaves(value):
+                if isinstance(leaf, Tensor) and leaf.is_meta:
+                    yield name, leaf

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
+from ...capture import state_of
 from ..state.shadow import Layers
 
 
@@ -45,23 +45,4 @@ class Places(NamedTuple):
 
 def _tensors_of(layers: Layers) -> Iterator[Tensor]:
     for _, layer in layers:
-        for part in layer.modules():
-            yield from held_by(part)
-
-
-def held_by(part: nn.Module) -> Iterator[Tensor]:
-    """Return the parameters and buffers of a module without its children, and its attributes on the meta device."""
-    for tensor in (*part._parameters.values(), *part._buffers.values()):
-        if tensor is not None:
-            yield tensor
-    for _, tensor in attributes_of(part):
-        yield tensor
-
-
-def attributes_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors on the meta device among the attributes of a module, also in lists, tuples and dicts."""
-    for name, value in vars(module).items():
-        if name not in ("_parameters", "_buffers", "_modules"):
-            for leaf in pytree.tree_leaves(value):
-                if isinstance(leaf, Tensor) and leaf.is_meta:
-                    yield name, leaf
+        yield from state_of(layer)

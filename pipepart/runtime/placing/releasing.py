@@ -22,14 +22,12 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
     """
     if not tensors:
         return
-    modules = [
-        found for layers in groups for name, layer in layers for found in layer.named_modules(prefix=name)
-    ]
+    modules = [part for layers in groups for _, layer in layers for part in layer.modules()]
     replaced: dict[Tensor, Tensor] = {}
     for tensor in tensors:
         if tensor.grad_fn is not None and not tensor._is_view():
             tensor.detach_()
-    with without_weak_references(module for _, module in modules):
+    with without_weak_references(modules):
         for tensor in tensors:
             if isinstance(tensor, nn.Parameter):
                 tensor.grad = None

@@ -39,21 +39,17 @@ def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
     return now
 
 
-def rebind(modules: Iterable[tuple[str, nn.Module]], replaced: Mapping[Tensor, Tensor]) -> list[str]:
-    """Bind new tensors where modules have one that could not stay the same object; return the names they are bound to.
+def rebind(modules: Iterable[nn.Module], replaced: Mapping[Tensor, Tensor]) -> None:
+    """Bind new tensors where modules have one that could not stay the same object.
 
     Args:
-        modules: with their paths.
         replaced: the new tensors, by those that they take the place of.
     """
-    names = []
-    for path, module in modules:
+    for module in modules:
         own = {**module._parameters, **module._buffers, **vars(module)}
         for name, value in own.items():
             if isinstance(value, Tensor) and value in replaced:
                 setattr(module, name, replaced[value])
-                names.append(f"{path}.{name}" if path else name)
-    return names
 
 
 @contextmanager
