@@ -60,8 +60,7 @@ def plan(
 
     With ``schedule="auto"`` and up to four devices the step is no longer than that of any named schedule with its
     default number of chunks and otherwise equal arguments, unless the search ran out of time (``plan.out_of_time``). On
-    more devices, not every number of devices is tried under each schedule. If the devices are equal, a schedule that is
-    15 % slower than another on all devices is not tried on fewer devices. Asynchronous schedules and ``"chimera"`` are
+    more devices, not every number of devices is tried under each schedule. Asynchronous schedules and ``"chimera"`` are
     planned only if named.
 
     For schedules with one stage per device, the smallest bottleneck is proven. Cuts for schedules with several stages
@@ -80,8 +79,8 @@ def plan(
             would not fit otherwise, if ``host_bandwidth`` of the devices is known. The faster plan is returned, with
             recompute or with offload. ``"stash"`` offloads in all stages, ``"never"`` in none.
         stages: number of stages, or ``"auto"`` for the fastest number.
-        chunks: number of stages per device, for a schedule with several; None for the default of the schedule, or for
-            the fastest number under ``"auto"`` and ``"search"``.
+        chunks: number of stages per device, for a schedule with several; None for the default of the schedule. The
+            joint search of ``"auto"`` and ``"search"`` tries any number.
         replicas: number of replicas of the model that train in parallel, each on separate devices with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the fastest divisor of the number of devices; 1
             for a model with a BatchNorm in training, as replicas would have different statistics.

@@ -27,6 +27,8 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 # when the planning seconds of their candidates add up to this, for each part; most parts take a third of it.
 _SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 2.0
 _SHORT_OPERATIONS = 300_000  # of the joint search, for each part of such a request: about 0.4 seconds
+# With more devices than the first number, the parts of such a request share the effort of as many parts as the second.
+_FEW_DEVICES, _FULL_PARTS = 4, 4
 
 Progress = Callable[[float], None]
 
@@ -80,7 +82,8 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
         named_clock = part_clock.part(0.5) if request.searches_orders and not is_short else part_clock
         # The joint search starts from the named plans of the part. While there is time, these ignore other parts.
         limit = fastest if part_clock.is_over else math.inf
-        named = find_named(part, named_clock, limit, _SHORT_EFFORT if is_short else math.inf)
+        effort = _SHORT_EFFORT * _share_of_effort(request, len(parts)) if is_short else math.inf
+        named = find_named(part, named_clock, limit, effort)
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((number + (1 + done) / 2) / len(parts))
@@ -154,10 +157,15 @@ def _is_short(request: Request) -> bool:
     return request.seconds is None and layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES
 
 
+def _share_of_effort(request: Request, parts: int) -> float:
+    """Return the share (0 to 1) of its fixed effort that each part of a short request gets."""
+    return min(1.0, _FULL_PARTS / parts) if len(request.cluster) > _FEW_DEVICES else 1.0
+
+
 def _operations(request: Request, parts: int) -> int:
     """Return the most operations of the joint search of a part. They do not depend on the speed of the machine."""
     if _is_short(request):
-        return _SHORT_OPERATIONS
+        return int(_SHORT_OPERATIONS * _share_of_effort(request, parts))
     return int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / parts)
 
 
