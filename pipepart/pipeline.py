@@ -163,7 +163,7 @@ class Pipeline(Calls):
             self._traces = Traces(plan, always=trace)
             self._side = side = join(ranks, plan, chain, varying_shapes, strict)
             if not side.has_whole and isinstance(chain, RecordedChain):
-                chain.part()
+                chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)
             self._stages = build_stages(
                 chain.layers,

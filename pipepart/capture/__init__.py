@@ -8,7 +8,7 @@ from .describing import describe, tensor_specs
 from .grouped_product import grouped_product
 from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
-from .made_up import copied, is_made_up, mark_made_up
+from .placeholders import copied, is_placeholder, mark_placeholder
 from .recorded.chain import RecordedChain, Verify
 from .recorded.live_values import LiveTensor, live_tensors
 from .recorded.refusal import CaptureError, values_refused
@@ -48,10 +48,10 @@ __all__ = [
     "grouped_product",
     "has_hooks",
     "holds_meta",
-    "is_made_up",
+    "is_placeholder",
     "live_tensors",
     "loss_of",
-    "mark_made_up",
+    "mark_placeholder",
     "own_loss",
     "reads_values",
     "restored",

@@ -15,7 +15,6 @@ from .describing import describe, tensor_specs
 from .layer_info import LayerInfo
 from .recorded.chain import RecordedChain, Verify
 from .recorded.live_values import live_tensors
-from .recorded.recording.opening import is_skippable
 from .recorded.replay.recording import Group
 from .restore import shadow_parameters
 from .sequential import flatten, refuse_lazy, runs_children_in_order
@@ -53,7 +52,8 @@ def chain_of(
         raise InputTypeError(
             f"{type(model).__name__} has no forward, so it cannot be called: pass a model that can"
         )
-    if runs_children_in_order(model) and layers is None and not any(map(is_skippable, model.modules())):
+    _refuse_skippable(model)
+    if runs_children_in_order(model) and layers is None:
         found = flatten(model)
         if not share_values(model, found):
             return Chain(model, found)
@@ -69,6 +69,20 @@ def chain_of(
         return Whole(model)
     known = groups if any(group.modules or group.tensors for group in groups.values()) else None
     return RecordedChain(model, known, layers=layers, verify=verify, split_loss=split_loss)
+
+
+def _refuse_skippable(model: nn.Module) -> None:
+    """Refuse modules that pass values to others by yielding ``stash`` and ``pop``, as in torchgpipe and fairscale.
+
+    Raises:
+        ValueError: the model has one.
+    """
+    for path, module in model.named_modules():
+        if hasattr(type(module), "stashable_names") and hasattr(type(module), "poppable_names"):
+            raise InputError(
+                f"module {path!r} was made by the decorator skippable of torchgpipe or fairscale: write a model whose "
+                "forward passes the tensor on, y = self.first(x); self.last(self.middle(y), y). It is recorded as it is"
+            )
 
 
 def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
@@ -91,7 +105,7 @@ def capture(model: nn.Module, /, *args: Any, **kwargs: Any) -> LayerGraph:
     chain = chain_of(model, split_loss=False)
     outputs = []
     given = graph_cut.cut((args, kwargs))[0]
-    values = chain.enter(*given).live if isinstance(chain, RecordedChain) else None
+    values = chain.bind(*given).live if isinstance(chain, RecordedChain) else None
     if values is not None:
         given = ((values,), {})
     with shadow_parameters(model), torch.enable_grad():

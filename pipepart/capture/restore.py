@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .hooks import HOOKS
-from .made_up import copied
+from .placeholders import copied
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from types import CellType, ModuleType
 
 from torch import nn
 
+from .recorded.python_state.access import UNCHANGED
 from .recorded.python_state.snapshot import Snapshot
 from .recorded.python_state.surroundings import Surroundings
-from .recorded.python_state.values import UNCHANGED, Holder
+from .recorded.python_state.values import Holder
 
 
 def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> bool:

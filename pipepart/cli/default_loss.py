@@ -21,7 +21,7 @@ def loss_or_mean_square(given: Given, layers: list[str] | None) -> Any:
     sample = Arguments.of(given.sample)
     chain = chain_of(given.model, layers=layers, verify="never")
     if isinstance(chain, RecordedChain):
-        if chain.enter(sample.args, sample.kwargs).live.recording.loss is not None:
+        if chain.bind(sample.args, sample.kwargs).live.recording.loss is not None:
             return None
     else:
         outputs = capture(given.model, *sample.args, **sample.kwargs).layers[-1].outputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -16,7 +15,7 @@ from ..input_error import InputError
 from ..ranks import under_torchrun
 from ..units import parse_bandwidth, parse_bytes
 from .checks import check_hosts, check_names, few
-from .describing import describe_devices, expand_counts
+from .describing import describe_devices
 from .devices import Device
 from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_networks
 from .measuring import MeasuredLinks, common_link, local_links
@@ -144,23 +143,6 @@ class Cluster(Document):
         return self.model_copy(
             update={"devices": tuple(device.model_copy(update=limit) for device in self.devices)}
         )
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a cluster file, written by :meth:`save` or by hand.
-
-        An entry of ``devices`` may describe several devices: ``{"name": "gpu", "kind": "A100", "count": 8,
-        "hosts": 2}`` describes eight devices in each of two hosts.
-
-        Raises:
-            ValueError: the file is not a cluster of this version. The message lists every fault.
-            OSError: the file cannot be read.
-        """
-        try:
-            text = expand_counts(Path(path).read_bytes())
-        except ValueError as error:
-            raise InputError(f"{path} is no cluster that this version reads:\n  {error}") from None
-        return cls._read(text, path)
 
     @classmethod
     def local(

@@ -30,7 +30,7 @@ def entered(chain: Chain, batch: MicroBatches) -> MicroBatches:
     if not isinstance(chain, RecordedChain):
         return batch
     calls = [Arguments.of_input(value) for value in batch.inputs]
-    found = chain.enter_all([(given.args, given.kwargs) for given in calls])
+    found = chain.bind_all([(given.args, given.kwargs) for given in calls])
     batch = batch._replace(inputs=[one.live for one in found])
     if all(one.live.recording.loss is None for one in found):
         return batch

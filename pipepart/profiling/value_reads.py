@@ -16,7 +16,7 @@ import torch
 
 from ..autograd.dispatch_mode import DispatchMode
 from ..autograd.own_copy import tensors
-from ..capture import CaptureError, is_made_up, mark_made_up
+from ..capture import CaptureError, is_placeholder, mark_placeholder
 
 
 class ReadsRefused(DispatchMode):
@@ -35,7 +35,7 @@ class ReadsRefused(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         inputs = tensors((args, kwargs))
-        if not any(map(is_made_up, inputs)):
+        if not any(map(is_placeholder, inputs)):
             return func(*args, **kwargs)
         if _reads_values(func, args):
             raise CaptureError(
@@ -45,7 +45,7 @@ class ReadsRefused(DispatchMode):
             )
         result = func(*args, **kwargs)
         for tensor in (*tensors(result), *(inputs if func._schema.is_mutable else ())):
-            mark_made_up(tensor)
+            mark_placeholder(tensor)
         return result
 
 

@@ -122,20 +122,19 @@ class MessageLog:
                 number += 1
 
     def exchange(self, channel: int, number: int, value: Any) -> None:
-        """Give this rank's value to an exchange. The rank that gives the last one sends all of them to all."""
-        key = f"{channel}/{number}"
+        """Give this rank's value to an exchange. The rank that gives the last one sends all of them to all.
+
+        Values have the keys of those of the exchange before the last one, which all ranks have read by now.
+        """
+        keys = [f"{channel}/{number % 2}/{rank}" for rank in range(self.size)]
         with self._lock, suppress(RuntimeError):  # as above
-            self._writer.set(f"{key}/{self.rank}", json.dumps((self._next, value)))
-            if self._writer.add(key, 1) == self.size:
-                parts = [json.loads(self._writer.get(f"{key}/{rank}")) for rank in range(self.size)]
-                read, values = zip(*parts, strict=True)
+            self._writer.set(keys[self.rank], json.dumps((self._next, value)))
+            if self._writer.add(f"{channel}/given", 1) % self.size == 0:
+                read, values = zip(*map(json.loads, self._writer.multi_get(keys)), strict=True)
                 message = {"kind": "all", "channel": channel, "number": number}
                 self.send(
                     {**message, "values": values, "read": min(read)}
-                )  # all ranks have read those before
-                for rank in range(self.size):
-                    self._writer.delete_key(f"{key}/{rank}")
-                self._writer.delete_key(key)
+                )  # number that all ranks have read up to
 
     def _report_lost(self, rank: int) -> None:
         """The connection to a rank has ended: it is lost, unless it has said before that it ends."""
@@ -148,10 +147,6 @@ class MessageLog:
             while True:
                 try:
                     message = json.loads(self._reader.get(str(self._next)))
-                    if self.rank == 0 and message["kind"] == "all":
-                        for number in range(deleted, message["read"]):
-                            self._reader.delete_key(str(number))
-                        deleted = message["read"]
                 except RuntimeError:  # the store is gone
                     self._arrived({"kind": "lost", "rank": 0, "from": 0})
                     return
@@ -160,6 +155,11 @@ class MessageLog:
                     return
                 if message["from"] != self.rank or message["kind"] in ("all", "lost"):
                     self._arrived(message)
+                if self.rank == 0 and message["kind"] == "all":
+                    with suppress(RuntimeError):  # the next read tells
+                        for number in range(deleted, message["read"]):
+                            self._reader.delete_key(str(number))
+                    deleted = message["read"]
 
     def _arrived(self, message: Message) -> None:
         if message.get("to", self.rank) != self.rank:

@@ -13,6 +13,7 @@ from tests.capture import (  # they fill the tables
     awkward_reads,  # noqa: F401
     awkward_sizes,  # noqa: F401
     awkward_state,  # noqa: F401
+    awkward_values,  # noqa: F401
 )
 from tests.capture.families import quick
 from tests.support.awkward import REFUSED, RIGHT

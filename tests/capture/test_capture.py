@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pipepart.capture import LayerGraph, SharedTensor, TensorSpec, capture, flatten
+from pipepart.capture import LayerGraph, SharedTensor, TensorSpec, capture, chain_of, flatten
 from tests.support import plain
 
 
@@ -185,3 +185,24 @@ def test_a_graph_describes_and_does_not_hold_the_model():
     )
     assert nx.is_directed_acyclic_graph(graph)
     assert list(graph.subgraph(["0"]).nodes) == ["0"]
+
+
+def test_a_recording_can_be_read():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+        def forward(self, x):
+            return self.blocks[1](torch.tanh(self.blocks[0](x)) * 2)
+
+    chain: Any = chain_of(Model())
+    lines = str(chain.bind((torch.ones(1, 2),), {}).live.recording).splitlines()
+    assert [line.partition("  #")[0] for line in lines] == [
+        "inputs %0",
+        "%1 = blocks.0(%0)",
+        "%2 = tanh(%1)",
+        "%3 = mul(%2, 2)",
+        "%4 = blocks.1(%3)",
+        "returns %4",
+    ]

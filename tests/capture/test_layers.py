@@ -112,5 +112,5 @@ def test_a_model_on_the_meta_device_has_the_layers_of_a_real_one():
         model = Whole()
     chain = pipepart.capture.chain_of(model, split_loss=False)
     assert isinstance(chain, pipepart.capture.RecordedChain)
-    chain.enter((X.to("meta"),), {})
+    chain.bind((X.to("meta"),), {})
     assert [name for name, _ in chain.layers] == names(Whole())

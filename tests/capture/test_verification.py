@@ -85,13 +85,13 @@ def test_a_replay_is_compared_again_in_steps_2_4_and_8():
     model = Model(lambda x: x * factor.value)
     chain = chain_for(model, X, loss_fn=nn.functional.mse_loss)
     assert isinstance(chain, RecordedChain)
-    chain.enter_all([((X[:4],), {}), ((X[4:],), {})])
-    chain.enter_all([((X[:4],), {}), ((X[4:],), {})])
+    chain.bind_all([((X[:4],), {}), ((X[4:],), {})])
+    chain.bind_all([((X[:4],), {}), ((X[4:],), {})])
     factor.value = 2.0
     with pytest.raises(
         CaptureError, match=r"mul\(\) at .* is given 1\.0 in one forward and 2\.0 in the next"
     ):
-        chain.enter_all([((X[:4],), {}), ((X[4:],), {})])
+        chain.bind_all([((X[:4],), {}), ((X[4:],), {})])
 
 
 def test_without_a_check_nothing_is_said():
@@ -113,5 +113,5 @@ def test_other_lengths_are_compared_with_what_was_recorded(verify, forwards):
     chain = chain_of(model, verify=verify, split_loss=False)
     assert isinstance(chain, RecordedChain)
     for expected, length in zip(forwards, (2, 3, 4), strict=True):
-        chain.enter((X[:length],), {})
+        chain.bind((X[:length],), {})
         assert repr(calls) == f"count({expected + 1})"

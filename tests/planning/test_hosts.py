@@ -1,6 +1,4 @@
-"""Clusters of several hosts: their links by tier, files with counts, and links that are measured once."""
-
-import json
+"""Clusters of several hosts: their links by tier, and links that are measured once."""
 
 import pytest
 import torch
@@ -80,27 +78,6 @@ def test_hosts_need_a_network_and_a_network_hosts():
         Cluster(devices=far)
     with pytest.raises(ValueError, match="device 'a' is in host '': with a network of 1 tiers write"):
         Cluster(devices=(Device(name="a", kind="x"),), network=(Network(bandwidth=1.0),))
-
-
-def test_a_file_with_few_lines_describes_thousands_of_devices(tmp_path):
-    path = tmp_path / "cluster.json"
-    entry = {"name": "gpu", "kind": "H100", "memory_bytes": 80 * 2**30, "count": 8, "hosts": 512}
-    odd = {"name": "old", "kind": "T4", "speed": 0.2, "count": 2, "hosts": 1}
-    path.write_text(
-        json.dumps({"devices": [entry, odd], "link": {"bandwidth": 3e11}, "network": [{"bandwidth": 2.5e10}]})
-    )
-    cluster = Cluster.load(path)
-    assert len(cluster) == 4098
-    assert [cluster.devices[at].name for at in (0, 8, -1)] == [
-        "host:0/gpu:0",
-        "host:1/gpu:0",
-        "host:512/old:1",
-    ]
-    cluster.save(tmp_path / "all.json")
-    assert Cluster.load(tmp_path / "all.json") == cluster
-    path.write_text(json.dumps({"devices": [{**entry, "count": 0}]}))
-    with pytest.raises(ValueError, match=r"devices\.0\.count: must be a number of at least 1, got 0"):
-        Cluster.load(path)
 
 
 def test_least_squares_find_latency_and_bandwidth():

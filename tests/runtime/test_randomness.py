@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import ClassVar
 
 import pytest
 import torch
@@ -255,3 +256,48 @@ def test_a_rate_that_rises_between_steps_draws_the_same_under_every_cut(schedule
         found.append(plain.gradients(model))
     for other in found[1:]:
         plain.assert_same(other, found[0])
+
+
+class Hidden(nn.Module):
+    """Draws nothing until something that is not among its attributes says so."""
+
+    draws: ClassVar[list[bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5) if self.draws else x * 1.0
+
+
+def test_a_layer_that_begins_to_draw_unseen_draws_the_same_under_every_cut_from_the_next_step_on():
+    found = []
+    for border in (1, 2):
+        torch.manual_seed(0)
+        Hidden.draws.clear()
+        model = nn.Sequential(nn.Linear(16, 16), Hidden(), nn.Linear(16, 1)).double()
+        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+            pipe.step(X.double(), target=Y.double())
+            pipe.step(X.double(), target=Y.double())
+            Hidden.draws.append(True)
+            pipe.step(X.double(), target=Y.double())
+            model.zero_grad()
+            torch.manual_seed(1)
+            pipe.step(X.double(), target=Y.double())
+        found.append(plain.gradients(model))
+    plain.assert_same(found[1], found[0])
+
+
+def test_a_module_that_is_set_to_evaluation_within_a_layer_is_looked_at_again():
+    """Its own mode is no number of its own, and the layer's mode stays."""
+    found = []
+    for border in (1, 2):
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Tanh(), nn.Dropout(0.5))
+        layer[1].eval()
+        model = nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 1)).double()
+        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+            pipe.step(X.double(), target=Y.double())
+            layer[1].train()
+            model.zero_grad()
+            torch.manual_seed(1)
+            pipe.step(X.double(), target=Y.double())
+        found.append(plain.gradients(model))
+    plain.assert_same(found[1], found[0])

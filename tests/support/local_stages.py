@@ -42,7 +42,7 @@ def process(
     torch.manual_seed(1)  # the seed of :func:`tests.support.deferred.twins`
     chain = chain_of(model) if groups is None else RecordedChain(model, groups, **options)
     if isinstance(chain, RecordedChain):
-        chain.part()
+        chain.use_fake_parameters()
     build_stages(chain.layers, plan, values=InitialValues.of(model, weights, initialize), local=local)
     return Process(model, chain)
 

@@ -44,8 +44,8 @@ _KEPT = 512  # recordings, at most: each takes about 2 KiB a call
 _STATES = 16  # of the surroundings that are remembered, at most
 
 
-class Entered(NamedTuple):
-    """A micro-batch on its way into the first layer.
+class BoundCall(NamedTuple):
+    """The arguments of one call, as a recording takes them.
 
     Attributes:
         live: the input of the first layer.
@@ -88,7 +88,7 @@ class RecordedChain(Chain):
         self._settings = settings_of(model)
         self._verify = verify
         self._split_loss = split_loss
-        self._partial = False
+        self._uses_fakes = False
         self._groups: list[Group] = []
         self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
         self._states: dict[Hashable, int] = {}
@@ -115,10 +115,10 @@ class RecordedChain(Chain):
         """What each layer calls, by its name."""
         return {name: group for (name, _), group in zip(self.layers, self._groups, strict=True)}
 
-    def part(self) -> None:
-        """From now on take it that this process has only some layers, and that the others are on the meta device.
+    def use_fake_parameters(self) -> None:
+        """Record with fake parameters from now on. Called in a process that has only some layers of the model.
 
-        The model is then recorded without values. In place of a comparison with the model it is recorded twice, to find
+        In place of a comparison with the model it is recorded twice, to find
         out what changes from forward to forward.
 
         Raises:
@@ -129,23 +129,23 @@ class RecordedChain(Chain):
                 'verify="always" runs the whole model in each step, and each process has only some of its layers: '
                 "leave it out, and compare the model and its pipeline in one process, by pipepart.check"
             )
-        self._partial = True
+        self._uses_fakes = True
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
         """Find or make the recording for these arguments.
 
         Raises:
             CaptureError: the model cannot be recorded with them, or its layers are others than before.
         """
-        return self.enter_all([(args, kwargs)])[0]
+        return self.bind_all([(args, kwargs)])[0]
 
-    def enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
-        """Find or make the recordings for the arguments of several calls, as :meth:`enter` does."""
+    def bind_all(self, calls: Sequence[_Arguments]) -> list[BoundCall]:
+        """Find or make the recordings for the arguments of several calls, as :meth:`bind` does."""
         said = all("use_cache" in kwargs for _, kwargs in calls)
         with nullcontext() if said else no_cache_in_training(self.model, self._settings):
-            return self._enter_all(calls)
+            return self._bind_all(calls)
 
-    def _enter_all(self, calls: Sequence[_Arguments]) -> list[Entered]:
+    def _bind_all(self, calls: Sequence[_Arguments]) -> list[BoundCall]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
         if state is not self._state:
             number = self._states.pop(state, None)
@@ -163,7 +163,7 @@ class RecordedChain(Chain):
             own = [call for call, one in zip(calls, found, strict=True) if one is recording]
             self._compare(recording, own)
             recording.result = None
-        return [self._entered(*one) for one in zip(found, passed, strict=True)]
+        return [self._bound(*one) for one in zip(found, passed, strict=True)]
 
     def _found(self, call: _Arguments, passed: Sequence[Tensor], key: Hashable) -> Recording:
         """Find or make the recording for the arguments of a call."""
@@ -186,13 +186,15 @@ class RecordedChain(Chain):
         always = self._verify == "always"
         if self._verify == "never" or recording.on_meta:
             return
-        if not always and (recording.uses & (recording.uses - 1) or (self._partial and recording.uses > 1)):
+        if not always and (
+            recording.uses & (recording.uses - 1) or (self._uses_fakes and recording.uses > 1)
+        ):
             return
         way = tuple([(call.name, call.line, call.grad) for call in recording.calls])
         known_way = not always and recording.uses == 1 and way in self._compared
-        as_recorded = known_way or self._partial or is_parted(self.model)
+        as_recorded = known_way or self._uses_fakes or is_parted(self.model)
         for args, kwargs in calls if always else calls[:1] if as_recorded else calls[-1:]:
-            if not self._partial:
+            if not self._uses_fakes:
                 run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
                 verify(run, lambda given=(args, kwargs): self._again(*given), known_way)
                 recording.result = None  # which is that of the micro-batch that was recorded
@@ -200,11 +202,11 @@ class RecordedChain(Chain):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
-    def _entered(self, recording: Recording, passed: Sequence[Tensor]) -> Entered:
+    def _bound(self, recording: Recording, passed: Sequence[Tensor]) -> BoundCall:
         if recording.on_meta:
             passed = [tensor.to("meta") for tensor in passed]
         values = dict(zip(recording.inputs, passed, strict=True))
-        return Entered(
+        return BoundCall(
             Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
             tuple(values[number] for number in recording.end_inputs),
         )
@@ -248,7 +250,7 @@ class RecordedChain(Chain):
         return recording
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
-        return record(self.model, args, kwargs, opening, self._surroundings, without_values=self._partial)
+        return record(self.model, args, kwargs, opening, self._surroundings, without_values=self._uses_fakes)
 
     def _opened_further(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -272,7 +274,7 @@ class RecordedChain(Chain):
                     continue
             except CaptureError:
                 pass
-            self.opening.keep(path)
+            self.opening.forbid(path)
         return recording
 
     def _set_layers(self, groups: Mapping[str, Group]) -> None:

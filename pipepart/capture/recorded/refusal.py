@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ...input_error import InputError
-from .valueless import asks_for_values
+from .fake_parameters import asks_for_values
 
 _HERE = Path(__file__).parent
 _OURS = (_HERE, _HERE.parents[1] / "loss")

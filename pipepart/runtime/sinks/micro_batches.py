@@ -79,7 +79,7 @@ class MicroBatchLossSink(LossSink):
                 "what the loss is divided by was only known behind the first backward of its group, too late for an "
                 "asynchronous schedule: return (sum, count) with a count of the target alone"
             )
-        roots = [root for root in taken.roots if root.requires_grad]
+        roots = taken.roots
         self._trains |= bool(roots)
         self._seen.add(micro_batch)
         self._roots[micro_batch] = [Kind(root.dtype, root.device) for root in roots]

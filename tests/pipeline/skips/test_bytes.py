@@ -60,7 +60,7 @@ def test_eight_stages_of_a_u_net_move_what_is_used_and_nothing_twice():
     with relayed():
         passed_on = moved(model, images, stages=8, target=target)
     chain: Any = chain_for(model, images, loss_fn=F.mse_loss)
-    recording = chain.enter((images[:1],), {}).live.recording
+    recording = chain.bind((images[:1],), {}).live.recording
     sizes = sizes_of(chain, images[:1])
     ends = [0, *borders_of(len(chain.layers), 8), len(chain.layers)]
     stage_of = [stage for stage in range(8) for _ in range(ends[stage], ends[stage + 1])]
@@ -74,7 +74,7 @@ def test_eight_stages_of_a_u_net_move_what_is_used_and_nothing_twice():
 
 def sizes_of(chain, sample):
     """The bytes of each live value, by its number."""
-    value: Any = chain.enter((sample,), {}).live
+    value: Any = chain.bind((sample,), {}).live
     parts = value.recording.parts
     found = dict(zip(parts[0].takes, (tensor.nbytes for tensor in value.tensors), strict=True))
     for (_, layer), part in zip(chain.layers[:-1], parts, strict=False):

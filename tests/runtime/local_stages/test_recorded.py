@@ -98,7 +98,7 @@ class ReadsWithin(Blocks):
 def partial(model: nn.Module, groups: Any = None, **options: Any) -> RecordedChain:
     chain = chain_of(model, split_loss=False, **options)
     assert isinstance(chain, RecordedChain)
-    chain.part()
+    chain.use_fake_parameters()
     return chain
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from torch import nn
 
-from .values import CLOSED, Holder, closure_holder, is_filled, names_holder
+from .access import CLOSED, is_filled
+from .values import Holder, closure_holder, names_holder
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .values import ITEMS, MISSING, Holder, access_to, differing, module_holders, unchanged, walk
+from .access import ITEMS, MISSING, access_to
+from .values import Holder, differing, module_holders, unchanged, walk
 
 
 class Difference(NamedTuple):

@@ -17,8 +17,9 @@ from typing import Any
 from torch import nn
 
 from ...hooks import CALL_HOOKS
+from .access import CONSTANT, PLAIN, TABLES, Access, Contents
 from .code import Code, is_of_torch
-from .values import CONSTANT, PLAIN, TABLES, Access, Contents, Found, Holder, key_of, unchanged, walk
+from .values import Found, Holder, key_of, unchanged, walk
 
 
 class Surroundings:

@@ -10,66 +10,37 @@
 
 from __future__ import annotations
 
-import logging
-import random
-from array import array
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from enum import Enum
 from functools import partial
 from operator import is_
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from types import CellType, MethodType
+from typing import Any
 from weakref import ref
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ....autograd.in_place import version
 from ...hooks import CALL_HOOKS
-
-PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
-"""Values that nothing changes."""
-
-CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger)
-"""Objects that are not looked into."""
-
-COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
-"""Collections of Python itself; subclasses may do anything when they are used."""
+from .access import (
+    ATOMS,
+    MISSING,
+    MODULE,
+    PLAIN,
+    Access,
+    Contents,
+    Exactly,
+    access_to,
+    is_filled,
+    leave,
+    rebind,
+    rebind_class,
+)
 
 DEPTH = 8
 """How many objects within each other are looked into."""
 
-ITEMS = 4096
-"""The size of the largest collection, array or tensor that is looked into."""
-
-CONSTANT = (tuple, frozenset, MethodType)
-"""Objects that are looked into, and always hold the same objects."""
-
-UNCHANGED = (*CONSTANT, partial, FunctionType, ref)
-"""Objects that are looked into, and that only what they hold can change."""
-
-TABLES = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl", "dynamo_ctx"}
-"""Attributes of a module that are torch's own; the last two hold compiled code."""
-
-STATE = "<state>"
-"""The key of the state of a generator of random numbers."""
-
-_VALUES = "<values>"
-_ATOMS = frozenset(kind for kind in PLAIN if kind not in (Enum, np.generic))
 _STRUCTURAL = (dict, list, set, deque, tuple, frozenset, partial, MethodType, ref)
-_COMPILER = ("torch._dynamo", "torch._functorch", "torch._inductor")
-
-Contents = dict[Any, Any]
-
-
-class Access(NamedTuple):
-    """How the contents of an object are read, and put back."""
-
-    read: Callable[[Any], Contents]
-    write: Callable[[Any, Contents], None]
 
 
 class Holder:
@@ -137,7 +108,7 @@ def walk(roots: Iterable[Holder], closed: Iterable[int] = (), contexts: bool = T
             contents = holder.read()
             found.append((holder, contents))
             for key, value in contents.items() if depth < DEPTH else ():
-                if type(value) in _ATOMS or id(value) in seen or (access := access_to(value)) is None:
+                if type(value) in ATOMS or id(value) in seen or (access := access_to(value)) is None:
                     continue
                 if not contexts and isinstance(value, ContextVar):
                     continue
@@ -161,9 +132,6 @@ def differing(now: Contents, was: Contents) -> Iterator[Any]:
         one, other = was.get(key, MISSING), now.get(key, MISSING)
         if not _equal(one, other):
             yield key
-
-
-MISSING = object()
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -193,27 +161,12 @@ class Same:
         return id(self.value)
 
 
-class Exactly:
-    """A state that is compared by its bytes."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        held = value.numpy() if isinstance(value, Tensor) else value
-        self.key = held.tobytes() if isinstance(held, np.ndarray | array) else repr(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Exactly) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
 def key_of(found: Found) -> Hashable:
     """Return a key that is equal if all that was found is: numbers and collections are equal, objects are the same."""
-    order: dict[int, int] = {}
+    places = {id(holder.owner): place for place, (holder, _) in enumerate(found)}
     return tuple(
         [
-            tuple([(_entry(key, order), _entry(value, order)) for key, value in contents.items()])
+            tuple([(_entry(key, places), _entry(value, places)) for key, value in contents.items()])
             for _, contents in found
         ]
     )
@@ -221,60 +174,30 @@ def key_of(found: Found) -> Hashable:
 
 def value_key(value: Any) -> Hashable:
     """Return a key of a value and of all that it holds; tensors, modules and functions count as themselves."""
-    if type(value) in _ATOMS:
+    if type(value) in ATOMS:
         return type(value), value
-    whole = Holder("", None, value, Access(lambda owner: {None: owner}, _leave))
+    whole = Holder("", None, value, Access(lambda owner: {None: owner}, leave))
     return key_of(walk([whole]))
 
 
-def _entry(value: Any, order: dict[int, int]) -> Hashable:
+def _entry(value: Any, places: Mapping[int, int]) -> Hashable:
+    """Return what stands for a value in a key.
+
+    Args:
+        value: the value.
+        places: of the objects whose contents are in the key, by their ids.
+    """
     kind = type(value)  # isinstance() would ask objects with a __getattribute__ of their own
-    if kind in _ATOMS or issubclass(kind, (*PLAIN, Exactly)):
+    if kind in ATOMS or issubclass(kind, (*PLAIN, Exactly)):
         return kind, value
-    if issubclass(kind, _STRUCTURAL):
-        # Its contents are in the key, at a place of their own, unless it is too large.
-        too_large = issubclass(kind, dict | list | set | deque) and len(value) > ITEMS
-        return kind, order.setdefault(id(value), len(order)), Same(value) if too_large else None
+    if issubclass(kind, _STRUCTURAL) and id(value) in places:
+        return kind, places[id(value)]
     return Same(value)
-
-
-def access_to(value: Any) -> Access | None:
-    """Return the access to what an object holds; None if it is not looked into, is too large or holds nothing."""
-    kind = type(value)
-    if kind in _ATOMS or issubclass(kind, (*PLAIN, *CLOSED, Exactly)):
-        return None
-    if kind.__module__.startswith(_COMPILER):
-        return None  # changes with every call
-    if issubclass(kind, dict | list | set | deque):
-        return _COLLECTION if len(value) <= ITEMS else None
-    if issubclass(kind, type):
-        return _CLASS if value.__module__ not in ("builtins", "torch") else None
-    if issubclass(kind, FunctionType):
-        holds = value.__closure__ or value.__defaults__ or value.__kwdefaults__
-        return _FUNCTION if holds and not (value.__module__ or "").startswith(_COMPILER) else None
-    for kinds, access in _KNOWN:
-        if issubclass(kind, kinds):
-            return access(value) if isinstance(access, FunctionType) else access
-    return _OBJECT if attributes(value) else None
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """Return what an object has in slots and in its dict."""
-    found = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
-    return {**found, **vars(value)} if hasattr(value, "__dict__") else found
-
-
-def is_filled(cell: CellType) -> bool:
-    """Return True if the variable of a closure has a value."""
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
     """Return the holders of a module's attributes, parameters, buffers and modules, and of what its hooks hold."""
-    own = Holder(path, None, module, _MODULE, module, is_module=True)
+    own = Holder(path, None, module, MODULE, module, is_module=True)
     yield own
     for hook in (hook for table in CALL_HOOKS for hook in getattr(module, table).values()):
         if (access := access_to(hook)) is not None:
@@ -292,9 +215,9 @@ def names_holder(label: str, table: Any, names: Iterable[str], recorded: bool) -
 
     def write(owner: Any, was: Contents) -> None:
         if is_table:
-            _rebind(owner, names, was)
+            rebind(owner, names, was)
         else:
-            _rebind_class(owner, read(owner), was)
+            rebind_class(owner, read(owner), was)
 
     return Holder(label, None, table, Access(read, write), recorded=recorded)
 
@@ -308,130 +231,3 @@ def closure_holder(name: str, cell: CellType, recorded: bool) -> Holder:
 
     access = Access(lambda owner: {name: owner.cell_contents} if is_filled(owner) else {}, write)
     return Holder("", None, cell, access, recorded=recorded)
-
-
-def _leave(owner: Any, was: Contents) -> None:
-    """Leave it: nothing changes it, or ``bindings_restored`` writes it back."""
-
-
-def _of_module(module: nn.Module) -> Contents:
-    own = {name: value for name, value in vars(module).items() if name not in TABLES}
-    return {**own, **module._parameters, **module._buffers, **module._modules}
-
-
-def _of_collection(value: Any) -> Contents:
-    if isinstance(value, dict):
-        return dict(dict.items(value))  # a subclass may have an items() of its own
-    return dict.fromkeys(value) if isinstance(value, set) else dict(enumerate(value))
-
-
-def _fill(value: Any, was: Contents) -> None:
-    value.clear()
-    if isinstance(value, dict | set):
-        value.update(was)
-    else:
-        value.extend(was.values())
-
-
-def _of_function(value: FunctionType) -> Contents:
-    cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    found: Contents = {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
-    defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    return {**found, **dict(enumerate(defaults))}
-
-
-def _fill_cells(value: FunctionType, was: Contents) -> None:
-    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-        if name in was and (not is_filled(cell) or cell.cell_contents is not was[name]):
-            cell.cell_contents = was[name]
-
-
-def _of_class(kind: type) -> Contents:
-    return {name: item for name, item in vars(kind).items() if isinstance(item, PLAIN)}
-
-
-def _fill_object(value: Any, was: Contents) -> None:
-    slots = _slots(value)
-    _rebind(getattr(value, "__dict__", {}), {**was, **attributes(value)}.keys() - slots, was)
-    for name in slots:
-        if name in was:
-            object.__setattr__(value, name, was[name])
-        elif hasattr(value, name):
-            object.__delattr__(value, name)
-
-
-def _of_tensor(value: Tensor) -> Access | None:
-    return None if value.is_meta else _TENSOR
-
-
-def _of_array(value: Any) -> Access | None:
-    return _ARRAY if value.size <= ITEMS and not value.dtype.hasobject else None
-
-
-def _of_python_generator(value: random.Random) -> Access | None:
-    return None if isinstance(value, random.SystemRandom) else _PYTHON_GENERATOR
-
-
-_MODULE = Access(_of_module, _leave)
-_COLLECTION = Access(_of_collection, _fill)
-_FUNCTION = Access(_of_function, _fill_cells)
-_CLASS = Access(_of_class, lambda kind, was: _rebind_class(kind, _of_class(kind), was))
-_OBJECT = Access(attributes, _fill_object)
-_TENSOR = Access(lambda tensor: {_VALUES: version(tensor)}, _leave)
-_ARRAY = Access(
-    lambda held: {_VALUES: Exactly(held.copy())}, lambda held, was: np.copyto(held, was[_VALUES].value)
-)
-_PYTHON_GENERATOR = Access(
-    lambda drawn: {STATE: drawn.getstate()}, lambda drawn, was: drawn.setstate(was[STATE])
-)
-_KNOWN: tuple[tuple[Any, Any], ...] = (
-    (Tensor, _of_tensor),
-    (tuple | frozenset, Access(lambda held: dict(enumerate(held)), _leave)),
-    (MethodType, Access(lambda held: {"__self__": held.__self__, "__func__": held.__func__}, _leave)),
-    (partial, Access(lambda held: {"func": held.func, "args": held.args, "keywords": held.keywords}, _leave)),
-    (ref, Access(lambda held: {"": held()}, _leave)),
-    (ContextVar, Access(lambda held: {"": held.get(None)}, lambda held, was: held.set(was[""]) and None)),
-    (array, Access(lambda held: {_VALUES: Exactly(held[:])}, lambda held, was: _fill_array(held, was))),
-    (np.ndarray, _of_array),
-    (random.Random, _of_python_generator),
-    (
-        torch.Generator | np.random.RandomState,
-        Access(
-            lambda drawn: {STATE: Exactly(drawn.get_state())},
-            lambda drawn, was: drawn.set_state(was[STATE].value),
-        ),
-    ),
-    (
-        np.random.Generator,
-        Access(
-            lambda drawn: {STATE: Exactly(drawn.bit_generator.state)},
-            lambda drawn, was: setattr(drawn.bit_generator, "state", was[STATE].value),
-        ),
-    ),
-)
-
-
-def _fill_array(held: array[Any], was: Contents) -> None:
-    held[:] = was[_VALUES].value
-
-
-def _slots(value: Any) -> set[str]:
-    kinds = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-    names = {name for slots in kinds for name in ((slots,) if isinstance(slots, str) else slots)}
-    return names - {"__dict__", "__weakref__"}
-
-
-def _rebind(table: dict[str, Any], names: Iterable[str], was: Contents) -> None:
-    for name in names:
-        if name in was:
-            table[name] = was[name]
-        else:
-            table.pop(name, None)
-
-
-def _rebind_class(kind: Any, now: Mapping[str, Any], was: Contents) -> None:
-    for name in {**now, **was}:
-        if name in was and now.get(name, MISSING) is not was[name]:
-            setattr(kind, name, was[name])
-        elif name not in was:
-            delattr(kind, name)

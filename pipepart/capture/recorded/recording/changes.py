@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ..python_state.access import MISSING, STATE
 from ..python_state.snapshot import Difference, Snapshot
 from ..python_state.surroundings import Surroundings
-from ..python_state.values import MISSING, STATE, Holder
+from ..python_state.values import Holder
 from ..refusal import SkeletonError
 from .opening import Opening, is_called
 

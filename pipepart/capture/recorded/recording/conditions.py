@@ -104,7 +104,7 @@ class Conditions:
             )
 
     def note_draws(self) -> None:
-        """Take the draws of a whole module, which are its own, for granted."""
+        """Remember the states of the generators after a whole module, which may draw."""
         self._draws = _draws()
 
     def check_state(self, module: nn.Module, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Routes calls of whole modules, and of custom autograd functions, to a recorder: torch shows it neither.
+"""Routes calls of whole modules and of custom autograd functions to a recorder; its mode of torch sees neither.
 
 The class of a module stays what it is, as models ask for it (``type(block) is Block``). A call of a module goes through
 its attribute ``_compiled_call_impl``, where torch.compile puts compiled code; the recorder puts itself there. A class

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
 
@@ -49,10 +48,9 @@ class Opening:
         known = {path for path, _ in model.named_modules(remove_duplicate=False)}
         if missing := [path for path in paths if path not in known]:
             raise CaptureError(f"layers: the {type(model).__name__} has no module {missing[0]!r}")
-        skipping = [path for path, module in model.named_modules() if is_skippable(module)]
-        self._tried = {path for path, module in model.named_modules() if _passes_values_on(module)}
+        self._tried: set[str] = set()
         self.whole: dict[nn.Module, str] = {}
-        for path, module in _beside(model, {*_ways([*paths, *skipping, *opened]), *opened}, ""):
+        for path, module in _beside(model, {*_ways([*paths, *opened]), *opened}, ""):
             self.whole.setdefault(module, path)
 
     def open(self, path: str, why: str, alone: bool = False) -> bool:
@@ -79,7 +77,7 @@ class Opening:
         self.notes.append(f"{kind.__name__} opened ({path}): {why}")
         return True
 
-    def close(self, path: str, why: str) -> bool:
+    def make_whole(self, path: str, why: str) -> bool:
         """Leave a module whole that is open; return False if it is the model itself or was opened on purpose."""
         if not path or path in self._tried:
             return False
@@ -107,8 +105,8 @@ class Opening:
         made.whole, made.notes, made._tried = dict(self.whole), list(self.notes), set(self._tried)
         return made
 
-    def keep(self, path: str) -> None:
-        """Never open this module."""
+    def forbid(self, path: str) -> None:
+        """Do not open this module any more."""
         self._tried.add(path)
 
     def too_coarse(self, calls: Sequence[str]) -> tuple[str, float] | None:
@@ -192,7 +190,7 @@ def _beside(module: nn.Module, ways: set[str], prefix: str) -> Iterator[tuple[st
         if child is None:
             continue
         path = f"{prefix}{name}"
-        if path in ways or not is_called(child) or _passes_values_on(child):
+        if path in ways or not is_called(child):
             yield from _beside(child, ways, f"{path}.")
         elif not isinstance(child, nn.modules.loss._Loss):  # whose calls tell how to weigh a loss
             yield path, child
@@ -205,18 +203,3 @@ def is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward and not isinstance(
         module, nn.ModuleList | nn.ModuleDict
     )
-
-
-def is_skippable(module: nn.Module) -> bool:
-    """Return True for a module whose class was made by the decorator ``skippable`` of torchgpipe or fairscale.
-
-    It passes values to other modules past those between, by yielding ``stash(name, tensor)`` and ``pop(name)``.
-    """
-    return hasattr(type(module), "stashable_names") and hasattr(type(module), "poppable_names")
-
-
-def _passes_values_on(module: nn.Module) -> bool:
-    """Return True for a module that must be opened: a skippable one, or the one in it, whose forward yields."""
-    if isinstance(module, torch.jit.ScriptModule):  # whose class has no forward to be looked at
-        return False
-    return is_skippable(module) or inspect.isgeneratorfunction(type(module).forward)

@@ -29,6 +29,7 @@ from ....autograd import graph_cut
 from ....autograd.in_place import version
 from ....autograd.nests import check_nest
 from ....autograd.own_copy import tensors
+from ..fake_parameters import asks_for_values
 from ..placing import at, home, together
 from ..python_state.values import value_key
 from ..refusal import (
@@ -42,7 +43,6 @@ from ..replay.calls import HOOKS, Call, autocast_now
 from ..replay.given import Given, Ref
 from ..replay.read_numbers import ReadFloat, ReadInteger, plain
 from ..replay.subgraph import Subgraph, computed
-from ..valueless import asks_for_values
 from .changes import Changes
 from .conditions import Conditions
 from .provenance import Provenance

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ....autograd.own_copy import own_copy, tensors
 from ...restore import bindings_restored, draws_restored
+from ..fake_parameters import Fakes, on_fakes
 from ..placing import is_on_meta
 from ..python_state.snapshot import Snapshot
 from ..python_state.surroundings import Surroundings
@@ -19,7 +20,6 @@ from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from ..replay.calls import autocast_now
 from ..replay.joining import joined
 from ..replay.recording import Recording
-from ..valueless import Fakes, on_fakes
 from .changes import Change, Changes, innermost
 from .conditions import Conditions
 from .interception import called_whole, patched_functions
@@ -67,7 +67,7 @@ def _recorded(
             why = str(error)
             if error.culprit is None and not tracking:
                 tracking = True
-            elif (error.culprit is not None and opening.open(error.culprit, why)) or opening.close(
+            elif (error.culprit is not None and opening.open(error.culprit, why)) or opening.make_whole(
                 innermost(error, opened), why
             ):
                 tracking = False
@@ -75,7 +75,7 @@ def _recorded(
                 raise CaptureError(f"{error}. {LAST_RESORT}") from error
         except SkeletonError as error:
             culprit = error.culprit if error.culprit is not None else innermost(error, opened)
-            if not opening.close(culprit, str(error)):
+            if not opening.make_whole(culprit, str(error)):
                 raise CaptureError(f"{error}. {LAST_RESORT}") from error
 
 
@@ -208,21 +208,21 @@ class _Session:
 
 
 def _check_independent(first: _Run, second: _Run) -> None:
-    """Check that a run does not use tensors that the run before it has left in attributes.
+    """Check that a run does not use tensors that the run before it has left, and that depend on its arguments.
 
     Raises:
         SkeletonError: it does.
     """
-    read = {id(tensor) for tensor in second.recorder.tensors.constants.values()}
+    read = list(second.recorder.tensors.constants.values())
     names = [[call.name for call in run.recorder.calls] for run in (first, second)]
     again = {(change.path, change.what) for change in second.changes}
     for change in first.changes:
-        if (tensor := change.tensor) is None:
-            continue
         is_again = (change.path, change.what) in again
-        is_read = id(tensor) in read and (is_again or first.recorder.tensors.varies(tensor))
-        if is_read or (is_again and names[0] != names[1]):
+        is_read = any(tensor is change.tensor for tensor in read)
+        if is_again and (is_read or names[0] != names[1]):
             raise change.refused("reads again what it has set as")
+    if any(first.recorder.is_of_this_forward(tensor) for tensor in read):
+        raise first.changes[0].refused("reads again what it has set as")
 
 
 def _check_not_compiled(opening: Opening) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..python_state.values import COLLECTIONS, access_to
+from ..python_state.access import COLLECTIONS, access_to
 
 
 def _words(text: str) -> frozenset[str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
-from .calls import HOOKS, Autocast, Call, is_plain_function
+from .calls import HOOKS, Autocast, Call, as_text, is_plain_function
 from .given import Env, Ref, resolved
 from .layer_order import layers_of
 from .outputs import own_loss
@@ -100,6 +100,13 @@ class Recording:
     end_inputs: tuple[int, ...] = ()
     result: Any = None
     uses: int = 0
+
+    def __str__(self) -> str:
+        """Return a table of the calls: what each makes, what it is given, and the line of the user's code."""
+        lines = [f"inputs {', '.join(f'%{number}' for number in self.inputs)}"]
+        lines += [f"%{number} = {path}" for number, path in self.state.items()]
+        lines += [str(call) for call in self.calls]
+        return "\n".join([*lines, f"returns {', '.join(map(as_text, self.output))}"])
 
     def groups(self) -> list[Group]:
         """Return the pieces that a chain may be cut into: the calls up to each whole module."""

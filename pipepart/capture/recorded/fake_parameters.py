@@ -1,4 +1,4 @@
-"""Runs a model of which this process has only some layers: no layer computes, and shapes come out as if all did.
+"""Runs a model with fake parameters and real arguments, to record it in a process that has only some of its layers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Copies tensors to devices; makes up values for those of the meta device, and tells which values are made up."""
+"""Copies tensors to a device. Those of the meta device get random placeholder values, which are marked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """Copy a tensor to a device, without asking for gradients.
 
     One on the meta device has no values. Its copy on another device gets small random numbers if torch draws numbers of
-    its dtype, zeros otherwise, and is marked as made up.
+    its dtype, zeros otherwise, and is marked as a placeholder.
 
     Args:
         tensor: the tensor.
@@ -22,19 +22,19 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     if not tensor.is_meta or device.type == "meta":
         return tensor.detach().to(device, copy=True)
     made = torch.empty_like(tensor, device=device, requires_grad=False)
-    mark_made_up(made)
+    mark_placeholder(made)
     if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
         # As layers start: their outputs neither overflow nor vanish.
         return made.normal_(std=(tensor.shape[-1] if tensor.dim() else 1) ** -0.5)
     return made.zero_()
 
 
-def mark_made_up(tensor: Tensor) -> None:
-    """Mark the memory of a tensor: its values come from made up ones."""
+def mark_placeholder(tensor: Tensor) -> None:
+    """Mark the memory of a tensor: its values come from placeholders."""
     for part in dense_parts(tensor):
-        part.untyped_storage()._pipepart_made_up = True  # type: ignore[attr-defined]
+        part.untyped_storage()._pipepart_placeholder = True  # type: ignore[attr-defined]
 
 
-def is_made_up(tensor: Tensor) -> bool:
+def is_placeholder(tensor: Tensor) -> bool:
     """Return True if the memory of a tensor is marked."""
-    return any(hasattr(part.untyped_storage(), "_pipepart_made_up") for part in dense_parts(tensor))
+    return any(hasattr(part.untyped_storage(), "_pipepart_placeholder") for part in dense_parts(tensor))
