@@ -28,7 +28,7 @@ class Roofline(Document):
 
     Attributes:
         device: type of the device, as torch names it: ``"cuda"`` or ``"cpu"``.
-        flops_per_second: speed that matrix products reach in the model's compute dtype; about half of a data sheet's peak.
+        flops_per_second: speed that matrix products reach in the model's compute dtype, not the data sheet's peak.
         bytes_per_second: bandwidth that kernels reach between the device and its memory.
         seconds_per_operation: fixed time to start one operation.
     """
