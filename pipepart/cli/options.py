@@ -246,7 +246,7 @@ RooflineOf = Annotated[
     str | None,
     option(
         "TEXT|FILE",
-        "With --no-measure, the device to estimate for: 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', or a file made by "
+        "With --no-measure, the speed that the device reaches: 'cuda: 156 TFLOP/s, 1.5 TB/s, 5 us', or a file made by "
         "Roofline.save.",
         names=("--roofline",),
         group="Profiling",

@@ -6,6 +6,7 @@ do, and one that is merely slow is never suspected.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from ..forks import listen_for_forks
 from .leaving import waits_in_torch
 
 _TAG = 2**31 - 2
@@ -48,6 +50,7 @@ class PeerWatch:
         self.lost: list[int] = []
         self._group, self._is_awaited, self._report = group, is_awaited, report
         self._ended = False
+        self._sockets: dict[int, str] = {}
         self._threads = [threading.Thread(target=self._wait, args=(peer,), daemon=True) for peer in peers]
         for thread in self._threads:
             thread.start()
@@ -64,8 +67,18 @@ class PeerWatch:
     ) -> PeerWatch:
         """Watch processes that are here, until the end of the script, by a group that nobody else uses."""
         limit = timedelta(seconds=seconds)
+        before = _sockets()
         group = dist.ProcessGroupGloo(PrefixStore("watch", store), rank, size, limit)
-        return cls(group, list(range(1, size)) if rank == 0 else [0], is_awaited=False, report=report)
+        watch = cls(group, list(range(1, size)) if rank == 0 else [0], is_awaited=False, report=report)
+        watch._sockets = dict(_sockets().items() - before.items())
+        listen_for_forks(watch)
+        return watch
+
+    def forked(self) -> None:
+        """Close the copies of the connections in a forked process, which would hide the death of this one."""
+        for number, _ in self._sockets.items() & _sockets().items():
+            with suppress(OSError):
+                os.close(number)
 
     def end(self) -> None:
         """End all waits, as the script ends: a thread that waits would abort the process."""
@@ -87,6 +100,17 @@ class PeerWatch:
             if not self._ended:
                 self.lost.append(peer)
                 self._report(peer)
+
+
+def _sockets() -> dict[int, str]:
+    """Return what the sockets of this process are, by the numbers of their files; nothing where there is no /proc."""
+    found: dict[int, str] = {}
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if (target := os.readlink(f"/proc/self/fd/{name}")).startswith("socket:"):
+                    found[int(name)] = target
+    return found
 
 
 def break_connections(group: dist.ProcessGroup) -> None:

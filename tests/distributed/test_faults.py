@@ -116,6 +116,9 @@ FAULTS = {
     ),
     "without text": Fault(2, 1, "forward", "raise Unprintable", ("rank 1 failed: Unprintable",)),
     "first killed in a step": Fault(4, 0, "forward", _KILL, ("rank 0 is lost",)),
+    "killed beside a process that it has forked": Fault(
+        3, 1, "script", f"os.fork() or (time.sleep(8), os._exit(0)); {_KILL}", ("rank 1 is lost",)
+    ),
     "last killed between steps": Fault(4, 3, "script", _KILL, ("rank 3 is lost",)),
     "does not return": Fault(
         3,

@@ -68,19 +68,26 @@ def test_each_wait_and_each_hold_is_tried():
 
 
 @pytest.mark.parametrize("call", [0, 3, 6])
-@pytest.mark.parametrize("worker", [0, 1])
-def test_a_single_hold_that_is_left_out_is_found_in_one_run(monkeypatch, worker, call):
-    """Both workers of the device have their backwards on one thread of autograd, which is no order of them."""
+@pytest.mark.parametrize(
+    ("scenario", "held", "worker"),
+    [
+        ("shared steps", Wait.HELD_FOR_COMPUTE, "#0"),
+        ("shared steps", Wait.HELD_FOR_COMPUTE, "#1"),
+        ("skipping forwards", Wait.HELD_FOR_FETCH, "vdev:2"),
+    ],
+)
+def test_a_single_hold_that_is_left_out_is_found_in_one_run(monkeypatch, scenario, held, worker, call):
+    """Two workers of a device have their backwards on one thread of autograd, which is no order of them."""
     hold, calls = Waits.hold, iter(range(100))
 
     def hold_others(waits: Waits, place: Wait, tensor: Tensor, stream: torch.Stream) -> None:
-        by_worker = threading.current_thread().name.endswith(f"#{worker}")
-        if not (place is Wait.HELD_FOR_COMPUTE and by_worker and next(calls) == call):
+        by_worker = threading.current_thread().name.endswith(worker)
+        if not (place is held and by_worker and next(calls) == call):
             hold(waits, place, tensor, stream)
 
     monkeypatch.setattr(Waits, "hold", hold_others)
     with pytest.raises(RacesFound):
-        SCENARIOS["shared steps"]()
+        SCENARIOS[scenario]()
     assert next(calls) > call
 
 

@@ -1,7 +1,8 @@
-"""Tells the trace of the simulated devices what orders the threads of the host: items of queues, and calls of autograd.
+"""Tells the trace of the simulated devices what orders the threads of the host: messages, queues and calls of autograd.
 
-What a thread takes out of a queue tells it all that was known when that was put in. Locks, joins and other means of
-``threading`` order nothing here: a program that needs them to be right is reported, not passed.
+What a thread takes out of a queue tells it all that was known when that was put in. A message between workers tells so
+when its receiver asks for it: others that came before it and are only stored order nothing yet. Locks, joins and other
+means of ``threading`` order nothing here: a program that needs them to be right is reported, not passed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.autograd import graph
 
+from pipepart.runtime.transport.threads import Key, ThreadTransport
 from tests.vdev import devices
 
 _Plain = queue.SimpleQueue
@@ -51,6 +53,27 @@ def tracked_queue(backend: ModuleType) -> type[queue.SimpleQueue[Any]]:
     return SimpleQueue
 
 
+class _Sent(NamedTuple):
+    """A message with the number of its put."""
+
+    number: int
+    message: Any
+
+
+class _TrackedTransport(ThreadTransport):
+    """Messages that tell the trace of their sending when they are asked for."""
+
+    def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
+        number = next(_numbers)
+        devices._loaded().put(number)
+        super().send(sender, receiver, key, _Sent(number, message))
+
+    def recv(self, receiver: int, key: Key) -> Any:
+        number, message = super().recv(receiver, key)
+        devices._loaded().get(number)
+        return message
+
+
 @contextmanager
 def tracked() -> Iterator[None]:
     """Track the queues that pipepart makes within the block, and the calls of autograd."""
@@ -67,9 +90,15 @@ def tracked() -> Iterator[None]:
         finally:
             backend.end_call(number)
 
-    replaced = {"SimpleQueue": (_Plain, tracked_queue(backend)), "_engine_run_backward": (run, run_backward)}
+    replaced = {
+        "SimpleQueue": (_Plain, tracked_queue(backend)),
+        "_engine_run_backward": (run, run_backward),
+        "ThreadTransport": (ThreadTransport, _TrackedTransport),
+    }
     changed: list[tuple[ModuleType, str, Any]] = []
     for name, module in list(sys.modules.items()):
+        if name == ThreadTransport.__module__:
+            continue  # its queues hold messages
         if name.split(".")[0] == "pipepart" or name in ("queue", "torch.autograd", "torch.autograd.graph"):
             for attribute, (before, after) in replaced.items():
                 if vars(module).get(attribute) is before:
