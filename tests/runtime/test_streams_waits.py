@@ -149,7 +149,8 @@ def test_a_scale_is_made_by_the_caller(monkeypatch):
 
     monkeypatch.setattr(torch.amp.GradScaler, "scale", scale_later)
     with pytest.raises(RacesFound):
-        SCENARIOS["scaled replicas"]()
+        for _ in range(5):  # a worker that reads the scale long after the other one made it shows no race
+            SCENARIOS["scaled replicas"]()
 
 
 def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
