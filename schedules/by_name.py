@@ -15,7 +15,7 @@ _FROM_COSTS = ("search", "auto")
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the schedules that need no costs; `build` knows "search" and "auto" besides."""
+    """Return the names of the schedules that need no costs. `build` also accepts "search" and "auto"."""
     return tuple(GENERATORS)
 
 

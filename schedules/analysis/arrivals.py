@@ -1,4 +1,4 @@
-"""Finds when the inputs of each action arrive, from the messages and the host's copies of a timeline."""
+"""Finds when the inputs of each action arrive, from the message and host copy times of a timeline."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..core.transfer import Transfer
 
 
 def arrivals(schedule: Schedule, found: Dependencies, transfers: Sequence[Transfer]) -> list[float | None]:
-    """Return, for each edge of `found`, when its message had arrived; None if no transfer carries it.
+    """Return the arrival time in seconds of each edge's message; None if no transfer carries it.
 
-    Edges within a device other than copies of its host, and those of explicit sends and receives, have none.
+    Edges within a device have none, except copies to and from its host; edges of explicit sends and receives have none.
     """
     if not len(transfers):
         return [None] * found.source.size

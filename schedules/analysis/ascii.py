@@ -25,7 +25,7 @@ def draw(
     ends: Sequence[Sequence[float]],
     width: int | None,
 ) -> str:
-    """Return the picture; `Timeline.draw` says how to read it."""
+    """Return the timeline as text, to scale; `Timeline.draw` explains how to read it."""
     first = min(map(min, filter(None, starts)), default=0.0)
     seconds = max(map(max, filter(None, ends)), default=0.0) - first
     digits = len(str(schedule.devices - 1))

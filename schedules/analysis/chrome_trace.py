@@ -44,10 +44,10 @@ _Event = dict[str, Any]
 
 
 class Traced(NamedTuple):
-    """A timeline to write: its fields, as in `Timeline`.
+    """A timeline to write to a trace. Fields not listed here are those of `Timeline`.
 
     labels: the names of the devices; None for "device 0", "device 1", ...
-    costs: for a counter of the bytes that each device stashes; None for none.
+    costs: adds a counter of the stashed bytes of each device; None for no counter.
     """
 
     schedule: Schedule

@@ -1,4 +1,4 @@
-"""Puts several timelines into one Chrome trace, for example the prediction under the measurement."""
+"""Writes several timelines, such as prediction and measurement, into one Chrome trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the actions that fix the makespan of a timeline."""
+"""Finds the critical path of a timeline: the chain of actions that determines its makespan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def critical_path(
     ends: Sequence[Sequence[float]],
     transfers: Sequence[Transfer] = (),
 ) -> tuple[Action, ...]:
-    """Return the actions that fix the makespan, first to last.
+    """Return the chain of actions that determines the makespan, first to last.
 
     Walks back from the action that ends last, each time to what released the action last: the end of the action
     before it on its device, or the arrival of an input. A message without a transfer arrives when it is made. In a

@@ -1,4 +1,4 @@
-"""Reads a timeline back from a Chrome trace that `chrome_trace` has written."""
+"""Reads a timeline from a Chrome trace written by `chrome_trace`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .chrome_trace import Traced, device_of
 
 
 def from_trace(trace: Mapping[str, Any]) -> Traced:
-    """Return the first timeline of a trace, exactly as it was.
+    """Return the first timeline of a trace, equal to the one that was written.
 
     Raises:
         ScheduleError: the trace was not written by `Timeline.to_trace` or `side_by_side`, or lacks actions.

@@ -83,7 +83,7 @@ class Timeline(Drawn):
 
     @property
     def zero_bubble(self) -> float:
-        """The bubble if each device could begin its next step when it is done with this one.
+        """The bubble if each device starts its next step as soon as it has finished this one.
 
         The cost of a step is then the longest time between the first start and the last end of one device,
         as in Qi et al. 2024, arXiv 2401.10241, §5.3; with equal stages, 1 - busy / cost.
@@ -105,7 +105,7 @@ class Timeline(Drawn):
 
     @cached_property
     def critical_path(self) -> tuple[Action, ...]:
-        """The actions that fix the makespan, first to last: each begins when the one before lets it."""
+        """The chain of actions that determines the makespan, first to last: each action waits for the one before it."""
         return critical_path(self.schedule, self.starts, self.ends, self.transfers)
 
     def span(self, action: Action) -> tuple[float, float]:
@@ -138,11 +138,11 @@ class Timeline(Drawn):
         return draw(self.schedule, self.starts, self.ends, width)
 
     def panel(self, name: str = "", labels: Sequence[str] | None = None) -> Panel:
-        """Return what `pictures` draws of the timeline, under a name and with names of its devices."""
+        """Return the timeline as a panel of a picture, with a title and device names."""
         return Panel(name, self.schedule, self.starts, self.ends, self.makespan, self.bubble, labels)
 
     def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
-        """Return the timeline as the only one of its picture."""
+        """Return the timeline as the only panel of a picture."""
         return [self.panel(labels=labels)]
 
     def _repr_html_(self) -> str:
@@ -165,7 +165,7 @@ class Timeline(Drawn):
         return to_trace({self.schedule.name: self.traced(labels, costs)})
 
     def traced(self, labels: Sequence[str] | None = None, costs: StageCosts | None = None) -> Traced:
-        """Return what `chrome_trace` writes of the timeline."""
+        """Return the timeline as input for `chrome_trace`."""
         costs = costs and costs.for_schedule(self.schedule)
         return Traced(
             self.schedule,
@@ -180,7 +180,7 @@ class Timeline(Drawn):
 
     @staticmethod
     def from_trace(trace: Mapping[str, Any]) -> Timeline:
-        """Return the timeline that `to_trace` wrote, or the first that `side_by_side` did.
+        """Return the timeline written by `to_trace`, or the first timeline written by `side_by_side`.
 
         Raises:
             ScheduleError: the trace was written by neither.

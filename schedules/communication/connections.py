@@ -1,4 +1,4 @@
-"""Plans how ranks connect to each other: rounds in which no rank takes part twice."""
+"""Plans the order in which ranks connect: rounds of edges, with at most one edge per rank in a round."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Edge = tuple[int, int]
 
 
 def connection_rounds(edges: Iterable[Edge]) -> tuple[tuple[Edge, ...], ...]:
-    """Return the directed edges in rounds, so that each rank has one edge in a round at most.
+    """Group directed edges into rounds, so that each rank has at most one edge in a round.
 
     If all ranks connect the edges round by round, each has one peer at a time, which waits for nobody else. The number
     of rounds is less than twice the largest number of edges of a rank; for neighbours in a line or an even ring, and
     for all pairs among 2, 4 or 8 ranks, it is that number, which is the least possible.
 
     Args:
-        edges: (from, to), such as ``message.ranks`` of all messages of a step but the collectives; in any order.
+        edges: (from, to) in any order, such as ``message.ranks`` of all messages of a step, without the collectives.
 
     Raises:
         ValueError: an edge leads from a rank to itself.

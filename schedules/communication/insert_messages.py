@@ -1,4 +1,4 @@
-"""Makes the messages between devices part of a schedule, as sends and receives; and reads such schedules."""
+"""Inserts send and receive actions into a schedule, and reads the messages of a schedule that has them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SENDS = {Kind.F: (Kind.SEND_F, Kind.RECV_F), Kind.B: (Kind.SEND_B, Kind.RECV_B)
 
 
 def insert_messages(schedule: Schedule) -> Schedule:
-    """Return the schedule with a send after each action whose result another device needs, and its receive.
+    """Return the schedule with a send and a receive for each result that another device needs.
 
-    The messages are in the order of `message_order`, on all devices. So no device waits for ever, even where a send
-    blocks until its receive. Stages on one device need no message. A schedule that has messages comes back unchanged.
+    The messages are in the order of `message_order` on all devices, so there is no deadlock, even if a send
+    blocks until its receive. Stages on one device need no message. A schedule with messages is returned unchanged.
 
     Raises:
         ScheduleError: the schedule deadlocks.
@@ -42,7 +42,7 @@ def has_messages(schedule: Schedule) -> bool:
 
 
 def as_written(schedule: Schedule) -> Lowering:
-    """Return the messages that a schedule has, in the order of each device; each device is a rank."""
+    """Return a schedule that has messages as a `Lowering`, in the order of its rows; each device is a rank."""
     rank_of = range(schedule.devices)
     sums = reductions(schedule, rank_of)
     rows: list[Row] = []
@@ -74,7 +74,7 @@ def _action(item: Action | Message, schedule: Schedule, device: int) -> Action:
 
 
 def _message(action: Action, schedule: Schedule) -> Message:
-    """Return the message that a send or a receive is one end of."""
+    """Return the message of a send or receive action."""
     flow = FLOW_OF[action.kind]
     ends = action.stage, other_end(action).stage
     stages = ends if action.kind is flow.send else ends[::-1]

@@ -1,4 +1,4 @@
-"""Lowers a schedule to messages: one global order in which all ranks send, receive and reduce.
+"""Lowers a schedule to messages, in one global order in which all ranks send, receive and reduce.
 
 Each message stands at one point of that order, which is the moment at which its sender has made it, if every forward
 takes one unit of time and every backward two. So on all ranks the messages come in the same order::
@@ -53,7 +53,7 @@ class Lowering:
 def message_order(
     schedule: Schedule, skips: Pairs = (), shared: Pairs = (), rank_of: Sequence[int] = ()
 ) -> tuple[Message, ...]:
-    """Return the messages of a step in the one order in which all ranks send, receive and reduce them.
+    """Return all messages of a step in a global order that every rank can follow without deadlock.
 
     Rank r takes part in those with ``r in message.ranks``. It sends those with ``message.ranks[0] == r`` and receives
     the others, except that a REDUCE_GRAD is a collective.
@@ -87,7 +87,7 @@ def message_order(
 
 
 def lower(schedule: Schedule, skips: Pairs = (), shared: Pairs = (), rank_of: Sequence[int] = ()) -> Lowering:
-    """Return the schedule with its messages, in the order of `message_order`, which has the same arguments."""
+    """Return the schedule with its messages, in the order of `message_order`. Arguments as there."""
     messages, rows = _placed(schedule, skips, shared, rank_of)
     rank_of = rank_of or range(schedule.devices)
     orders: list[list[Message]] = [[] for _ in range(max(rank_of) + 1)]
@@ -106,7 +106,7 @@ def without_messages(schedule: Schedule) -> Schedule:
 
 
 def reductions(schedule: Schedule, rank_of: Sequence[int]) -> dict[int, Message]:
-    """Return the sum over ranks that each REDUCE_GRAD takes part in, by its stage."""
+    """Map each stage whose gradients are summed over several ranks to the message of its REDUCE_GRAD."""
     apart = schedule.model_stages
     have = {a.stage for row in schedule.actions for a in row if a.kind is Kind.REDUCE_GRAD}
     found = {}

@@ -1,4 +1,4 @@
-"""Proves that no order of unbuffered messages deadlocks, or names the cycle in which ranks wait for each other.
+"""Checks that a message order cannot deadlock if sends are not buffered; an error names the cycle of waits.
 
 A rank issues its messages into queues, each in a fixed order. A device that comes to a message issues it and goes on;
 it waits only at an action that needs a message which is not done. A message is done when it has been issued on all its
@@ -27,11 +27,11 @@ _SAID = {"rank": "a rank", "pair": "a pair of ranks", "edge": "a directed edge"}
 
 
 def refuse_rendezvous_deadlock(lowering: Lowering, queues: Queues) -> None:
-    """Raise ScheduleError, which names the cycle, unless all messages and actions can be done.
+    """Raise ScheduleError, with the cycle of waits, if the messages deadlock when sends are not buffered.
 
     Args:
-        lowering: the actions and messages. Its schedule has no deadlock where sends never wait.
-        queues: what each rank has a queue for: all its messages ("rank"), each other rank ("pair"), or each other rank
+        lowering: the actions and messages. Its schedule must be free of deadlocks with buffered sends.
+        queues: the queues of a rank: one for all its messages ("rank"), one per peer ("pair"), or one per peer
             and direction ("edge"). Collectives have queues of their own, except with "rank".
     """
     _Play(lowering, queues).run()

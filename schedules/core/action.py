@@ -69,7 +69,7 @@ class Action(NamedTuple):
 
     @property
     def leaves(self) -> tuple[Action, ...]:
-        """The forward and the backward of an overlapped action; of any other, the action itself."""
+        """The parts of the action: forward and backward if it is overlapped, else only the action itself."""
         return self.parts or (self,)
 
     @staticmethod

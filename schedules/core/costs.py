@@ -120,17 +120,17 @@ class StageCosts:
 
     @property
     def stages(self) -> int:
-        """How many stages."""
+        """Number of stages."""
         return len(self.forward)
 
     @property
     def stage_seconds(self) -> tuple[float, ...]:
-        """Forward and backward in two parts of one micro-batch on each stage."""
+        """Seconds of F, I and W together, for one micro-batch on each stage."""
         return tuple(map(sum, zip(self.forward, self.backward_input, self.backward_weight, strict=True)))
 
     @property
     def cheapest(self) -> StageCosts:
-        """The costs with I and W shortened, where together they take longer than a full backward: for bounds."""
+        """Costs for lower bounds: I and W are scaled down so that they never take longer than a full backward."""
         parts = list(map(sum, zip(self.backward_input, self.backward_weight, strict=True)))
         pairs = list(zip(self.backward, parts, strict=True))
         if all(whole >= split for whole, split in pairs):
@@ -143,7 +143,7 @@ class StageCosts:
         )
 
     def for_schedule(self, schedule: Schedule) -> StageCosts:
-        """Return the costs of every stage of a schedule: given for one copy of the model, they hold for each.
+        """Return the costs of every stage of a schedule. Costs of one copy of the model are repeated for each copy.
 
         Raises ScheduleError if the costs are for another number of stages.
         """
@@ -161,7 +161,7 @@ class StageCosts:
         return replace(self, **per_stage)
 
     def latency_between(self, source: int, target: int) -> float:
-        """Return the seconds a message takes however small; zero within a device."""
+        """Return the latency of a message in seconds; zero within a device."""
         return 0.0 if source == target else _link(self.latency, source, target)
 
     def occupancy_between(self, source: int, target: int, message_bytes: float) -> float:

@@ -1,4 +1,4 @@
-"""Dependencies: the results that an action needs before it can start on its device."""
+"""Dependencies: the actions whose results an action needs before it can start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPUTES = frozenset(kind for flow in FLOWS for kind in flow.makers)  # what tak
 
 
 def source_stage(kind: Kind, stage: int, model_stages: int) -> int | None:
-    """Return the stage whose result an action of this kind needs; None at the end of the model.
+    """Return the stage whose result an action of this kind needs; None if it needs no other stage.
 
     kind: F, I, B, or a message.
 
@@ -51,7 +51,7 @@ def source_stage(kind: Kind, stage: int, model_stages: int) -> int | None:
 
 
 def target_stage(kind: Kind, stage: int, model_stages: int) -> int | None:
-    """Return the stage that needs the result of an action of this kind; None at the end of the model."""
+    """Return the stage that needs the result of an action of this kind; None if no other stage does."""
     return _beside(stage, FLOW_OF[kind].step, model_stages)
 
 
@@ -96,7 +96,7 @@ class Dependencies:
 
     @property
     def actions(self) -> int:
-        """How many actions."""
+        """Number of actions."""
         return self.offsets[-1]
 
     def is_kind(self, *kinds: Kind) -> np.ndarray:
@@ -169,7 +169,7 @@ class _Leaves:
         self._place = {kind: self._places(kind) for kind in {*FLOW_OF, *EARLIER, *HOST_COPIES}}
 
     def add_edges(self, kind: Kind, makers: Sequence[tuple[Kind, int]], edges: _Edges) -> None:
-        """Add the edges into all leaves of a kind, each from the first of its makers that exists."""
+        """Add the edges into all leaves of a kind, each from the first producer that exists."""
         model_stage = self.stage % self.schedule.model_stages
         last = 0 if makers[-1][1] < 0 else self.schedule.model_stages - 1
         rows = np.flatnonzero((self.code == CODE[kind]) & (model_stage != last))
@@ -188,7 +188,7 @@ class _Leaves:
         edges.add(source, self.owner[rows], source_stage, self.stage[rows])
 
     def refuse_wrong_order(self) -> None:
-        """Raise where a backward stands before the forward of its stage, or W before I."""
+        """Raise ScheduleError if a backward comes before the forward of its stage, or a W before its I."""
         for later, earlier in EARLIER.items():
             rows = np.flatnonzero(self.code == CODE[later])
             before = self._place[earlier][self.stage[rows], self.micro_batch[rows]]
@@ -211,7 +211,7 @@ class _Leaves:
             )
 
     def add_host_copies(self, edges: _Edges) -> None:
-        """Add the edges of copies between a device and its host; raise where one begins behind what waits for it."""
+        """Add the edges of host copies; raise ScheduleError if a copy starts after an action that needs it."""
         for begins, waits in _COPIES:
             copies = begins if begins in HOST_COPIES else waits[0]
             rows = np.flatnonzero(self.code == CODE[copies])

@@ -1,4 +1,4 @@
-"""Message: what one rank sends to another in a step, or several ranks sum up together."""
+"""Message: a tensor sent from one rank to another in a step, or a sum of gradients over several ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Message(NamedTuple):
     number: int = 0
 
     def end(self, rank: int) -> str:
-        """Return what a rank does with the message, in the words of actions.
+        """Return the role of a rank in the message, written as an action.
 
         >>> Message(Kind.F, (0, 1), (0, 1), 5).end(0), Message(Kind.F, (0, 3), (0, 1), 5).end(1)
         ('0SEND_F5', '3RECV_F5 from stage 0')

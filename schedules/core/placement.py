@@ -23,7 +23,7 @@ def wave(devices: int, chunks: int) -> tuple[int, ...]:
 
 
 def placements(stages: int, devices: int) -> list[tuple[int, ...]]:
-    """Return the usual placements of stages on devices: linear for one per device, else wave and looped.
+    """Return the common placements of stages on devices: linear for one per device, else wave and looped.
 
     Raises:
         ScheduleError: the stages do not divide evenly over the devices.

@@ -45,21 +45,21 @@ class Schedule:
 
     @property
     def devices(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return len(self.actions)
 
     @property
     def stages(self) -> int:
-        """How many stages, all copies of the model together."""
+        """Number of stages in all copies of the model together."""
         return len(self.device_of)
 
     @property
     def model_stages(self) -> int:
-        """How many stages one copy of the model has."""
+        """Number of stages in one copy of the model."""
         return self.stages // self.replicas
 
     def stages_of(self, device: int) -> tuple[int, ...]:
-        """Return the stages that live on a device, in order."""
+        """Return the stages on a device, in ascending order."""
         return self._stages_by_device.get(device, ())
 
     @cached_property
@@ -70,16 +70,16 @@ class Schedule:
         return {device: tuple(own) for device, own in stages.items()}
 
     def previous_stage(self, stage: int) -> int | None:
-        """Return the stage whose output feeds `stage`; None for the first of the model."""
+        """Return the stage whose output feeds `stage`; None for the first stage of the model."""
         return stage - 1 if stage % self.model_stages else None
 
     def next_stage(self, stage: int) -> int | None:
-        """Return the stage that `stage` feeds; None for the last of the model."""
+        """Return the stage that `stage` feeds; None for the last stage of the model."""
         return stage + 1 if (stage + 1) % self.model_stages else None
 
     @property
     def sizes(self) -> str:
-        """Its numbers of stages, devices and micro-batches, in words."""
+        """Text for messages with the numbers of stages, devices and micro-batches."""
         numbers = (
             (self.stages, "stage", "s"),
             (self.devices, "device", "s"),
@@ -97,14 +97,14 @@ class Schedule:
         return grid_html(f"Schedule {self.name}: {self.sizes}", self.actions, self.device_of)
 
     def to_csv(self) -> str:
-        """Return one row of actions per device, as torch.distributed.pipelining reads them."""
+        """Return the actions as CSV, one row per device, in the format of torch.distributed.pipelining."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([map(str, row) for row in self.actions])
         return text.getvalue()
 
     @staticmethod
     def from_csv(text: str, name: str = "csv", replicas: int = 1) -> Schedule:
-        """Return the schedule with the given rows of actions, one row per device.
+        """Read a schedule from CSV with one row of actions per device.
 
         Empty cells and blank lines at the end are skipped; so are the UNSHARD and RESHARD cells of torch's tables,
         which gather and free the weights of FSDP and do not change the order of the work. The placement and the number
@@ -125,7 +125,7 @@ class Schedule:
         return Schedule(name, actions, _placement(actions), micro_batches, replicas)
 
     def to_json(self) -> str:
-        """Return everything that the schedule holds, as JSON."""
+        """Return the schedule as JSON text, with all its fields."""
         return json.dumps(
             {
                 "version": 1,
@@ -141,7 +141,7 @@ class Schedule:
 
     @staticmethod
     def from_json(text: str) -> Schedule:
-        """Return the schedule that `to_json` wrote.
+        """Read a schedule written by `to_json`.
 
         Raises:
             ScheduleError: the text is no JSON, a field is missing, unknown or of another type, or a cell is no action.

@@ -12,7 +12,7 @@ _NUMBERS = tuple[int, ...]
 
 
 class ScheduleFields(BaseModel):
-    """What `Schedule.to_json` writes: the fields of `Schedule`, with each action as text."""
+    """The JSON form of a `Schedule`: its fields, with each action as text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -27,7 +27,7 @@ class ScheduleFields(BaseModel):
 
 
 def read_fields(text: str) -> ScheduleFields:
-    """Return the fields of a schedule written as JSON.
+    """Parse the fields of a schedule from JSON.
 
     Raises ScheduleError if the text is no JSON, or a field is missing, unknown or of another type.
     """

@@ -1,4 +1,4 @@
-"""What each action adds to the stash of its device, or releases from it."""
+"""Computes what each action adds to the stash of its device or releases from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RECOMPUTED_F = ((1, 0, 0), (-1, 1, 0))
 
 
 def count_changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:
-    """Return how each leaf changes the counts of stashes when it starts, and when it ends.
+    """Return the changes of the stash counts at the start and at the end of each leaf action.
 
     Returns:
         Two arrays of shape (leaves, 3). The columns are micro-batches with their full stash, from F (or RECOMPUTE) to
@@ -42,7 +42,7 @@ def count_changes(found: Dependencies) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stash_changes(found: Dependencies, costs: StageCosts) -> np.ndarray:
-    """Return the bytes that each leaf adds when it starts (positive) or releases when it ends (negative)."""
+    """Return the bytes that each leaf action adds at its start (positive) or releases at its end (negative)."""
     sizes = np.array([costs.stash_bytes, costs.boundary_bytes, costs.weight_stash_bytes])[:, found.stage]
     return (np.add(*count_changes(found)) * sizes.T).sum(axis=1)
 

@@ -1,4 +1,4 @@
-"""Transfer: a message between devices, or a copy between a device and its host, and when it travelled."""
+"""Transfer: start and end of a message between devices, or of a copy between a device and its host."""
 
 from __future__ import annotations
 

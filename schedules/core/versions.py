@@ -1,4 +1,4 @@
-"""Weight versions of asynchronous schedules: which must coexist, and which gradients each step applies."""
+"""Weight versions of asynchronous schedules: the versions kept at one time and the gradients that each step applies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .schedule import Schedule
 
 
 def older_versions(schedule: Schedule, stage: int) -> tuple[frozenset[int], ...]:
-    """Return, for each optimizer step of a stage, the older versions of its weights that are still needed after it.
+    """Return, for each optimizer step of a stage, the older weight versions that are still needed after it.
 
     Version v is the weights after v steps. A version is needed while actions of a micro-batch that uses it are left.
     A synchronous schedule has none.

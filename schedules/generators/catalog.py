@@ -1,4 +1,4 @@
-"""The catalog of generators: which function makes the schedule of which name."""
+"""The catalog of generators: maps the name of a schedule to the function that builds it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GENERATORS: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 def generate(
     name: str, devices: int, micro_batches: int, chunks: int | None, options: Mapping[str, Any]
 ) -> Schedule:
-    """Return the schedule that the named generator makes; `build` says more."""
+    """Build a schedule with the generator of this name; see `build`."""
     if devices < 1 or micro_batches < 1:
         raise ScheduleError(
             f"{name} needs at least 1 device and 1 micro-batch, got {devices} and {micro_batches}"

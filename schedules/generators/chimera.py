@@ -6,7 +6,7 @@ from ..core.schedule import Schedule, without_micro_batches
 
 
 def chimera(devices: int, micro_batches: int) -> Schedule:
-    """Two copies of the model, one the other way round; each micro-batch runs through one of them.
+    """Chimera: two copies of the model in opposite directions; each micro-batch runs through one of them.
 
     Even micro-batches go down (stages 0 to D - 1), odd ones up (stages D to 2D - 1, with stage D + s a copy of
     stage s). A unit is D micro-batches; units follow each other without a gap. With F = B the bubble is

@@ -11,7 +11,7 @@ from ..core.schedule import Schedule, without_micro_batches
 
 
 def dualpipe_v(devices: int, micro_batches: int) -> Schedule:
-    """DualPipeV: the forward of one chunk side by side with the backward of the other.
+    """DualPipeV: overlaps the forward of one chunk with the backward of the other.
 
     Device r of p has stages r and 2p - 1 - r, and keeps the stash of 2p + 1 chunks. How much an overlapped
     pair saves is up to the costs (`StageCosts.overlap`); run one after the other, with equal stages and
@@ -79,17 +79,17 @@ class _Row:
         self.actions.append(forward(stage, next(self._forward[stage])))
 
     def backward(self, stage: int) -> None:
-        """Append the full backward of the stage's next micro-batch."""
+        """Append the full backward (B) of the stage's next micro-batch."""
         self.actions.append(backward(stage, next(self._backward[stage])))
 
     def backward_input(self, stage: int) -> None:
-        """Append the backward for the inputs, and put the one for the weights off."""
+        """Append the backward for the inputs (I), and defer the backward for the weights (W)."""
         k = next(self._backward[stage])
         self.actions.append(backward_input(stage, k))
         self._weights.append(backward_weight(stage, k))
 
     def weight(self) -> None:
-        """Append the backward for the weights that was put off longest, if any was."""
+        """Append the oldest deferred backward for the weights (W), if there is one."""
         if self._weights:
             self.actions.append(self._weights.popleft())
 

@@ -6,7 +6,7 @@ from ..core.schedule import Schedule
 
 
 def gpipe(devices: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards, micro-batches in the same order (first in, first out).
+    """GPipe: all forwards, then all backwards, both in the order of the micro-batches.
 
     Every stage keeps all `micro_batches` in flight. With equal stages the step takes
     (micro_batches + devices - 1) times one forward and backward.

@@ -34,7 +34,7 @@ def interleaved_1f1b(devices: int, micro_batches: int, chunks: int = 2) -> Sched
 
 
 def interleaved_zb(devices: int, micro_batches: int, chunks: int = 2) -> Schedule:
-    """Interleaved 1F1B with split backwards: a shorter warm-up, and W where the device would wait.
+    """Interleaved 1F1B with split backwards: a shorter warm-up, and W in place of idle time.
 
     Device r begins with its W when it has done r backwards, so that every device keeps the stash of `devices`
     whole micro-batches. With one chunk it is ZB-H1. Groups of micro-batches as for interleaved 1F1B.

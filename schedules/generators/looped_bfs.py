@@ -1,4 +1,4 @@
-"""Looped BFS: all micro-batches run through a chunk before the next chunk."""
+"""Looped BFS: each device runs all micro-batches through one chunk before it starts the next chunk."""
 
 from ..core.action import ScheduleError, backward, forward
 from ..core.placement import looped
@@ -6,7 +6,7 @@ from ..core.schedule import Schedule
 
 
 def looped_bfs(devices: int, micro_batches: int, chunks: int = 2) -> Schedule:
-    """GPipe over `chunks` stages per device, breadth first: chunk after chunk, back in reverse.
+    """GPipe with `chunks` stages per device, breadth first: chunk after chunk, backwards in reverse order.
 
     Every stage keeps all micro-batches in flight; the fill and drain cost 1 / chunks of those of GPipe. The backwards
     of a chunk run in the order of the micro-batches, so gradients add up as in training without stages. Torch takes

@@ -1,4 +1,4 @@
-"""1F1B: forwards and backwards alternate, so that few micro-batches are in flight."""
+"""1F1B: alternates forwards and backwards, so that few micro-batches are in flight."""
 
 from ..core.action import Action, backward, forward
 from ..core.placement import linear
@@ -6,7 +6,7 @@ from ..core.schedule import Schedule
 
 
 def one_f_one_b(devices: int, micro_batches: int) -> Schedule:
-    """A warm-up of forwards, then one forward and one backward in turn, then the backwards that are left.
+    """1F1B: a warm-up of forwards, then one forward and one backward in turn, then the remaining backwards.
 
     Device r of p warms up with p - 1 - r forwards and keeps p - r micro-batches in flight. Fewer micro-batches than
     devices shorten the warm-up to what there is.

@@ -1,4 +1,4 @@
-"""Sequential: naive model parallelism; one device works at a time."""
+"""Sequential: naive model parallelism, in which one device computes at a time."""
 
 from ..core.action import backward, forward
 from ..core.placement import linear
@@ -6,7 +6,7 @@ from ..core.schedule import Schedule
 
 
 def sequential(devices: int, micro_batches: int) -> Schedule:
-    """Forward and backward of one micro-batch through the whole pipe, then the next.
+    """Run forward and backward of one micro-batch through all stages, then those of the next.
 
     One micro-batch is in flight; with equal stages 1 / devices of the time is used.
 

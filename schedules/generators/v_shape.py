@@ -1,4 +1,4 @@
-"""V-Half and V-Min: a building block of one micro-batch is repeated; its length decides the memory."""
+"""V-Half and V-Min: repeat the actions of one micro-batch at a fixed interval, which determines the memory."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ..core.schedule import Schedule, without_micro_batches
 
 
 def zb_v(devices: int, micro_batches: int) -> Schedule:
-    """ZB-V: device r of p has stages r and 2p - 1 - r, and keeps the stash of p micro-batches.
+    """ZB-V: device r of p runs stages r and 2p - 1 - r, and keeps the stash of p micro-batches.
 
     With F = I = W the bubble is nothing if steps may overlap (see `Timeline.zero_bubble`), and (p - 1) F / 2
     if they may not. The paper assumes micro_batches >= 2p - 1; for fewer, the surplus ones are left out of

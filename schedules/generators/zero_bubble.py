@@ -1,4 +1,4 @@
-"""ZB-H1 and ZB-H2: the backward is split in two, and W runs where a device would wait."""
+"""ZB-H1 and ZB-H2: split the backward into I and W, and run W where a device would be idle."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pictures of timelines, as papers print them: laid out once, written as SVG or as PNG."""
+"""Pictures of timelines, in the style of papers, as SVG or PNG."""

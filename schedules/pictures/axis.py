@@ -1,4 +1,4 @@
-"""The axis of time of a picture, and seconds as text."""
+"""Draws the time axis of a picture, and formats seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST = 60  # pixels between two numbers
 
 
 def time_axis(seconds: float, left: float, y: float, scale: float) -> Iterator[Shape]:
-    """Yield a line with a number at every round time.
+    """Yield a grid line and its label at each round time.
 
     Args:
         seconds: its length.
@@ -33,7 +33,7 @@ def time_axis(seconds: float, left: float, y: float, scale: float) -> Iterator[S
 
 
 def with_unit(seconds: float) -> str:
-    """Return seconds with three digits and a unit.
+    """Format seconds with three digits and a unit.
 
     >>> with_unit(0.01234), with_unit(33.0)
     ('12.3 ms', '33 s')

@@ -1,4 +1,4 @@
-"""Draws the actions of a device one by one: a box with the number of its micro-batch."""
+"""Draws each action of a device as a box with the number of its micro-batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = (12.0, 11.0, 10.0, 9.0, 8.0, 7.0)
 
 @dataclass(frozen=True)
 class Row:
-    """Where the actions of a device are drawn, in pixels.
+    """Position of the row of a device in the picture, in pixels.
 
     Args:
         x, y, width, height: of the row.
@@ -67,7 +67,7 @@ def device_boxes(row: Row, size: float, second: float) -> Iterator[Shape]:
 def label_size(
     schedule: Schedule, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]], scale: float
 ) -> float:
-    """Return the largest size of font at which numbers fit into nine of ten boxes; 0 if they do not at the smallest."""
+    """Return the largest font size at which the numbers fit into 90 % of the boxes; 0 if no size does."""
     room = [
         (end - start) * scale - 2
         for row in zip(schedule.actions, starts, ends, strict=True)

@@ -1,4 +1,4 @@
-"""Shows timelines in a notebook: their figures, and one picture."""
+"""Formats timelines for a notebook cell: a line of figures, and a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 860  # pixels
 
 
 def panels_html(panels: Sequence[Panel]) -> str:
-    """Return timelines under each other on one axis, as HTML without scripts and style sheets.
+    """Return timelines one below another on a common axis, as HTML without scripts or style sheets.
 
     Args:
         panels: of the same number of devices; of more than 16 only the first are drawn.

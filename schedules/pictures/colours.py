@@ -1,4 +1,4 @@
-"""The colours of actions, by what they do and by the chunk that they belong to."""
+"""The colours of actions, by kind and chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKGROUND = "#ffffff"
 
 
 class Look(NamedTuple):
-    """How boxes of a kind look.
+    """Appearance of the boxes of one kind of action.
 
     Args:
         word: in the legend.
@@ -42,6 +42,6 @@ LOOKS = {
 
 
 def fill_of(kind: Kind, chunk: int) -> tuple[str, str]:
-    """Return the colours of a box and of the text within it."""
+    """Return the colours of a box and of its text."""
     look = LOOKS[kind]
     return (look.dark, "#ffffff") if chunk % 2 else (look.light, TEXT)

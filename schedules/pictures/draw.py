@@ -1,4 +1,4 @@
-"""Draws timelines as SVG or PNG, and writes the file."""
+"""Draws timelines as SVG or PNG, and optionally writes the file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Drawn", "Panel", "picture_png", "picture_svg"]
 
 
 class Drawn(ABC):
-    """Base class of what has a picture: timelines under each other, on one axis of time."""
+    """Base class of objects with a picture: timelines one below another on a common time axis."""
 
     @abstractmethod
     def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
-        """Return the timelines to draw, with these names of the devices."""
+        """Return the timelines to draw. ``labels``: names of the devices."""
 
     def svg(
         self,
@@ -74,7 +74,7 @@ def picture_svg(
     title: str | None,
     transparent: bool,
 ) -> str:
-    """Return timelines under each other as SVG; `Drawn.svg` says what the arguments are."""
+    """Return timelines one below another as SVG; arguments as for `Drawn.svg`."""
     text = to_svg(lay_out(panels, width, title), transparent)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
@@ -88,7 +88,7 @@ def picture_png(
     title: str | None,
     scale: float,
 ) -> bytes:
-    """Return timelines under each other as PNG; `Drawn.png` says what the arguments are."""
+    """Return timelines one below another as PNG; arguments as for `Drawn.png`."""
     from .png import to_png  # Pillow, which is an optional extra
 
     data = to_png(lay_out(panels, width, title), scale)

@@ -1,4 +1,4 @@
-"""Shows the actions of a schedule in a notebook: a table with one row per device, coloured by kind."""
+"""Formats a schedule for a notebook cell: a table of actions with one row per device, coloured by kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CELL = "padding:1px 5px;text-align:center;border:1px solid"
 
 
 def grid_html(title: str, rows: Sequence[Sequence[Action]], device_of: Sequence[int]) -> str:
-    """Return the actions of each device in their order, as HTML without scripts and style sheets.
+    """Return the actions of each device in order, as HTML without scripts or style sheets.
 
     Of more than 16 devices or 40 actions the first and the last are shown. Cells in a column need not run at the same
     time: a schedule fixes only the order.

@@ -1,4 +1,4 @@
-"""Lays a timeline out as a picture: a row for each device, a box for each action, an axis of time, a legend."""
+"""Lays out timelines as a picture: a row per device, a box per action, a time axis and a legend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Panel(NamedTuple):
 
 
 def lay_out(panels: Sequence[Panel], width: int, title: str | None) -> Drawing:
-    """Return the picture of timelines under each other, on one axis of time; `Timeline.svg` says what it shows.
+    """Return the picture of timelines one below another on a common time axis; see `Timeline.svg`.
 
     Raises:
         PictureError: the picture is too narrow, there is another number of labels than devices, or too many devices.

@@ -1,4 +1,4 @@
-"""Writes a drawing as PNG with Pillow, which brings a font of its own."""
+"""Writes a drawing as PNG with Pillow and its built-in font."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing: the rectangles, lines, polygons and texts of a picture, whatever the format of its file."""
+"""Drawing: the rectangles, lines, polygons and texts of a picture, independent of the file format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 
 class PictureError(ValueError):
-    """The picture cannot be drawn as it is wanted; the message says what to change."""
+    """The picture cannot be drawn with these arguments; the message says what to change."""
 
 
 Anchor = Literal["start", "middle", "end"]
@@ -98,5 +98,5 @@ class Drawing:
 
 
 def text_width(words: str, size: float) -> float:
-    """Return about how many pixels a text takes; digits and letters of a sans-serif font are counted alike."""
+    """Estimate the width of a text in pixels, with the same width for all characters."""
     return 0.58 * size * len(words)

@@ -1,4 +1,4 @@
-"""Draws what part of the time a device spends on each kind of action, where single actions are too short to see."""
+"""Draws the share of time that a device spends on each kind of action, for actions too short to draw one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACTIONS = 6  # at least in a column of a device that is busy
 
 
 def device_shares(row: Row) -> Iterator[Shape]:
-    """Yield one area for each kind, on top of each other; what is left of the row's height is idle time.
+    """Yield one stacked area per kind of action; the rest of the row's height is idle time.
 
     An overlapped pair counts half as its forward and half as its backward.
     """

@@ -1,4 +1,4 @@
-"""Writes a drawing as SVG: the same text for the same drawing, without ids, so that a page may hold many."""
+"""Writes a drawing as SVG without ids, so that one page can contain several drawings."""
 
 from __future__ import annotations
 

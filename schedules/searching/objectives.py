@@ -12,7 +12,7 @@ Objective = Callable[[Problem, Sequence[Row], Sequence[float]], float]
 
 
 def makespan(problem: Problem, rows: Sequence[Row], ends: Sequence[float]) -> float:
-    """Return when the last operation ends."""
+    """Return the time in seconds at which the last operation ends."""
     return max(ends[row[-1]] for row in rows if row)
 
 
@@ -25,7 +25,7 @@ OBJECTIVES: dict[str, Objective] = {"makespan": makespan, "zero-bubble": longest
 
 
 def check_objective(name: str) -> None:
-    """Raise ScheduleError if no objective has this name."""
+    """Raise ScheduleError if there is no objective of this name."""
     if name not in OBJECTIVES:
         raise ScheduleError(f"objective is one of {', '.join(OBJECTIVES)}, got {name!r}")
 

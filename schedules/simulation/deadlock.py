@@ -14,7 +14,7 @@ from .operations import make_operations
 
 
 class Waits(NamedTuple):
-    """What actions wait for, as arrays with one number for each wait.
+    """The waits between actions, as arrays with one entry per wait.
 
     awaited: the action that is waited for.
     done: the action that has to be done by then; where two devices meet, the one before the awaited action.
@@ -27,13 +27,13 @@ class Waits(NamedTuple):
 
 
 def refuse_deadlock(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every device can run its list to the end, if no send has to wait."""
+    """Raise ScheduleError if some device can never finish its list of actions. Sends are buffered."""
     found = dependencies(schedule)
     play_waits(schedule, found, Waits(found.source, found.source, found.target), np.zeros(found.actions))
 
 
 def play_waits(schedule: Schedule, found: Dependencies, waits: Waits, seconds: np.ndarray) -> np.ndarray:
-    """Return when each action ends, if each device runs its list as early as it can.
+    """Return the end of each action if each device runs its list as early as possible.
 
     Args:
         schedule: the actions.

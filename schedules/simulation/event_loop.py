@@ -1,4 +1,4 @@
-"""The event loop: when each operation ends, if every device runs its row in order as early as it can."""
+"""The event loop: computes when each operation ends if every device runs its row as early as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PENDING = -1.0  # and below: an operation that has not run
 
 
 class Operations(NamedTuple):
-    """What the loop knows of each operation, by its number.
+    """Duration and input of each operation, by operation number.
 
     seconds: how long it takes.
     source: the operation whose result it needs, -1 for none. No two operations need the same one.
@@ -23,7 +23,7 @@ class Operations(NamedTuple):
 
 
 def play(operations: Operations, rows: Sequence[Sequence[int]]) -> tuple[list[float], bool]:
-    """Return the end of each operation, and whether all have run; those that never can end below 0.
+    """Return the end of each operation (negative if it can never run), and True if all can run.
 
     rows: the operations of each device, in order.
     """
@@ -35,7 +35,7 @@ def play(operations: Operations, rows: Sequence[Sequence[int]]) -> tuple[list[fl
 def replay(
     operations: Operations, rows: Sequence[Sequence[int]], ends: Sequence[float], device: int, first: int
 ) -> tuple[list[float], bool]:
-    """Return what `play` returns, after a change to one row from its position `first` on.
+    """Update the result of `play` after one row has changed from position `first` on.
 
     ends: the end of each operation before the change. Operations that ended before the change can matter are not
         played again.

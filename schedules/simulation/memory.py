@@ -1,4 +1,4 @@
-"""Counts the stashes that a schedule keeps between forwards and backwards. They depend on its order, not on times."""
+"""Counts the stashes that a schedule keeps between forwards and backwards, from its order alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.stash import count_changes, stash_changes
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return, per stage, the peak number of micro-batches whose forward has begun and backward not ended.
+    """Return, per stage, the peak number of micro-batches between the start of F and the end of the backward.
 
     A micro-batch is in flight until its B or W has ended.
 
@@ -30,7 +30,7 @@ def in_flight(schedule: Schedule) -> tuple[int, ...]:
 
 
 def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
-    """Return, per device, how much its stages keep at each moment that can be the peak of its memory.
+    """Return, per device, the stash counts of its stages at each moment that can be the device's memory peak.
 
     A moment is left out if another one has at least as much of everything. So for any sizes, the peak of a device is
     the largest weighted sum of one of its moments, and the peak of a stage the largest of its own part.
@@ -68,7 +68,7 @@ def peak_candidates(schedule: Schedule) -> tuple[np.ndarray, ...]:
 
 
 def stash_peaks(schedule: Schedule, costs: StageCosts, found: Dependencies) -> list[tuple[float, int]]:
-    """Return, per device, the peak bytes of stash and the position of the action that reaches it."""
+    """Return, per device, the peak stash bytes and the position of the action at the peak."""
     change = stash_changes(found, costs)
     return [
         _peak(change[first:last], found.owner[first:last] - offset)
@@ -105,7 +105,7 @@ def _ends_action(position: np.ndarray) -> np.ndarray:
 
 
 def largest(levels: np.ndarray) -> np.ndarray:
-    """Return the distinct levels that no other level exceeds in every number."""
+    """Return the Pareto front of ``levels``: the distinct entries that no other entry dominates."""
     rest = np.unique(levels.reshape(len(levels), -1), axis=0)
     kept = []
     while len(rest):

@@ -1,4 +1,4 @@
-"""Counts what each device holds during each action of a timeline: stashes, messages that wait, and what runs."""
+"""Counts the stashes, waiting messages and running actions of each device during each action of a timeline."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _RUNS = {Kind.F: RUNS_F, Kind.RECOMPUTE: RUNS_F, Kind.B: RUNS_B, Kind.I: RUNS_I,
 
 
 def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
-    """Return, per device, what its stages hold during its actions, without actions that hold less than another one.
+    """Return, per device, the counts of :func:`memory_during` at the moments that can be the memory peak.
 
     Returns:
-        One array per device, of shape (moments, stages of the device, 11), as of :func:`memory_during`.
+        One array per device, of shape (moments, stages of the device, 11), without moments that another dominates.
 
     >>> from schedules import StageCosts, build, simulate
     >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
@@ -38,7 +38,7 @@ def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
 
 
 def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
-    """Yield, per device, what its stages hold during each of its actions.
+    """Yield, per device, the tensors that its stages hold during each of its actions, as counts.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Turns actions and the edges between them into operations for the event loop.
+"""Converts actions and their dependencies to operations of the event loop.
 
 In the event loop an operation has one input at most, and one operation at most reads its result. So an action with k
 inputs gets k - 1 operations of no length before it that wait for the others, and one with k readers gets k - 1 behind

@@ -1,4 +1,4 @@
-"""The event loop for ports that several devices share: messages leave in the order in which they were sent.
+"""The event loop with ports that several devices share: messages pass a port in the order of sending.
 
 A port, such as the network card of a host, carries one message at a time. A message waits until all its ports are free
 and every message that was sent before it has left them. So the order of messages follows from the times, and the loop
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 def port_messages(
     schedule: Schedule, costs: StageCosts, found: Dependencies, seconds: np.ndarray
 ) -> dict[int, Message]:
-    """Return the messages that pass ports, by the number of their edge.
+    """Map the number of an edge to its message, for messages that pass ports.
 
     seconds: of each edge, those between its leaving and its having passed the link.
     """
@@ -62,7 +62,7 @@ def port_messages(
 def play_shared(
     operations: Operations, rows: Sequence[Sequence[int]], through: Mapping[int, Message]
 ) -> tuple[list[float], bool, dict[int, float]]:
-    """Return the end of each operation, whether all have run, and when each message left.
+    """Return the end of each operation, True if all can run, and the time at which each message left.
 
     Takes O(n log n) for n operations. Of messages sent at the same time that of the lower operation goes first.
 

@@ -1,4 +1,4 @@
-"""Simulates a schedule: when each action starts and ends, given the costs."""
+"""Simulates a schedule: computes the start and end of each action from the costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_A_MICRO_BATCH = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.RECOMPUTE)  # longer f
 
 
 def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) -> Timeline:
-    """Return when each action starts and ends if each device runs its list in order, as early as it can.
+    """Return the timeline of a schedule in which each device runs its actions in order, as early as possible.
 
     A message leaves when the action that makes it ends (or at its SEND, where the schedule has sends). It arrives
     after the time on the link plus its latency, and blocks neither device. Copies between a device and its host run

@@ -1,4 +1,4 @@
-"""Messages that go past stages: the edges that they add to those of a schedule."""
+"""Adds the edges of skip connections, messages that pass over stages, to the edges of a schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.schedule import Schedule
 
 
 def with_skips(found: Dependencies, schedule: Schedule, costs: StageCosts) -> Dependencies:
-    """Return the edges of a schedule and those of ``costs.skips``: outputs from F to F, gradients from B or I back.
+    """Return the edges of a schedule with those of ``costs.skips``: from F to F, and back from B or I to B or I.
 
     Of edges from one action, that to the nearest stage comes first: the order in which their messages are sent.
     """
@@ -35,7 +35,7 @@ def with_skips(found: Dependencies, schedule: Schedule, costs: StageCosts) -> De
 
 
 def messages(schedule: Schedule, costs: StageCosts) -> Iterator[tuple[int, int, float]]:
-    """Yield the pairs of stages between which outputs and gradients pass, the earlier stage first, and their bytes."""
+    """Yield (earlier stage, later stage, bytes) for each pair of stages that exchange outputs and gradients."""
     for stage in range(schedule.stages):
         following = schedule.next_stage(stage)
         if following is not None:

@@ -1,1 +1,1 @@
-"""Functions that take a schedule and return a changed one."""
+"""Passes over schedules: each function takes a schedule and returns a changed one."""

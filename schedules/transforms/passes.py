@@ -1,4 +1,4 @@
-"""Passes that split, fuse or add actions: each takes a schedule and returns a changed one."""
+"""Passes that split, fuse or insert actions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LEAST_APART = (
 
 
 def split_overlaps(schedule: Schedule) -> Schedule:
-    """Return the schedule with each overlapped pair as a forward and then a backward."""
+    """Return the schedule with each overlapped pair split into a forward and then a backward."""
     if not any(action.parts for row in schedule.actions for action in row):
         return schedule
     return _each_row(schedule, lambda row: [leaf for action in row for leaf in action.leaves])
 
 
 def split_backward(schedule: Schedule, only: Iterable[Action] | None = None) -> Schedule:
-    """Return the schedule with each full backward as I and then W; overlapped pairs come apart too.
+    """Return the schedule with each full backward split into I and then W; overlapped pairs are split first.
 
     Args:
         schedule: to be changed.
@@ -42,7 +42,7 @@ def split_backward(schedule: Schedule, only: Iterable[Action] | None = None) -> 
 
 
 def fuse_backward(schedule: Schedule) -> Schedule:
-    """Return the schedule with each I that is followed at once by its W as a full backward.
+    """Return the schedule with each I and the W directly after it fused into a full backward.
 
     A full backward is usually cheaper than its halves, but passes its gradient on later.
     """
@@ -80,7 +80,7 @@ def insert_recompute(
 
 
 def insert_offload(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
-    """Return the schedule with an OFFLOAD and a RELOAD for each micro-batch of these stages that gains by it.
+    """Return the schedule with an OFFLOAD and a RELOAD for each micro-batch of these stages that saves memory by it.
 
     Each copy runs beside one action of the device: the copy out beside the action that follows the forward, and the
     copy back beside the action that precedes the backward::

@@ -1,4 +1,4 @@
-"""Data parallelism: replicas of one pipeline schedule, side by side on devices of their own."""
+"""Data parallelism: replicas of a pipeline schedule, each on separate devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .passes import insert_reduce_grad
 
 
 def replicate(schedule: Schedule, replicas: int, micro_batches: int | None = None) -> Schedule:
-    """Return a schedule that runs `replicas` copies of `schedule` side by side and sums their gradients.
+    """Return a schedule that runs `replicas` copies of `schedule` on separate devices and sums their gradients.
 
     Device d of replica k becomes device k * devices + d, and stage s becomes stage k * stages + s. Replica k runs
     the micro-batches k, k + replicas, k + 2 * replicas and so on. Each device ends with a REDUCE_GRAD for each of

@@ -1,1 +1,1 @@
-"""Checks that a schedule can run, and explains why not."""
+"""Checks that a schedule can run, and explains why if it cannot."""

@@ -1,4 +1,4 @@
-"""Checks that a schedule is one correct step that every device can run to its end."""
+"""Checks that a schedule computes one correct training step and cannot deadlock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(
     shared: Pairs = (),
     rank_of: Sequence[int] = (),
 ) -> None:
-    """Return if every device can run its list to the end and the result is one correct step.
+    """Raise ScheduleError unless the schedule computes one correct training step and cannot deadlock.
 
     Every micro-batch runs forward once and backward once on every stage of one copy of the model, on the device of
     the stage, in an order in which no device waits for ever. If it has sends and receives, recomputes, host copies,

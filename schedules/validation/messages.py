@@ -8,7 +8,7 @@ from ..core.schedule import Schedule
 
 
 def check_messages(schedule: Schedule) -> None:
-    """Return if every message between two devices is sent once and received once.
+    """Raise ScheduleError unless every message between two devices is sent once and received once.
 
     Raises ScheduleError, naming the message and what it conflicts with.
     """

@@ -1,4 +1,4 @@
-"""Checks that the optimizer steps of a schedule stand where the weights may change."""
+"""Checks that each optimizer step of a schedule comes where the weights may change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.schedule import Schedule
 
 
 class Place(NamedTuple):
-    """Where an action stands."""
+    """Position of an action in a schedule."""
 
     device: int
     position: int
@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
 
 def check_steps(schedule: Schedule, place: Mapping[Action, Place]) -> None:
-    """Return if the optimizer steps are where they may be.
+    """Raise ScheduleError unless every optimizer step comes where the weights may change.
 
     A synchronous schedule steps once on every stage, or on none, when all gradients of the stage are complete.
     An asynchronous one steps at the same micro-batches on all stages, and each micro-batch uses weights that exist.
@@ -50,7 +50,7 @@ def check_steps(schedule: Schedule, place: Mapping[Action, Place]) -> None:
 
 
 def last_backwards(place: Mapping[Action, Place]) -> dict[int, Action]:
-    """Return the last B or W of each stage; `place` lists the actions of a device in their order."""
+    """Return the last B or W of each stage. ``place`` has the actions of each device in order."""
     return {action.stage: action for action in place if action.kind in (Kind.B, Kind.W)}
 
 

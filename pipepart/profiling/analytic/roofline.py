@@ -28,8 +28,8 @@ class Roofline(Document):
 
     Attributes:
         device: type of the device, as torch names it: ``"cuda"`` or ``"cpu"``.
-        flops_per_second: speed of matrix products, in the model's compute dtype.
-        bytes_per_second: bandwidth between the device and its memory.
+        flops_per_second: speed that matrix products reach in the model's compute dtype, not the data sheet's peak.
+        bytes_per_second: bandwidth that kernels reach between the device and its memory.
         seconds_per_operation: fixed time to start one operation.
     """
 
@@ -45,8 +45,8 @@ class Roofline(Document):
         Raises:
             ValueError: the text does not have this form.
 
-        >>> Roofline.parse("cuda: 312 TFLOP/s, 2.0 TB/s, 4 us").bytes_per_second
-        2000000000000.0
+        >>> Roofline.parse("cuda: 156 TFLOP/s, 1.5 TB/s, 5 us").bytes_per_second
+        1500000000000.0
         """
         match = _PARTS.fullmatch(text)
         try:
@@ -60,7 +60,7 @@ class Roofline(Document):
         except ValueError:
             pass
         raise InputError(
-            f"{text!r} is not a roofline: write for example 'cuda: 312 TFLOP/s, 2.0 TB/s, 4 us', with speeds above 0"
+            f"{text!r} is not a roofline: write for example 'cuda: 156 TFLOP/s, 1.5 TB/s, 5 us', with speeds above 0"
         )
 
     def seconds(self, operations: Sequence[Work]) -> float:
