@@ -28,12 +28,12 @@ class Value(BaseModel):
 
 
 class Document(Value):
-    """A value that is saved in a file of its own."""
+    """A value that can be saved in a file."""
 
     version: int = Field(default=FORMAT_VERSION, ge=1, le=FORMAT_VERSION)
 
     def save(self, path: str | Path) -> None:
-        """Write the value to ``path`` as JSON, as a whole or not at all."""
+        """Write the value to ``path`` as JSON, atomically."""
         write_whole(path, self.model_dump_json(indent=1) + "\n")
 
     @classmethod

@@ -1,10 +1,10 @@
-"""The errors for what a caller gave: a value, a file, a model that cannot be used as it is."""
+"""Errors for invalid arguments: values, files or models that cannot be used."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):  # never raised itself
-    """Base of the errors whose message tells the caller what to give instead.
+    """Base class of errors whose message tells the caller what to pass instead.
 
     The command line ends with status 2 for these, without a traceback. Every other exception is a bug, or comes from
     the caller's own model, and keeps its traceback.

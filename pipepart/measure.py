@@ -1,4 +1,4 @@
-"""``pipepart.profile``: measures layer costs, and the seconds that the runtime adds to each action and message."""
+"""``pipepart.profile``: measures layer costs, and the runtime overhead of each action and message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline: a model cut along a plan, ready to train."""
+"""Pipeline: a model cut into stages by a plan, ready to train."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class Pipeline(Calls):
         return self._side.mesh
 
     def meet(self, call: str) -> Ranks | None:
-        """Return the processes of the pipeline, all of which make the call of this name now; None for one process.
+        """Synchronize all processes for the call of this name, and return them; None for a single process.
 
         For what needs all ranks beside the steps, as :func:`pipepart.save` does.
 

@@ -1,4 +1,4 @@
-"""Reads tensors from files of the safetensors format without loading the other tensors of the file.
+"""Reads single tensors from a safetensors file, without loading the whole file.
 
 ::
 
@@ -83,7 +83,7 @@ class TensorFile:
         return _DTYPES[self._header[name]["dtype"]]
 
     def window(self, name: str) -> Tensor:
-        """Return a tensor on the CPU whose memory is the file. Copy it before it is kept or written."""
+        """Return a memory-mapped CPU tensor. Copy it before you keep it or write to it."""
         start, end = self._header[name]["data_offsets"]
         shape, dtype = self.shape(name), self.dtype(name)
         if start == end:

@@ -24,7 +24,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: int | str) -> int:
-    """Bytes from ``"2GiB"``, ``"16 GB"``, ``"512MiB"`` or a plain number of bytes.
+    """Parse bytes from ``"2GiB"``, ``"16 GB"``, ``"512MiB"`` or a plain number of bytes.
 
     Raises:
         ValueError: the text is no size, or the size is not positive, or above 8192 TiB.
@@ -45,7 +45,7 @@ def parse_bytes(text: int | str) -> int:
 
 
 def parse_bandwidth(text: float | str) -> float:
-    """Bytes per second from ``"12GB/s"``, ``"100Gbit/s"`` or a plain number of bytes per second.
+    """Parse bytes per second from ``"12GB/s"``, ``"100Gbit/s"`` or a plain number of bytes per second.
 
     Raises:
         ValueError: the text is no bandwidth, or not positive.
@@ -68,7 +68,7 @@ def parse_bandwidth(text: float | str) -> float:
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:
-    """A number of things.
+    """Format a count with its noun, in the plural if needed.
 
     >>> counted(1, "stage"), counted(2, "stage"), counted(3, "micro-batch", "es")
     ('1 stage', '2 stages', '3 micro-batches')
@@ -77,7 +77,7 @@ def counted(number: int, what: str, plural: str = "s") -> str:
 
 
 def format_bytes(size: float) -> str:
-    """A size for people.
+    """Format bytes for people.
 
     >>> format_bytes(0), format_bytes(1536), format_bytes(3 * 2**30)
     ('0 B', '1.5 KiB', '3.0 GiB')
@@ -90,7 +90,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people.
+    """Format seconds for people.
 
     >>> format_seconds(0.0), format_seconds(0.00012), format_seconds(0.0345), format_seconds(2.5)
     ('0', '120 µs', '34.5 ms', '2.50 s')

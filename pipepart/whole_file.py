@@ -1,4 +1,4 @@
-"""Writes a file as a whole: a reader, or a crash, never sees half of it."""
+"""Writes files atomically: neither a reader nor a crash can leave half a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there, as one operation of the file system.
+    """Write a temporary file in the same folder and rename it to ``path``, which is atomic.
 
     A link is followed. A stream, such as ``/dev/stdout``, is written directly.
 
@@ -39,7 +39,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Return True for what is there and no regular file, such as ``/dev/stdout`` or a named pipe."""
+    """Return True for an existing path that is no regular file, such as ``/dev/stdout`` or a named pipe."""
     # Not of the resolved path: that of /dev/stdout does not exist if it is a pipe.
     return Path(path).exists() and not Path(path).is_file()
 

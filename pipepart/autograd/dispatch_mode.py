@@ -1,4 +1,4 @@
-"""The base class of modes that see each operation of torch: entering one does not import torch's compiler."""
+"""A ``TorchDispatchMode`` that does not import torch's compiler when it is entered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
-    """A ``TorchDispatchMode`` without the import of ``torch._dynamo`` at its first operation, which takes seconds."""
+    """A ``TorchDispatchMode`` that skips the import of ``torch._dynamo`` at its first operation (seconds)."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

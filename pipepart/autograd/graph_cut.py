@@ -47,7 +47,7 @@ emulated = _Emulated()
 
 
 def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
-    """Return a message that carries ``value``, and the roots where its gradients enter the graph that made it.
+    """Detach ``value`` as a message; return the message and the edges at which its gradients enter the old graph.
 
     The roots hold the graph but not the tensors, so the sender does not keep the message's memory alive.
     """
@@ -68,7 +68,7 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
 
 
 def part(value: Any) -> Any:
-    """Return one part of a split mini-batch as a message, with version counters of its own.
+    """Return one part of a split mini-batch as a message whose version counters are independent of other parts.
 
     Views of one tensor share a version counter. With a shared counter, a layer that writes into one part would make
     autograd refuse the backwards of the other parts.
@@ -79,7 +79,7 @@ def part(value: Any) -> Any:
 
 
 def fresh_leaves(message: Any) -> Any:
-    """The message as other leaves with the same memory and version counters.
+    """Return the message with new leaves that share its memory and version counters.
 
     For the first of two forwards: a hook that a layer puts on its input would stay on the leaf, and the second forward
     puts it there again.
@@ -101,7 +101,7 @@ def _root(tensor: Tensor) -> GradientEdge:
 
 
 def move(message: Any, device: torch.device, wait: bool = True) -> Any:
-    """Move a message to ``device``; tensors that live there are not copied. Tensors that share memory still share it.
+    """Move a message to ``device``. Tensors already there are not copied, and tensors that share memory still do.
 
     A copy to an accelerator is queued on its current stream. The host waits for a copy to the CPU; with ``wait``
     False the caller has to.
@@ -134,7 +134,7 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int]:
 
 
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
-    """Move gradients to ``device``; those that live there are not copied."""
+    """Move gradients to ``device``; gradients already there are not copied."""
     if emulated.bring is not None:
         return emulated.bring(list(gradients))
     for gradient in gradients:
@@ -150,7 +150,7 @@ def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.dev
 
 
 def backward_of_caller(inputs: Sequence[Any], gradients: Iterable[Tensor | None]) -> None:
-    """Run the backward of the caller's graph that made the inputs of the micro-batches.
+    """Run the backward of the caller's graph, which computed the inputs of the micro-batches.
 
     All at once: the inputs may share a graph, which can be used only once.
 
@@ -172,7 +172,7 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
 
 
 def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence[GradientEdge] = ()) -> None:
-    """Run the backward of one graph from its roots; if edges are given, only the part that leads to them.
+    """Run the backward of one graph from its roots; with ``only``, compute only the gradients of these edges.
 
     Roots without a gradient are ignored.
     """
@@ -206,7 +206,7 @@ class _Alias(torch.autograd.Function):
 
 
 def alias(message: Any) -> Any:
-    """Return the message with aliases of its leaves, for layers that write into their input.
+    """Replace the leaves of a message by aliases, for layers that write into their input.
 
     Autograd forbids in-place writes to leaves. The version counter is shared, so autograd still detects a write to a
     tensor that another graph has saved.
@@ -231,7 +231,7 @@ class _Catch(torch.autograd.Function):
 
 
 def catching(message: Any, caught: list[Tensor | None]) -> Any:
-    """Return the message with aliases of its leaves, whose gradients go into ``caught`` in the order of the nest.
+    """Replace the leaves of a message by aliases that store their gradients in ``caught``, in the order of the leaves.
 
     They are not accumulated in the ``grad`` of the leaves, which would copy gradients of another layout.
     """
@@ -244,7 +244,7 @@ def catching(message: Any, caught: list[Tensor | None]) -> Any:
 
 
 def views(message: Any) -> Any:
-    """Return the message with views of its leaves, for layers that read their input only.
+    """Replace the leaves of a message by views, for layers that only read their input.
 
     Autocast casts a leaf once for all that use it and sums their gradients in the low precision. In the model without
     pipelining the same tensor is no leaf: each use casts it, and the gradients are summed in its own precision.

@@ -1,4 +1,4 @@
-"""Detects in-place writes into a message that autograd cannot follow across the border of two stages.
+"""Detects in-place writes into messages, which autograd cannot track from one stage to another.
 
 Two kinds of writes would change numbers without an error:
 
@@ -24,17 +24,17 @@ _SENT = "_pipepart_sent_version"
 
 
 def version(tensor: Tensor | None) -> int:
-    """Return the version counter of a tensor (in-place writes); 0 if torch does not count them."""
+    """Return a tensor's count of in-place writes; 0 if torch does not count them."""
     return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def note_sent(tensor: Tensor) -> None:
-    """Remember the version with which a tensor leaves its stage."""
+    """Store the version counter of a tensor when it leaves its stage."""
     setattr(tensor, _SENT, version(tensor))
 
 
 def check_not_overwritten(parts: Sequence[Tensor]) -> None:
-    """Check that tensors were not written after :func:`note_sent`. Copied tensors have no note and are not checked.
+    """Check that tensors were not written after :func:`note_sent`. Copies are not checked.
 
     Raises:
         RuntimeError: a tensor was written.
@@ -49,7 +49,7 @@ Counter = tuple[Tensor, int]  # an empty tensor that shares a version counter, a
 
 
 def sent_counters(message: Any) -> Sequence[Counter]:
-    """Return the version counters of the tensors that :func:`note_sent` has noted, without their memory.
+    """Return the version counters stored by :func:`note_sent`, without holding the tensors' memory.
 
     For the receiver of a copy, whose own counters say nothing of the original.
     """
@@ -64,7 +64,7 @@ def sent_counters(message: Any) -> Sequence[Counter]:
 
 
 def check_counters(counters: Sequence[Counter]) -> None:
-    """Check that a message whose copy is received now was not written after :func:`note_sent`.
+    """Check that a message was not written between :func:`note_sent` and the arrival of its copy.
 
     Raises:
         RuntimeError: a tensor of the message was written.

@@ -22,7 +22,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def check_nest(nest: Any, what: str, help: str, is_leaf: IsLeaf | None = None) -> None:
-    """Register the dataclasses in a nest with pytree, and raise for other objects that hold tensors.
+    """Register the dataclasses in a nest with pytree; raise an error for other objects that hold tensors.
 
     Args:
         nest: a tensor, or a nest of tensors and other values.

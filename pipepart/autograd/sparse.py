@@ -1,4 +1,4 @@
-"""The dense parts (indices and values) of sparse tensors, for operations without a sparse kernel."""
+"""Splits sparse tensors into dense indices and values, for operations without a sparse kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BY_COLUMNS = torch.sparse_csc, torch.sparse_bsc
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the indices and the values of a sparse tensor; any other tensor as it is."""
+    """Return the indices and values of a sparse tensor; a dense tensor is returned unchanged."""
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:
@@ -27,7 +27,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def dense_tensors(nest: Any) -> list[Tensor]:
-    """Return the tensors of a nest, each sparse one by its dense parts."""
+    """Return the tensors of a nest, with the dense parts in place of each sparse tensor."""
     return [part for tensor in tensors(nest) for part in dense_parts(tensor)]
 
 
@@ -37,6 +37,6 @@ def bytes_of(nest: Any) -> int:
 
 
 def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
-    """Keep a tensor's memory from reuse until ``stream`` has passed this point; sparse tensors have no such kernel."""
+    """Call ``record_stream`` on a tensor, or on the dense parts of a sparse tensor, which has no such kernel."""
     for part in dense_parts(tensor):
         part.record_stream(stream)

@@ -1,4 +1,4 @@
-"""Splits a backward: the gradients of the inputs first, those of the weights later.
+"""Splits a backward in two: gradients of the inputs first, gradients of the weights later.
 
 ::
 
@@ -42,7 +42,7 @@ _VIEWS = frozenset(
 
 
 class WeightGradients:
-    """The second part of a backward: holds inputs and output gradients of the layers with deferred weight gradients.
+    """The second part of a backward: holds the inputs and output gradients from which weight gradients are computed.
 
     Attributes:
         computed: the weights whose gradients are being computed, to name them in an error.
@@ -56,7 +56,7 @@ class WeightGradients:
         return len(self._arrived)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that it holds: inputs of layers, and gradients of their outputs."""
+        """Yield the held tensors: inputs of layers, and gradients of their outputs."""
         for use, gradient in self._arrived:
             yield gradient
             yield from use.formula.kept
@@ -80,7 +80,7 @@ class WeightGradients:
 
 
 def backward_inputs(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> WeightGradients:
-    """Run the first part: the backward from the roots without the weights that can be deferred; return those.
+    """Run the first part of a backward, and return the deferred weight gradients.
 
     All other gradients are in ``grad``, as after :func:`pipepart.autograd.graph_cut.backward`.
     """

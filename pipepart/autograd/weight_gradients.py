@@ -17,7 +17,7 @@ from .in_place import version
 
 
 class Saved:
-    """What a ``saved_tensors_hooks`` of ours has autograd hold for a tensor: it is deleted when autograd frees it.
+    """The object that our ``saved_tensors_hooks`` pack a tensor into. Autograd holds it, and deletes it after use.
 
     Args:
         tensor: without its graph: an output of the node that saves it would keep that node alive.
@@ -29,7 +29,7 @@ class Saved:
         self.hold(tensor)
 
     def hold(self, tensor: Tensor) -> None:
-        """Hold a tensor of the same values, and its version from now on."""
+        """Hold another tensor of equal values, with its present version."""
         self.tensor = tensor
         self.version = version(tensor)
 
@@ -40,7 +40,7 @@ class Saved:
 
 
 def unpacked(held: Any) -> Tensor:
-    """The unpack hook: return the tensor that was saved.
+    """Return the saved tensor; the unpack hook.
 
     Raises:
         RuntimeError: it was written in place. Autograd does not check tensors that a hook returns.
@@ -69,7 +69,7 @@ class Formula(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A type of node whose weights have a formula.
+    """A type of autograd node with a formula for its weight gradients.
 
     Attributes:
         slots: the inputs of the node that can be weights. Only the first one is worth deferring by itself.
@@ -85,7 +85,7 @@ class _NotPlainError(Exception):
 
 
 def read_formula(known: Known, node: Any, slots: Sequence[int]) -> Formula | None:
-    """Return the formula for the weights in some slots of a node; None if no formula is known to be exact."""
+    """Return the weight gradient formula of a node for some of its inputs; None if no formula is known to be exact."""
     if known.slots[0] not in slots:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Makes the chain of layers of any module: an ``nn.Sequential`` has one, other modules are recorded."""
+"""Builds the chain of layers of any module: reads it from an ``nn.Sequential``, and records other modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain: the layers of a model in order, each of which takes what the one before it returned."""
+"""Chain: the layers of a model in order, where the output of each layer is the input of the next."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Chain:
 
 
 class Whole(Chain):
-    """A model as one layer, which is called as it is: nothing is recorded. Its name is that of its class."""
+    """A model as a single layer, named after its class. Nothing is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, [(type(model).__name__, model)])

@@ -1,4 +1,4 @@
-"""Makes deep copies of modules that share nothing with the original, TorchScript modules included."""
+"""Makes deep copies of modules, including TorchScript modules, that share nothing with the original."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def deep_copies(*things: Any) -> tuple[Any, ...]:
-    """Copy modules and other objects. What they share with each other, the copies share with each other.
+    """Copy modules and other objects. Objects that they share with each other are shared by the copies.
 
     ``copy.deepcopy`` alone clones the parameters of TorchScript layers under autograd: a backward of the copy would
     add to the gradients of the original.

@@ -1,4 +1,4 @@
-"""``deferred_init``: constructs modules whose parameters take no memory."""
+"""``deferred_init``: constructs modules without allocating memory for their parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules import module as registration
 
 @contextmanager
 def deferred_init() -> Iterator[None]:
-    """Construct modules whose parameters are on the meta device. Buffers and other tensors keep their values.
+    """Construct modules with parameters on the meta device. Buffers and other tensors keep their values.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Describes the layers of a chain: classes, bytes, tensors that they share, and the tensors that they return."""
+"""Describes the layers of a chain: their classes, bytes, shared tensors and output tensors."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LayerGraph(nx.DiGraph):
         values: Iterable[tuple[Sequence[int], int, TensorSpec | None]],
         inputs: tuple[TensorSpec, ...],
     ) -> LayerGraph:
-        """Build a graph from values between layers: indices of the maker and the users, bytes, and the spec if known.
+        """Build a graph from values between layers: index of the producer, indices of the users, bytes, spec if known.
 
         Arguments of the model are no edges.
         """

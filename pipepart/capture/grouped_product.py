@@ -1,4 +1,4 @@
-"""The shape and dtype of ``grouped_mm``, the product of groups of rows as of experts, on tensors without values."""
+"""Meta kernel for ``grouped_mm``, the matrix product of mixtures of experts: returns the shape and dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return a tensor like the result of ``grouped_mm``: on the meta device torch's own takes one dtype only."""
+    """Return an empty tensor like the result of ``grouped_mm``. Torch's own meta kernel accepts bfloat16 only."""
     if one.dim() == other.dim() == 2:
         groups = () if offsets is None else tuple(offsets.shape)
         return one.new_empty((*groups, one.shape[0], other.shape[1]), dtype=out_dtype)

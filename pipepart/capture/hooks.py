@@ -1,4 +1,4 @@
-"""The tables of hooks of a module, and whether any hook is in them."""
+"""The names of a module's tables of hooks, and a check for hooks in them."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ CALL_HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
 
 def has_hooks(module: nn.Module, tables: tuple[str, ...] = CALL_HOOKS) -> bool:
-    """Return True if a module itself has hooks in one of these tables."""
+    """Return True if a module (without its children) has hooks in one of these tables."""
     return any(getattr(module, table) for table in tables)

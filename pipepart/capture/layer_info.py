@@ -1,4 +1,4 @@
-"""What is known about one layer: its parameters, its buffers and the tensors that it returns."""
+"""LayerInfo: the parameters, buffers and output tensors of one layer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorSpec(Value):
 
     @property
     def text(self) -> str:
-        """Dtype and shape for people, such as ``float32[8, 64]``."""
+        """Dtype and shape as text, such as ``float32[8, 64]``."""
         return f"{self.dtype}{list(self.shape)}"
 
     @classmethod
@@ -60,7 +60,7 @@ class SharedTensor(Value):
 
 
 class LayerInfo(Value):
-    """Facts about one layer. Bytes count each tensor once: in the first layer that holds it.
+    """Description of one layer. A tensor in several layers counts only in the bytes of the first.
 
     Attributes:
         name: path of the layer in the user's model, as in ``"features.3"``.
@@ -90,10 +90,10 @@ class LayerInfo(Value):
 
     @property
     def shares_with(self) -> tuple[str, ...]:
-        """The earlier layers that own the tensors in ``shared``."""
+        """Names of the earlier layers that own the tensors in ``shared``."""
         return tuple(sorted({tensor.layer for tensor in self.shared}))
 
     @property
     def output_bytes(self) -> int:
-        """Size of the tensors it returns."""
+        """Size of the output tensors in bytes."""
         return sum(spec.bytes for spec in self.outputs)

@@ -1,4 +1,4 @@
-"""Copies tensors to a device. Those of the meta device get random placeholder values, which are marked."""
+"""Copies tensors to a device. Copies of meta tensors get random placeholder values, and are marked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..autograd.sparse import dense_parts
 
 
 def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Copy a tensor to a device, without asking for gradients.
+    """Copy a tensor to a device, without gradients.
 
     One on the meta device has no values. Its copy on another device gets small random numbers if torch draws numbers of
     its dtype, zeros otherwise, and is marked as a placeholder.
@@ -30,11 +30,11 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
 
 
 def mark_placeholder(tensor: Tensor) -> None:
-    """Mark the memory of a tensor: its values come from placeholders."""
+    """Mark the memory of a tensor as computed from placeholder values."""
     for part in dense_parts(tensor):
         part.untyped_storage()._pipepart_placeholder = True  # type: ignore[attr-defined]
 
 
 def is_placeholder(tensor: Tensor) -> bool:
-    """Return True if the memory of a tensor is marked."""
+    """Return True if the memory of a tensor is marked as placeholder values."""
     return any(hasattr(part.untyped_storage(), "_pipepart_placeholder") for part in dense_parts(tensor))

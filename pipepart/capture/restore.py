@@ -1,4 +1,4 @@
-"""Runs a model and restores it: parameters, buffers, gradients, attributes and random states."""
+"""Context managers that restore a model after it ran: parameters, buffers, attributes and random states."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shadow_parameters(model: nn.Module, device: torch.device | None = None) -> I
 
 @contextmanager
 def exchanged(model: nn.Module, tensors: dict[Tensor, Tensor]) -> Iterator[None]:
-    """Have a model hold other parameters and buffers within the block, by those that they take the place of."""
+    """Replace parameters and buffers of a model within the block. The mapping is from old to new tensors."""
     try:
         _exchange(model, tensors)
         yield
@@ -50,7 +50,7 @@ def exchanged(model: nn.Module, tensors: dict[Tensor, Tensor]) -> Iterator[None]
 
 @contextmanager
 def restored(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
-    """After the block, restore the random states and what each module's attributes were bound to.
+    """After the block, restore the random states and the attribute bindings of each module.
 
     The random states are those of torch, ``random`` and numpy. Attributes are parameters, buffers, the mode and
     anything that a ``forward`` assigns, such as a counter. A value that is changed in place, such as a list that is
@@ -82,7 +82,7 @@ def draws_restored(model: nn.Module, device: torch.device | None = None) -> Iter
 
 @contextmanager
 def bindings_restored(model: nn.Module) -> Iterator[None]:
-    """After the block, restore what each module's attributes, parameters and buffers were bound to, and its hooks."""
+    """After the block, restore each module's attributes, parameters, buffers and hooks to the same objects."""
     modes = [(module, module.training) for module in model.modules()]
     before = [
         [

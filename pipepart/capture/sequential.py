@@ -48,7 +48,7 @@ def sequential_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def runs_children_in_order(module: nn.Module) -> bool:
-    """Return True for an ``nn.Sequential`` whose ``forward``, ``__call__`` and ``__iter__`` are those of torch."""
+    """Return True for an ``nn.Sequential`` that does not override ``forward``, ``__call__`` or ``__iter__``."""
     if not isinstance(module, nn.Sequential):
         return False
     kind = type(module)

@@ -1,4 +1,4 @@
-"""Finds out whether layers share Python values, such as a dict that one of them fills and another one reads."""
+"""Checks whether layers share Python values, such as a dict that one layer fills and another layer reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .recorded.python_state.values import Holder
 
 
 def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> bool:
-    """Return True if two layers of a model hold the same list, dict, object, generator or plain tensor.
+    """Return True if any two layers of a model hold the same list, dict, object, generator or plain tensor.
 
     Parameters, buffers, modules, functions and what nothing changes do not count. What the code of the layers finds in
     globals does.

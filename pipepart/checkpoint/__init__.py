@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there, and that load into any layout."""
+"""Checkpoints that are written atomically, and can be loaded with any cut and any number of processes."""
 
 from .background import Saving, finish
 from .loading import Loaded, load

@@ -1,4 +1,4 @@
-"""The arguments that saving and loading have in common: what is a model, an optimizer, a scheduler, a scaler."""
+"""Checks the arguments of ``save`` and ``load``: model, optimizers, schedulers, scaler and folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checked_folder(folder: Any) -> Path:
 
 
 def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
-    """Return the optimizers that are given, or those of a pipeline's stages.
+    """Return the optimizers as a list; by default those of a pipeline's stages.
 
     Raises:
         TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.

@@ -1,4 +1,4 @@
-"""Saving: a checkpoint that is written in the background, and whose error is not lost."""
+"""Saving: a checkpoint written in a background thread. Its error is raised later, never lost."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Saving:
         return self.path
 
     def start(self, work: Callable[[], object]) -> None:
-        """Run ``work`` on a thread. A process that ends waits for it."""
+        """Run ``work`` on a thread, which the process waits for before it exits."""
         self._thread = threading.Thread(target=self._run, args=([work],), name="pipepart-checkpoint")
         _unfinished.add(self)
         self._thread.start()
 
     def belongs_to(self, owner: object) -> bool:
-        """Return True if ``owner`` is what the checkpoint is of."""
+        """Return True if this is a checkpoint of ``owner``."""
         return self._owner() is owner
 
     def _run(self, given: list[Callable[[], object]]) -> None:
@@ -70,7 +70,7 @@ class Saving:
 
 
 def finish(owner: object) -> None:
-    """Wait for checkpoints of ``owner``, a pipeline or a module, that are being written.
+    """Wait until all checkpoints of ``owner``, a pipeline or a module, are written.
 
     Raises:
         BaseException: one has failed. It is raised once.

@@ -1,4 +1,4 @@
-"""Contents: all that one process saves, collected and checked before anything is written."""
+"""Contents: the state that one process saves, collected and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sharded import of_this_rank
 
 
 class Contents(NamedTuple):
-    """What one process saves.
+    """The state that one process saves.
 
     Attributes:
         model: the tensors of the stages that this process has.
@@ -32,7 +32,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: Any) -> Self:
-        """Collect what is saved.
+        """Collect and check the state.
 
         Args:
             pipe: a pipeline or a module.

@@ -27,7 +27,7 @@ _locks: dict[Path, int] = {}  # open handles of the temporary directories that t
 
 
 def step_of(directory: Path) -> int | None:
-    """Return the step of a directory of a checkpoint; None for another name."""
+    """Return the step in the name of a checkpoint directory; None for any other name."""
     match = _STEP.fullmatch(directory.name)
     return int(match[1]) if match else None
 
@@ -41,7 +41,7 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make a temporary directory for a checkpoint, and the folder if need be.
+    """Make a temporary directory for a checkpoint, and its folder if needed.
 
     Directories of processes that ended before they published them are removed: nobody locks those any more.
     """
@@ -58,7 +58,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def publish(made: Path, keep: int | None) -> Path:
-    """Give a temporary directory its name, point ``latest`` to it, and remove all but the newest ``keep``."""
+    """Rename a temporary directory to its final name, point ``latest`` to it, and keep only the newest ``keep``."""
     folder = made.parent
     final = folder / made.name.partition(".")[0]
     flush_directory(made)

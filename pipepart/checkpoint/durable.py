@@ -1,4 +1,4 @@
-"""Writes files that survive a power failure, and hashes them on the way."""
+"""Writes files that survive a power failure, and computes their hashes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileRecord:
 
 
 def flush_directory(path: Path) -> None:
-    """Flush the entries of a directory to the disk: files are lost with the directory that names them."""
+    """Flush the entries of a directory to the disk. Without that, a power failure can lose its files."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Values as JSON that reads back as equal values of the same types: tuples, bytes, counters, keys that are no text.
+"""Encodes Python values as JSON and decodes them with the same types: tuples, bytes, counters, any dict keys.
 
 Plain JSON has lists, dicts with keys of text, numbers, text and null. The others are a dict with one key::
 
@@ -28,7 +28,7 @@ _MOST_BYTES = 2**20  # of a tensor in the JSON
 
 
 def encode(value: Any, place: str, store: Store | None = None) -> Any:
-    """Return a value as plain JSON.
+    """Encode a value as plain JSON.
 
     Args:
         value: numbers, text, bytes, None, and nests of them in lists, tuples, dicts and counters.
@@ -68,7 +68,7 @@ def encode(value: Any, place: str, store: Store | None = None) -> Any:
 
 
 def decode(value: Any, read: Callable[[str], Any] | None = None) -> Any:
-    """Return the value that :func:`encode` was called with.
+    """Decode a result of :func:`encode`.
 
     Args:
         value: plain JSON.

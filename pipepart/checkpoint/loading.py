@@ -1,4 +1,4 @@
-"""Loads a checkpoint into any layout: checked as a whole first, so that a refusal changes nothing."""
+"""Loads a checkpoint into a model with any cut. All checks come first, so that an error changes nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(
     scaler: Any = None,
     random: bool = True,
 ) -> Loaded:
-    """Load the newest sound checkpoint of a folder, or the one in a directory ``folder/step-N``.
+    """Load the newest undamaged checkpoint of a folder, or the checkpoint in a directory ``folder/step-N``.
 
     The layout may be another than that which was saved: another cut, schedule or number of ranks, or no pipeline.
     Damaged checkpoints are passed over with a warning. Under ``torchrun`` every rank calls this.
@@ -151,7 +151,7 @@ class _Request:
         self.used = [sorted(set(self._sources.values())), [name for group in groups for name in group]]
 
     def check(self, used: Sequence[Sequence[Sequence[str]]]) -> None:
-        """Check that everything fits; ``used`` is that of all ranks. Nothing is changed.
+        """Check that everything fits, without changes. ``used``: of all ranks.
 
         Raises:
             ValueError: something does not.
@@ -164,13 +164,13 @@ class _Request:
         self.own.check(self._schedulers, self._scaler)
 
     def leaves_optimizer(self, used: Sequence[Sequence[Sequence[str]]]) -> bool:
-        """Return True if no rank loads the optimizer state that was saved, although the model is to be trained."""
+        """Return True if no rank loads the saved optimizer state although the model is in training mode."""
         model: Any = self._pipe
         trains: bool = (model if isinstance(model, nn.Module) else model.module).training
         return trains and bool(self._saved.names) and not any(optimized for _, optimized in used)
 
     def load(self, random: bool) -> None:
-        """Change the model and the rest."""
+        """Load everything, after :meth:`check`."""
         self._model.load(self._pipe, self._sources)
         for optimizer in self._optimizers:
             self._saved.load(optimizer, self._names)

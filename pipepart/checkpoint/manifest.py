@@ -1,4 +1,4 @@
-"""Manifest: the list of a checkpoint's files with their sizes and hashes, by which damage is found."""
+"""Manifest: the sizes and hashes of a checkpoint's files, to detect damage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Manifest(Document):
     sha256: str = ""
 
     def sealed(self) -> Self:
-        """Return the manifest with its own hash."""
+        """Return the manifest with a hash of itself."""
         return self.model_copy(update={"sha256": self._own_hash()})
 
     def content(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The tensors of a model by the names of its state dict, those with several names once."""
+"""Saves and loads a model's state dict, with tensors that have several names stored once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXTRA_STATE = "_extra_state"  # what torch calls it in a state dict
 
 
 class Model(Protocol):
-    """What is saved and loaded: a pipeline or a module."""
+    """A model to save or load: a pipeline or a module."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any], /, *, strict: bool) -> Any: ...
@@ -27,7 +27,7 @@ class Model(Protocol):
 
 
 class ModelState(NamedTuple):
-    """The state of a model as it is written.
+    """The state of a model in the form that is written.
 
     Attributes:
         tensors: by name. A tensor with several names has the first, as in what ``transformers`` writes.
@@ -84,7 +84,7 @@ class SavedModel:
         self._extra = extra
 
     def sources(self, model: Model) -> dict[str, str]:
-        """Return under which name each entry of the model's state dict is saved, for those that are.
+        """Map each name in the model's state dict to the name under which it is saved, if it is.
 
         Args:
             model: a pipeline or a module.
@@ -97,7 +97,7 @@ class SavedModel:
         return found
 
     def check(self, model: Model, sources: Mapping[str, str], used: Collection[str]) -> None:
-        """Check that the checkpoint is one of the model. Nothing is changed.
+        """Check that the checkpoint fits the model. Nothing is changed.
 
         Args:
             model: a pipeline or a module.
@@ -163,7 +163,7 @@ class SavedModel:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names as text, and how many more there are."""
+    """Join the first names as text, and add the count of the others."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -1,4 +1,4 @@
-"""The state of optimizers by the names of the parameters, so that it does not depend on how parameters are grouped.
+"""Saves and loads optimizer state by parameter names, so that parameters may be grouped in another way later.
 
 torch numbers the parameters of an optimizer. Numbers differ between one optimizer over a model and one for each stage;
 names do not. A group of parameters on disk has the class of its optimizer and its settings, such as the learning rate.
@@ -23,7 +23,7 @@ _PER_PARAMETER = ("params", "param_names")
 
 
 class OptimizerState(NamedTuple):
-    """The state of optimizers as it is written.
+    """The state of optimizers in the form that is written.
 
     Attributes:
         groups: each with ``optimizer``, ``settings`` and ``parameters``, plain JSON.
@@ -41,7 +41,7 @@ class OptimizerState(NamedTuple):
         return [name for group in self.groups for name in group["parameters"]]
 
     def without(self, names: Collection[str]) -> OptimizerState:
-        """Return the state without that of some parameters."""
+        """Return the state without some parameters."""
         groups = [
             {**group, "parameters": [name for name in group["parameters"] if name not in names]}
             for group in self.groups
@@ -124,11 +124,11 @@ class SavedOptimizers:
 
     @property
     def names(self) -> list[str]:
-        """The names of the parameters that optimizers had."""
+        """The names of the parameters with saved optimizer state."""
         return list(self._groups)
 
     def check(self, optimizers: Sequence[Optimizer], names: Names) -> None:
-        """Check that optimizers can have the state. Nothing is changed.
+        """Check that the state fits the optimizers. Nothing is changed.
 
         Raises:
             ValueError: a parameter is missing in the checkpoint, was in an optimizer of another class, or had other

@@ -1,4 +1,4 @@
-"""What belongs to a process and not to a tensor: random generators, schedulers, loss scaler and data position."""
+"""State of a process besides tensors: random generators, schedulers, loss scaler and data position."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def own_state(schedulers: Sequence[Any], scaler: Any, data: Any) -> dict[str, An
 
 
 class SavedOwn:
-    """Such states in a checkpoint.
+    """The saved states of processes in a checkpoint.
 
     Args:
         states: that of this process alone, if there are as many as there were; otherwise of all that saved.
@@ -42,7 +42,7 @@ class SavedOwn:
         self._states = states
 
     def check(self, schedulers: Sequence[Any], scaler: Any) -> None:
-        """Check that schedulers and scaler can have the saved states. Nothing is changed.
+        """Check that the saved states fit the schedulers and the scaler. Nothing is changed.
 
         Raises:
             ValueError: there is none, it is of another kind, or ranks that there are no longer had different ones.
@@ -56,7 +56,7 @@ class SavedOwn:
             )
 
     def load(self, schedulers: Sequence[Any], scaler: Any, random: bool) -> None:
-        """Set schedulers, scaler and, if ``random``, the random generators; after :meth:`check`."""
+        """Load the schedulers, the scaler and, if ``random``, the random generators. Call :meth:`check` first."""
         if schedulers:
             for one, saved in zip(schedulers, self._schedulers(len(schedulers)), strict=True):
                 one.load_state_dict(decode(saved["state"]))
@@ -67,7 +67,7 @@ class SavedOwn:
 
     @property
     def data(self) -> list[Any]:
-        """The data positions: one, if all are equal."""
+        """The data position, or the positions of all processes if they differ."""
         found = [state["data"] for state in self._states] if self._differ("data") else [self._common("data")]
         return decode(found)
 

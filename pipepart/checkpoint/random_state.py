@@ -1,4 +1,4 @@
-"""The states of the random generators of Python, numpy and torch, as values that JSON can hold."""
+"""Reads and sets the states of the random generators of Python, numpy and torch, as JSON values."""
 
 from __future__ import annotations
 

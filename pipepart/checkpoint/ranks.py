@@ -1,4 +1,4 @@
-"""How the processes that save or load one checkpoint agree: every one goes on, or every one raises."""
+"""Synchronizes the processes that save or load a checkpoint: if one raises an error, all do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Peers:
-    """The processes of a checkpoint: all call :meth:`gather` equally often, in the same order.
+    """The processes of a checkpoint. All must call :meth:`gather` equally often, in the same order.
 
     They have a group of their own, so that a thread may write a checkpoint while steps run.
 
@@ -49,7 +49,7 @@ _peers: weakref.WeakKeyDictionary[object, Peers] = weakref.WeakKeyDictionary()
 
 
 def peers_of(pipe: Any, call: str) -> Peers:
-    """Return the processes of a pipeline, all of which make the call of this name; a module has one.
+    """Return the processes of a pipeline, which all make the call of this name; a module has one process.
 
     Raises:
         RuntimeError: another rank makes another call, has failed, or is lost.
@@ -63,7 +63,7 @@ def peers_of(pipe: Any, call: str) -> Peers:
 
 
 def agreed(peers: Peers, work: Callable[[], T]) -> T:
-    """Run ``work`` on every rank; return its result on this one, once it has succeeded on all.
+    """Run ``work`` on every rank, wait until all have succeeded, and return the result of this rank.
 
     Raises:
         Exception: what ``work`` raised on this rank.

@@ -1,4 +1,4 @@
-"""Saves a checkpoint: collects it, writes it into a new directory, and makes it current by a rename.
+"""Saves a checkpoint: writes the state into a new directory, and makes it current by a rename.
 
 ::
 
@@ -46,7 +46,7 @@ def save(
     keep: int | None = None,
     asynchronous: bool = False,
 ) -> Saving:
-    """Save a checkpoint as ``folder/step-N``. It is complete or not there: no file is ever overwritten.
+    """Save a checkpoint as ``folder/step-N``, atomically and without overwriting any file.
 
     Under ``torchrun`` every rank calls this, with a folder that all of them see.
 
@@ -107,7 +107,7 @@ class _Writing(NamedTuple):
     contents: Contents
 
     def copied(self) -> _Writing:
-        """Return the same with copies of all tensors."""
+        """Return a copy in which all tensors are copied."""
         return self._replace(contents=agreed(self.peers, self.contents.copied))
 
     def run(self) -> None:

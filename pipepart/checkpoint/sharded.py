@@ -1,4 +1,4 @@
-"""Optimizers whose state is shared out over the replicas by torch's ``ZeroRedundancyOptimizer``.
+"""Support for ``ZeroRedundancyOptimizer``, which shards optimizer state over the replicas.
 
 It has an optimizer of the user's class over the parameters of this rank's part, with their state. That one is saved and
 loaded, so the files are those of the optimizer without sharding, and nothing has to be gathered. The settings of its
@@ -26,7 +26,7 @@ def of_this_rank(optimizer: Optimizer) -> Optimizer:
 
 
 def check_group(pipe: Any, optimizer: Optimizer) -> None:
-    """Check that a sharded optimizer shares its state out over the replicas of a pipeline.
+    """Check that a sharded optimizer shards its state over the replicas of a pipeline.
 
     Raises:
         InputError: it does so over other processes, or there are no replicas on ranks of their own.
@@ -49,7 +49,7 @@ def check_group(pipe: Any, optimizer: Optimizer) -> None:
 
 
 def adopt_settings(optimizer: Optimizer) -> None:
-    """Give the groups of a sharded optimizer the settings that were loaded for this rank's part."""
+    """Copy the settings loaded for this rank's part to the parameter groups of a sharded optimizer."""
     if is_sharded(optimizer):
         _copy_settings(optimizer.optim, optimizer)  # type: ignore[attr-defined]
 

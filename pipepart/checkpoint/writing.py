@@ -76,6 +76,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a strided tensor's values, in the memory of the host."""
+    """Return the bytes of a strided tensor's values, in host memory."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Chooses the loss to train a model with whose factory returns none."""
+"""Chooses a loss for a model whose factory returns none."""
 
 from __future__ import annotations
 

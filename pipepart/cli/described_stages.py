@@ -1,4 +1,4 @@
-"""Stages that are described by numbers on the command line: their costs and their schedule."""
+"""Builds costs and a schedule for stages described by numbers on the command line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DescribedStages:
 
 
 def built(name: str, devices: int, micro_batches: int, chunks: int | None) -> Schedule:
-    """Build the schedule of described stages; for a search, one of the same stages."""
+    """Build the schedule of described stages; for a search, a named schedule with the same stages."""
     if name == "search":
         return schedules.build("looped-bfs", devices, micro_batches, chunks or 1)
     return schedules.build(name, devices, micro_batches, chunks)

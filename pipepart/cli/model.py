@@ -34,7 +34,7 @@ _CALLED = re.compile(r"(.+?):([^\W\d]\w*)(?:\((.*)\))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Given:
-    """What a factory returns: a model and, if it knows them, a mini-batch of samples, its target, and the loss."""
+    """Result of a factory: a model and optionally a mini-batch of samples, its target, and the loss."""
 
     model: nn.Module
     sample: Any = None
@@ -90,7 +90,7 @@ def measure_given(given: Given, micro_batches: Callable[[int], list[int]], **opt
 
 
 def load(name: str, sample: str | None, dtype: str | None = None) -> Given:
-    """Import the file or module of ``name`` and call its factory; make up the sample if one is described.
+    """Import the file or module of ``name`` and call its factory; make a random sample if one is described.
 
     Args:
         name: file or module, and factory, with its arguments if it takes some.

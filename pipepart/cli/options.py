@@ -1,4 +1,4 @@
-"""Options that several commands have, and parsers of option values.
+"""Command-line options shared by several commands, and parsers of option values.
 
 It imports nothing heavy, so that a wrong value is reported at once.
 """
@@ -135,7 +135,7 @@ def _names(text: str) -> list[str]:
 
 
 def completing(*choices: str) -> Callable[[str], list[str]]:
-    """Return what completes a word in a shell to one of the choices."""
+    """Return a shell completion function for these choices."""
     return lambda incomplete: [each for each in choices if each.startswith(incomplete)]
 
 
@@ -290,7 +290,7 @@ CutBefore = Annotated[
 
 
 def compressed(pairs: Sequence[tuple[str, str]]) -> Any:
-    """Return the values of ``--compress`` as ``pipepart.plan`` takes them.
+    """Convert the values of ``--compress`` to the argument of ``pipepart.plan``.
 
     >>> compressed([("", "bf16")]), compressed([("link", "bf16"), ("network", "int8")])
     ('bf16', {'link': 'bf16', 'network': 'int8'})
@@ -304,7 +304,7 @@ def compressed(pairs: Sequence[tuple[str, str]]) -> Any:
 
 
 def given(context: typer.Context, *names: str) -> list[str]:
-    """Return those of the named options that stand on the command line, as ``--option``."""
+    """Return the named options that were given on the command line, as ``--option``."""
     found = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

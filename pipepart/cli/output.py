@@ -43,7 +43,7 @@ def deliver(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file as a whole, and say so on standard error.
+    """Write a text file atomically, and print its path on standard error.
 
     Raises:
         UsageError: the file cannot be written.
@@ -52,7 +52,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file as a whole, and say so on standard error.
+    """Write a file atomically, and print its path on standard error.
 
     Raises:
         UsageError: the file cannot be written.
@@ -61,7 +61,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def save(write: Callable[[Path], None], path: Path) -> None:
-    """Call what writes a file, and say on standard error where it is.
+    """Call a function that writes a file, and print the file's path on standard error.
 
     Raises:
         UsageError: the file cannot be written.
@@ -90,7 +90,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def user_output_to_stderr() -> redirect_stdout:
-    """Redirect prints of the user's code to standard error within a block; standard output is for the result."""
+    """Redirect prints of the user's code to standard error within the block; standard output is for the result."""
     return redirect_stdout(sys.stderr)
 
 

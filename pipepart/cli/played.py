@@ -1,4 +1,4 @@
-"""A simulated step with all that is shown beside it: names of devices, their memory, the costs of its stages."""
+"""Played: a simulated step with device names, memory limits and the costs of its stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Played:
 
     @cached_property
     def bound(self) -> float:
-        """Seconds that no synchronous schedule of this placement can beat; 0 if unknown."""
+        """Lower bound in seconds for synchronous schedules with this placement; 0 if unknown."""
         schedule = self.timeline.schedule
         if schedule.versions or schedule.replicas > 1:
             return 0.0
@@ -53,17 +53,17 @@ class Played:
 
     @property
     def panel(self) -> Panel:
-        """What a picture shows of it."""
+        """The step as a panel of a picture."""
         return self.drawn.panel(self.timeline.schedule.name, self.rows)
 
     @property
     def traced(self) -> Traced:
-        """What a trace shows of it."""
+        """The step as input for a Chrome trace."""
         return self.timeline.traced(self.names, self.costs)
 
     @property
     def figures(self) -> SimulatedStep:
-        """The figures of the step, and per device the idle seconds by cause."""
+        """The figures of the step, with the idle seconds of each device by cause."""
         timeline, schedule = self.timeline, self.timeline.schedule
         return SimulatedStep(
             schedule=schedule.name,
@@ -96,7 +96,7 @@ def traced(played: Sequence[Played]) -> dict[str, Any]:
 def play_plan(
     plan: Plan, order: Schedule | None, schedule: str | None, micro_batches: int | None, chunks: int | None
 ) -> Played:
-    """Play the stages of a plan.
+    """Simulate the stages of a plan.
 
     Args:
         plan: with a profile.
@@ -128,7 +128,7 @@ def play_plan(
 
 
 def play_numbers(stages: DescribedStages, order: Schedule, latency: float, search: bool) -> Played:
-    """Play described stages.
+    """Simulate described stages.
 
     Args:
         stages: their costs.

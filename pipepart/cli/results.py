@@ -1,4 +1,4 @@
-"""The JSON that commands print, for those that print no profile, plan, cluster or report of a check."""
+"""The JSON printed by commands whose result is no profile, plan, cluster or check report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes up random samples from a description, and casts samples to another precision."""
+"""Makes random samples from a description, and casts samples to another precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def make_sample(text: str) -> Tensor:
-    """Make normally distributed numbers, or integers below a bound, from ``SHAPE[:DTYPE[:BOUND]]``.
+    """Make a random tensor from ``SHAPE[:DTYPE[:BOUND]]``: normal numbers, or integers below the bound.
 
     The same text gives the same numbers. Without a bound, integers are 0 and 1, which every embedding has.
 

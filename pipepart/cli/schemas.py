@@ -50,7 +50,7 @@ def schema_text(name: str) -> str:
 
 
 def write_schemas(folder: Path) -> None:
-    """Write a file for each of ``PRINTED`` into a folder, which is made if it is not there."""
+    """Write a file for each of ``PRINTED`` into a folder, which is created if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in PRINTED:
         write_whole(folder / f"{name}.json", schema_text(name))

@@ -1,4 +1,4 @@
-"""Saves simulated steps in files; the suffix of a file says what goes into it."""
+"""Saves simulated steps in files, in the format of each file's suffix."""
 
 from __future__ import annotations
 

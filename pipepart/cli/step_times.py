@@ -1,4 +1,4 @@
-"""Times training steps of a plain model and of its pipeline, in turn."""
+"""Times training steps of a plain model and of its pipeline, alternating between them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepTimes(NamedTuple):
 def time_steps(
     given: Given, loss_fn: Callable[..., Tensor] | None, plan: Plan, steps: int, **options: Any
 ) -> StepTimes:
-    """Run steps of the plain model and of the pipeline in turn, so that a busy machine slows both.
+    """Run steps of the plain model and the pipeline alternately, so that other load slows both.
 
     Args:
         given: the model, its mini-batch and the target. Its gradients and buffers change.

@@ -1,4 +1,4 @@
-"""Puts the stages of a plan under another schedule, or with another number of micro-batches of the same size."""
+"""Simulates the stages of a plan under another schedule, or with more or fewer micro-batches of the same size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .errors import UsageError
 
 
 def reordered(plan: Plan, schedule: str | None, micro_batches: int | None, chunks: int | None) -> Plan:
-    """Return the plan under another order. Its figures are computed from the plan's profile.
+    """Return the plan with another order of actions. Its figures are computed from the plan's profile.
 
     A stage that the schedule has on another device moves there, unless the plan has replicas.
 
@@ -50,7 +50,7 @@ def reordered(plan: Plan, schedule: str | None, micro_batches: int | None, chunk
 
 
 def simulate_order(plan: Plan, schedule: Schedule) -> tuple[Plan, Timeline]:
-    """Simulate the stages of a plan in an order of the user's, with the recomputes of the plan.
+    """Simulate the stages of a plan in the order of a given schedule, with the recomputes of the plan.
 
     Returns:
         The plan with its stages on the devices of that order, and the timeline.

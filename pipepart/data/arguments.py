@@ -1,4 +1,4 @@
-"""The arguments that a model is called with: positional ones, keyword ones, or both."""
+"""Arguments: the positional and keyword arguments of one call of a model."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ pytree.register_pytree_node(Arguments, _flatten, _unflatten, flatten_with_keys_f
 
 
 def call(layer: Any, value: Any) -> Any:
-    """Call a layer with an input: one value, or :class:`Arguments`."""
+    """Call a layer with one value, or with :class:`Arguments`."""
     return layer(*value.args, **value.kwargs) if type(value) is Arguments else layer(value)
 
 
 def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any = None) -> None:
-    """Check that the first layer of a model takes these arguments.
+    """Check that the first layer of a model accepts these arguments.
 
     Nothing is checked if the layer has hooks that may change its arguments, or no signature.
 

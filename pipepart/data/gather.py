@@ -1,4 +1,4 @@
-"""Joins the outputs of micro-batches to the output of the mini-batch."""
+"""Joins the outputs of micro-batches into the output of the mini-batch."""
 
 from __future__ import annotations
 

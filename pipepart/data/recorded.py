@@ -1,4 +1,4 @@
-"""Micro-batches on their way into a recorded model, and its outputs on their way out."""
+"""Converts micro-batches to inputs of a recorded model's first layer, and joins the outputs of its last layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOSS = object()  # in place of the loss in an output
 
 
 def entered(chain: Chain, batch: MicroBatches) -> MicroBatches:
-    """Return the micro-batches as the first layer of a chain takes them.
+    """Convert micro-batches to inputs of the first layer of a chain.
 
     The arguments of a recorded model become live values of its recordings. If the model computes its own loss, the
     arguments that only the loss needs, such as labels, become the targets.
@@ -45,7 +45,7 @@ def entered(chain: Chain, batch: MicroBatches) -> MicroBatches:
 def gathered(
     outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None, loss: Tensor | None = None
 ) -> Any:
-    """Join the outputs of the micro-batches as :func:`gather` does, those of a model with its own loss as well.
+    """Join the outputs of micro-batches like :func:`gather`; also supports models that compute their own loss.
 
     Args:
         outputs, batch, merge: as for :func:`gather`.

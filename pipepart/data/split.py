@@ -28,7 +28,7 @@ _TO_SPLIT = (
 
 @dataclass(frozen=True)
 class Whole:
-    """Replicates a value: every micro-batch gets all of it, without this wrapper.
+    """Wrapper for a value that is not split: every micro-batch gets the whole value.
 
     For values in an input or a target whose dimension 0 is not that of samples: a mask ``[positions, positions]``,
     the weights of classes.
@@ -41,11 +41,11 @@ pytree.register_pytree_node(Whole, lambda whole: ([whole.value], None), lambda v
 
 
 class Apart:
-    """Replaces the target of a mini-batch if its parts cannot be joined, because their shapes differ."""
+    """Stands for the target of a mini-batch whose parts cannot be joined because their shapes differ."""
 
 
 class MicroBatches(NamedTuple):
-    """A mini-batch in parts.
+    """A mini-batch split into micro-batches.
 
     Attributes:
         inputs, targets: one entry a part.
@@ -62,7 +62,7 @@ class MicroBatches(NamedTuple):
 
 
 class Batching:
-    """Splits the calls of one model.
+    """Splits the arguments of a model's calls into micro-batches.
 
     Args:
         first_layer: the name of the model's first layer, and the layer.
@@ -137,7 +137,7 @@ def micro_batches_of(
 
 
 def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
-    """Return the fewest samples of a micro-batch: two if a BatchNorm normalizes by batch statistics, otherwise one.
+    """Return the smallest micro-batch allowed: two samples if a BatchNorm uses batch statistics, otherwise one.
 
     A single sample ``[1, channels]`` has no variance.
 
@@ -295,7 +295,7 @@ def _in_common(column: Sequence[Any]) -> Any:
 
 
 def together(tensors: Sequence[Tensor]) -> Tensor:
-    """Join tensors along dimension 0, on the device of the first; stack those without dimensions."""
+    """Concatenate tensors along dimension 0, on the device of the first; stack scalars."""
     if len(tensors) == 1:
         return tensors[0]
     here = [tensor.to(tensors[0].device) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""One pipeline on several processes: which rank has what, and what ranks agree on before and share after a call."""
+"""Runs one pipeline on several processes: ownership of stages, and synchronization before and after calls."""
 
 from .multi_process import join, making, planned_once
 from .single_process import SingleProcess

@@ -13,7 +13,7 @@ from .sketches import Sketches
 
 
 class CallSummary(NamedTuple):
-    """What one rank is about to run.
+    """The call that one rank is about to run.
 
     Attributes:
         call: the method.
@@ -85,7 +85,7 @@ def check_run(
 
 
 def check_refusals(everyone: Sequence[CallSummary]) -> None:
-    """Check that no rank refuses its arguments.
+    """Check that no rank has rejected its arguments.
 
     Raises:
         RankError: one does.

@@ -1,4 +1,4 @@
-"""CallSync: exchanges summaries of a call before it runs and the loss after it, and raises on all ranks if one refuses.
+"""CallSync: exchanges summaries of a call before it runs and the loss after it; errors are raised on all ranks.
 
 ::
 
@@ -58,7 +58,7 @@ class CallSync:
         self._calls = 0
 
     def begin(self, call: Call) -> Agreed:
-        """Return the micro-batches of a call that all ranks make.
+        """Check that all ranks make the same call, and return its micro-batches.
 
         Raises:
             TypeError, ValueError: of this rank's arguments; nothing has run on any rank.
@@ -98,7 +98,7 @@ class CallSync:
     def begin_backward(
         self, call: str, gradients: Sequence[Tensor | None], check: Callable[[], None]
     ) -> Hashable:
-        """Agree on a backward, which takes the gradients of the output from the ranks of the last stage.
+        """Synchronize a backward; the gradients of the output come from the ranks of the last stage.
 
         Args:
             call: which one.
@@ -145,7 +145,7 @@ class CallSync:
             gradients[0].view(-1)[:1] = float("inf")
 
     def end_backward(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
-        """Return on every rank the gradients of the inputs, which the rank of the first stage gives.
+        """Return the gradients of the inputs on every rank; they come from the rank of the first stage.
 
         Raises:
             RankError: another rank has failed in the backward, or is lost.
@@ -155,7 +155,7 @@ class CallSync:
         return found
 
     def meet(self, call: str, work: Callable[[], T]) -> T:
-        """Check that all ranks make a call that takes no mini-batch, and return what ``work`` returns on this one.
+        """Check that all ranks make a call without a mini-batch, and return the result of ``work`` on this rank.
 
         Args:
             call: the name of the method, with the arguments that are the same on all ranks.
@@ -184,7 +184,7 @@ class CallSync:
         return [CallSummary(*one) for one in self.ranks.exchange(mine)]
 
     def end(self, sink: LossSink, keys: RngKeys, scaled: Sequence[Tensor] = ()) -> None:
-        """Give every rank the loss of the mini-batch, the factor of its gradients and the losses that layers added.
+        """Send the loss of the mini-batch, the factor of its gradients and the auxiliary losses to every rank.
 
         Args:
             sink: of this rank.
@@ -222,7 +222,7 @@ class CallSync:
         return ""
 
     def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
-        """Fill in what the ranks of several replicas made, such as outputs, on every rank.
+        """Collect the results of all replicas, such as outputs, on every rank.
 
         Args:
             made: by micro-batch; None or an empty tuple where another rank has made it.
@@ -239,7 +239,7 @@ class CallSync:
                 made[index] = self.from_one(source, lambda index=index: made[index], recording)
 
     def from_one(self, source: int, make: Callable[[], Any], recording: Recording | None = None) -> Any:
-        """Return on every rank what one makes, such as the output of the last stage.
+        """Return the result of one rank, such as the output of the last stage, on every rank.
 
         Args:
             source: the rank that makes it.

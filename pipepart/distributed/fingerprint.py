@@ -72,7 +72,7 @@ class PipelineFingerprint:
 
 
 def described_options(options: Mapping[str, Any]) -> Described:
-    """Return arguments as text that is the same for the same script on another rank."""
+    """Format arguments as text that is equal on all ranks that run the same script."""
     return {name: _described(value) for name, value in options.items()}
 
 

@@ -1,4 +1,4 @@
-"""What ranks compare of the mini-batches that they are given: layouts, and some of the values."""
+"""Computes what ranks compare of their mini-batches: layouts and some of the values."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Shape:
 
     @staticmethod
     def of(tensor: Tensor) -> Shape:
-        """Return that of a tensor."""
+        """Return the shape of a tensor."""
         return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def made(self) -> Tensor:
-        """Return such a tensor on the meta device."""
+        """Return a meta tensor of this shape."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         return made.requires_grad_(self.requires_grad)
 
 
 def forms(nests: Iterable[Any]) -> list[Any]:
-    """Return what decides the shapes of messages: of tensors the layout, of other values the value."""
+    """Return the parts of a mini-batch that determine message shapes: layouts of tensors, and all other values."""
     found: list[Any] = []
     before = None
     for nest in nests:
@@ -64,7 +64,7 @@ def forms(nests: Iterable[Any]) -> list[Any]:
 
 
 def shown(nest: Any) -> str:
-    """Return what a mini-batch consists of, for a message."""
+    """Describe the contents of a mini-batch for a message."""
     text = str(pytree.tree_map(_Shown, nest))
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
@@ -92,7 +92,7 @@ class _Shown:
 
 
 def values(nest: Any) -> list[Any]:
-    """Return some numbers of each tensor on the CPU, spread over it."""
+    """Return some evenly spread numbers of each tensor, on the CPU."""
     found = []
     for leaf in pytree.tree_leaves(nest):
         if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:

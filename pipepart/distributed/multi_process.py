@@ -1,4 +1,4 @@
-"""MultiProcess: coordinates construction and calls of a pipeline whose stages are on several processes."""
+"""MultiProcess: coordinates the construction and calls of a pipeline over several processes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MultiProcess(SingleProcess):
         self._certain: dict[int, bool] = {}
 
     def connect(self) -> None:
-        """Connect the replicas after construction, and give all of them the parameters and buffers of the first."""
+        """Connect the replicas after construction, and copy parameters and buffers of the first to all others."""
         replicas, pairs = self._ownership.ranks, self._ownership.pairs
         if pairs:
             self.part.connect_pair(self._ranks.new_group(pairs))
@@ -148,11 +148,11 @@ class MultiProcess(SingleProcess):
         return self._sync.from_one(self._sync.first, lambda: found)
 
     def collect(self, made: list[Any], batch: MicroBatches) -> None:
-        """Fill in what ranks of other replicas made for their micro-batches."""
+        """Collect the results of other replicas for their micro-batches."""
         self._sync.collect(made, batch.inputs)
 
     def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
-        """Give every rank the outputs of all micro-batches."""
+        """Send the outputs of all micro-batches to every rank."""
         self._sync.collect(outputs, batch.inputs, always=True)
 
     def begin_backward(self, call: BackwardCall) -> Hashable:
@@ -182,7 +182,7 @@ class MultiProcess(SingleProcess):
         return found
 
     def from_last(self, make: Callable[[], Any]) -> Any:
-        """Return on every rank what the rank of the last stage makes."""
+        """Return the result of the last stage's rank on every rank."""
         return self._sync.from_one(self._sync.last, make)
 
     def meet(self, call: str) -> Ranks | None:
@@ -217,7 +217,7 @@ class MultiProcess(SingleProcess):
 
 
 def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> SingleProcess:
-    """Return this process's side of a pipeline.
+    """Return the coordinator of a pipeline in this process.
 
     Raises:
         ValueError: the plan needs one process, or another number of them.
@@ -263,7 +263,7 @@ def _check_labels(batch: MicroBatches) -> None:
 def making(
     ranks: Ranks | None, plan: Plan, model: nn.Module | Chain, options: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Around the making of a pipeline: it fails on all ranks if it fails on one, or if they make different ones.
+    """Context manager around the construction of a pipeline: an error or a difference on one rank raises on all.
 
     Args:
         ranks: the processes; None for one.
@@ -290,7 +290,7 @@ def making(
 
 
 def planned_once(check: Callable[[], object], make: Callable[[], Plan], options: Mapping[str, Any]) -> Plan:
-    """Return the plan that rank 0 makes, on every rank; in one process just make it.
+    """Plan on rank 0 and return the plan on every rank; with one process, just plan.
 
     Args:
         check: refuses, on every rank, what cannot be planned for.

@@ -1,4 +1,4 @@
-"""Finds gradients that are not finite, with one wait for each device."""
+"""Checks gradients for infinities and NaN, with one synchronization per device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def overflows(gradients: Iterable[Tensor]) -> bool:
-    """Return whether any of the gradients has an infinity or NaN."""
+    """Return True if any gradient contains an infinity or NaN."""
     finite: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         finite[gradient.device].append(gradient.isfinite().all())

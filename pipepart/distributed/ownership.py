@@ -1,4 +1,4 @@
-"""Ownership: which rank runs which worker and stage, and has which parameters and buffers."""
+"""Ownership: the workers, stages, parameters and buffers of each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..planning import Plan
 
 
 class Ownership:
-    """The parts of a model that the ranks of a pipeline have.
+    """The parts of a model that each rank of a pipeline owns.
 
     The devices of the plan's cluster, in their order, are shared out evenly: with as many processes as devices, process
     i drives device i. A tensor belongs to the rank of the first stage that uses it, and to the first rank if none does.
@@ -84,27 +84,27 @@ class Ownership:
 
     @cached_property
     def shared(self) -> dict[Tensor, list[int]]:
-        """The tensors that layers on several ranks use, with these ranks, the owner first."""
+        """Tensors that layers on several ranks use, with these ranks; the owner comes first."""
         return {tensor: ranks for tensor, ranks in self._users.items() if len(ranks) > 1}
 
     def owner_of(self, tensor: Tensor) -> int:
-        """Return the rank that a parameter or buffer belongs to, of the first replica."""
+        """Return the rank of the first replica that owns a parameter or buffer."""
         if tensor not in self._users:
             del self._users  # a forward may have bound a buffer anew
         return self._users.get(tensor, self.ranks[0])[0]
 
     def is_mine(self, tensor: Tensor) -> bool:
-        """Return whether a parameter or buffer belongs to this rank, in its replica."""
+        """Return True if this rank owns a parameter or buffer, within its replica."""
         return self.ranks[0].index(self.owner_of(tensor)) == self._place
 
     def used_here(self, model: nn.Module) -> set[str]:
-        """Return the keys of shared tensors that stages of this rank use and that belong to another."""
+        """Return the keys of shared tensors that this rank's stages use and another rank owns."""
         state = model.state_dict(keep_vars=True)
         mine = self.ranks[0][self._place]
         return {key for key, value in state.items() if mine in self.shared.get(value, ())}
 
     def names(self, model: nn.Module) -> Sequence[str]:
-        """Return the keys of the model's state dict that belong to this rank."""
+        """Return the keys of the model's state dict that this rank owns."""
         state = model.state_dict(keep_vars=True)
         return [key for key, value in state.items() if not isinstance(value, Tensor) or self.is_mine(value)]
 

@@ -21,7 +21,7 @@ _PART_BYTES = 25 * 2**20
 
 
 class RankPart(ModelPart):
-    """What belongs to one rank. All ranks call the methods that need the whole model.
+    """The parameters and state of one rank. All ranks call the methods that need the whole model.
 
     Args:
         model: the user's.
@@ -47,7 +47,7 @@ class RankPart(ModelPart):
         self._stand_in = StandIn(torch.zeros(1))
 
     def connect(self, replicas: dist.ProcessGroup) -> None:
-        """Give the ranks that have this part in all replicas the values of the first."""
+        """Copy the values of the first replica to the ranks with this part in other replicas."""
         self._replicas = replicas
         self._copy_first()
 
@@ -85,7 +85,7 @@ class RankPart(ModelPart):
         return {name: state[name] for name in self._ownership.names(self.model)}
 
     def full_state_dict(self) -> dict[str, Any]:
-        """Return the state of the whole model on every rank, that of the first replica, in the memory of the host."""
+        """Return the state of the whole model (of the first replica) on every rank, in host memory."""
         own = self._meet("full_state_dict", self._plain_state)
         found = {name: value for part in self._ranks.gather(own) for name, value in part.items()}
         return {name: _unpacked(found[name]) for name in self.model.state_dict() if name in found}
@@ -115,7 +115,7 @@ class RankPart(ModelPart):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float, error_if_nonfinite: bool, foreach: bool | None
     ) -> Tensor:
-        """Scale the gradients of this rank by the norm of all; return the norm, the same as in one process."""
+        """Clip the gradients of this rank by the norm over all ranks; return the norm, equal to that of one process."""
 
         def own() -> dict[str, Any]:
             float(max_norm)
@@ -148,7 +148,7 @@ class RankPart(ModelPart):
         return total
 
     def share_tied(self) -> None:
-        """Copy parameters that stages of several ranks use from the rank that they belong to to the others.
+        """Copy tied parameters from the rank that owns them to the other ranks that use them.
 
         Raises:
             RankError: a rank is lost.
@@ -163,7 +163,7 @@ class RankPart(ModelPart):
                 self._copy(tensors, ranks[0], self._pair)
 
     def share_written(self) -> None:
-        """Give further replicas the buffers that layers of the first have written, such as statistics of BatchNorm.
+        """Copy buffers written by layers of the first replica, such as BatchNorm statistics, to all replicas.
 
         torch does not count all writes, so small buffers of layers that train are always given.
         """

@@ -1,4 +1,4 @@
-"""SingleProcess: what a pipeline asks of its processes, if there is only one."""
+"""SingleProcess: coordinates the calls of a pipeline in one process, where there is little to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..runtime.transport.links import Links
 
 
 class SingleProcess:
-    """What a pipeline asks of the processes that it runs on. Subclassed for several.
+    """Interface between a pipeline and its processes, for one process. ``MultiProcess`` is the subclass for several.
 
     Args:
         plan: has the stages.
@@ -59,7 +59,7 @@ class SingleProcess:
     def before_backward(
         self, gradients: StepGradients, with_optimizers: bool, micro_batches: int
     ) -> BeforeBackward:
-        """Return what a loss sink calls before the first backward.
+        """Return a function for the loss sink to call before the first backward.
 
         Args:
             gradients: of the step.
@@ -69,17 +69,17 @@ class SingleProcess:
         return gradients.begin
 
     def end(self, step: Step, *, scaled: bool = False) -> None:
-        """Share what one process knows of a run's loss. ``scaled``: gradients may overflow, for a ``GradScaler``."""
+        """Share the loss of a run. ``scaled``: gradients may overflow, for a ``GradScaler``."""
 
     def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
         """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
         return [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
 
     def collect(self, made: list[Any], batch: MicroBatches) -> None:
-        """Fill in what was made in other processes for their micro-batches."""
+        """Collect the results of other processes for their micro-batches."""
 
     def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
-        """Fill in the outputs of micro-batches that another process has made."""
+        """Fill in the outputs of micro-batches that other processes computed."""
 
     def begin_backward(self, call: BackwardCall) -> Hashable:
         """Agree on the backward of a differentiable call; return the form of its messages."""
@@ -91,7 +91,7 @@ class SingleProcess:
         return [gradient for part in step.input_gradients for gradient in part]
 
     def from_last(self, make: Callable[[], Any]) -> Any:
-        """Return what the process of the last stage makes."""
+        """Return the result of the last stage's process."""
         return make()
 
     def meet(self, call: str) -> Ranks | None:

@@ -1,4 +1,4 @@
-"""Sketches: two numbers of a tensor that tell whether ranks have the same one, but for rounding."""
+"""Sketches: two numbers per tensor, to check that ranks have equal tensors up to rounding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sketches(tensors: Iterable[Tensor | None]) -> Sketches:
 
 
 def are_close(one: Sketches, other: Sketches) -> bool:
-    """Return whether the sketches can be those of the same tensors, computed on different devices."""
+    """Return True if two lists of sketches can come from equal tensors on different devices."""
     if len(one) != len(other):
         return False
     for ours, theirs in zip(one, other, strict=True):

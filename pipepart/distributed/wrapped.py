@@ -1,4 +1,4 @@
-"""Refuses models whose parameters another engine of torch shares out or sums over processes."""
+"""Rejects models wrapped in DDP or FSDP or with distributed tensors, whose parameters torch shards or sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..input_error import InputError
 
 
 def is_sharding_imported() -> bool:
-    """Return whether the script can have sharded a module in place since the pipeline was made."""
+    """Return True if the script may have sharded a module in place since the pipeline was constructed."""
     return "torch.distributed.fsdp" in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""The loss of a step: what it may be, and how those of micro-batches make up that of the mini-batch."""
+"""The loss of a step: which losses are supported, and how the losses of micro-batches are combined."""
 
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
 from .contract import MiniBatchLoss

@@ -1,4 +1,4 @@
-"""Auxiliary losses: layers in the middle of a model add them to the loss at its end."""
+"""Auxiliary losses, which layers inside a model add to its final loss."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .returned import check_scalar
 
 
 class Added(NamedTuple):
-    """A loss that a layer has added: a scalar, and how those of micro-batches make up the mini-batch's."""
+    """A loss added by a layer: a scalar, and the reduction over micro-batches."""
 
     loss: Tensor
     reduction: Reduction
 
 
 class AddedLosses:
-    """The losses that layers have added, in their order; within its ``with`` block it takes those of this thread."""
+    """Context manager that collects the losses added by layers in this thread, in order."""
 
     def __init__(self, must_have_graph: bool = False) -> None:
         self.found: list[Added] = []
@@ -43,7 +43,7 @@ class AddedLosses:
         return found
 
     def total(self) -> Tensor:
-        """Return their differentiable sum; zero if no layer has added one."""
+        """Return the differentiable sum of the added losses; zero if there are none."""
         if not self.found:
             return torch.zeros(())
         home = self.found[0].loss.device
@@ -58,7 +58,7 @@ _here = _Here()
 
 
 def add_loss(loss: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> None:
-    """Add a loss to that of the step; to be called by a layer's forward.
+    """Add a loss to the loss of the step. Call it in the forward of a layer.
 
     A pipeline adds up what each micro-batch adds, whatever the stage: its gradient starts there. Anywhere else the
     losses are for :func:`collect_losses`, and without it nothing happens.
@@ -86,7 +86,7 @@ def add_loss(loss: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Non
 
 
 def collect_losses() -> AddedLosses:
-    """Collect the losses that layers add within the block, in a plain model or in a pipeline called as one.
+    """Collect the losses added by layers within the block, in a plain model or in a pipeline called like a model.
 
     ::
 
@@ -98,7 +98,7 @@ def collect_losses() -> AddedLosses:
 
 
 def losses_of_stage() -> AddedLosses:
-    """Collect the losses that the layers of a stage add; they need a graph if gradients are enabled."""
+    """Collect the losses added by the layers of a stage. With gradients enabled, they must have a graph."""
     return AddedLosses(must_have_graph=torch.is_grad_enabled())
 
 

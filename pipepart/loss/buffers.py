@@ -1,4 +1,4 @@
-"""Calls a loss with its buffers, such as class weights, on the device of the output."""
+"""Calls a loss with copies of its buffers, such as class weights, on the device of the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .returned import LossError
 
 
 def buffers_elsewhere(function: Any, output: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the buffers of a loss module that are not on the device of an output, each with a copy that is.
+    """Map the buffers of a loss module that are not on the output's device to copies on that device.
 
     The last stages of several replicas are on devices of their own, and call the same loss module one after another.
     """
@@ -29,7 +29,7 @@ def buffers_elsewhere(function: Any, output: Any) -> dict[str, tuple[Tensor, Ten
 def call_with_buffers(
     function: Callable[..., Any], given: tuple[Any, ...], buffers: dict[str, tuple[Tensor, Tensor]]
 ) -> Any:
-    """Call a loss with copies in place of its buffers.
+    """Call a loss with its buffers replaced by copies.
 
     Raises:
         LossError: it has written one of them.

@@ -1,4 +1,4 @@
-"""The calls of torch that a loss makes, to see whether it makes the same ones for another micro-batch."""
+"""Logs the torch calls of a loss, to check that it makes the same calls for another micro-batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..autograd.own_copy import tensors
 
 
 class CallLog(TorchFunctionMode):
-    """Notes calls, while it is entered or by :meth:`note`: their names, numbers and constant tensors.
+    """Logs the names, numbers and constant tensors of calls, within its ``with`` block or by :meth:`note`.
 
     Args:
         given: the output and the target of a micro-batch, whose tensors are no constants.
@@ -38,7 +38,7 @@ class CallLog(TorchFunctionMode):
         return result
 
     def note(self, func: Any, leaves: list[Any], result: Any) -> None:
-        """Note a call with all its arguments in a row."""
+        """Log a call with a flat list of its arguments."""
         self.calls.append((getattr(func, "__name__", ""), tuple([self._token(leaf) for leaf in leaves])))
         for made in tensors(result):
             self._made[id(made)] = made  # held, so that no other gets its identity

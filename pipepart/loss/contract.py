@@ -1,4 +1,4 @@
-"""Computes the loss of a mini-batch from those of its micro-batches.
+"""Computes the loss of a mini-batch from the losses of its micro-batches.
 
 The loss of the mini-batch is a sum of terms, each of them a sum over all micro-batches divided by a total count. The
 gradient of a micro-batch's term is therefore known once the total is. Totals that later micro-batches bring are
@@ -33,7 +33,7 @@ from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
 
 
 class MiniBatchLoss:
-    """The losses of the micro-batches of one step.
+    """Combines the losses of the micro-batches of one step.
 
     One thread at a time calls :meth:`take`, and one at a time :meth:`weights`. The rest is for the end of the step.
 
@@ -65,7 +65,7 @@ class MiniBatchLoss:
         )
 
     def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
-        """Return the loss of a micro-batch.
+        """Compute the loss of a micro-batch and add it to the step.
 
         Args:
             micro_batch: which.
@@ -83,11 +83,11 @@ class MiniBatchLoss:
         return taken
 
     def taken(self) -> dict[int, MicroBatchLoss]:
-        """Return the losses of micro-batches that were taken here, on the host."""
+        """Return the losses computed by this process, by micro-batch, on the host."""
         return {index: one.on_host() for index, one in enumerate(self._taken) if one is not None}
 
     def adopt(self, taken: Mapping[int, MicroBatchLoss]) -> None:
-        """Add the losses of micro-batches that other processes took.
+        """Add the losses of micro-batches that other processes computed.
 
         Raises:
             LossError: they were computed in another way.
@@ -101,7 +101,7 @@ class MiniBatchLoss:
             )
 
     def weights(self, micro_batch: int) -> list[float | Tensor]:
-        """Return the gradients at the roots of a micro-batch that has been taken.
+        """Return the gradients from which the backward of a micro-batch starts.
 
         Raises:
             LossError: it has several terms, and not all of their totals are known.
@@ -115,7 +115,7 @@ class MiniBatchLoss:
         return [term.weight(total) for term, total in pairs if term.tensor.requires_grad]
 
     def correction(self) -> float:
-        """Return what all gradients of the step are to be multiplied by, once all micro-batches have been taken."""
+        """Return the factor for all gradients of the step, after the losses of all micro-batches are known."""
         first = self._taken[0]
         if self.certain or self._totals is None or first is None or None in self._taken:
             return 1.0
@@ -124,7 +124,7 @@ class MiniBatchLoss:
         return float(self._totals[index]) / real if real else 1.0
 
     def total(self) -> Tensor:
-        """Return the loss of the mini-batch, when all micro-batches have been taken."""
+        """Return the loss of the mini-batch, after the losses of all micro-batches are known."""
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
         if has_streams(value.device):  # workers have computed them, and the caller's streams read them
@@ -150,7 +150,7 @@ class MiniBatchLoss:
         return total + (graph - graph.detach())
 
     def shares(self, of_weights: bool = False) -> list[float] | None:
-        """Return the part of each micro-batch's loss in that of the mini-batch, when all have been taken.
+        """Return the weight of each micro-batch's loss in the loss of the mini-batch, after all are known.
 
         Args:
             of_weights: return the parts that :meth:`weights` has taken, which :meth:`correction` corrects.
@@ -168,7 +168,7 @@ class MiniBatchLoss:
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
     def value(self, micro_batch: int) -> Tensor | None:
-        """Return the loss of a micro-batch, 0 where nothing counts; None if it has not been taken."""
+        """Return the loss of a micro-batch, 0 if it is a mean over nothing; None if it is not computed yet."""
         taken = self._taken[micro_batch]
         if taken is None:
             return None

@@ -1,4 +1,4 @@
-"""Follows a loss function while it runs on a micro-batch, to find the means and sums over samples that it adds up.
+"""Traces a loss function on a micro-batch, to find the means and sums over samples that it consists of.
 
 A tensor from the batch holds samples (:class:`~.operations.Rows`), or is a sum of terms, each a mean or a sum over
 samples (:class:`~.terms.Terms`). Functions without a rule in :mod:`~.operations` make their result untracked
@@ -57,7 +57,7 @@ _INSTEAD = {
 
 
 class Follower(TorchFunctionMode):
-    """Watches one call of a loss function.
+    """Traces one call of a loss function.
 
     Args:
         shared: of the step.
@@ -101,7 +101,7 @@ class Follower(TorchFunctionMode):
         self._read, self._reads_samples = "", False
 
     def begin(self, output: Any, target: Any, targets: Targets) -> None:
-        """Name the tensors of the output and the target of the micro-batch; ``targets`` are those of the step."""
+        """Register the tensors of a micro-batch's output and target. ``targets``: those of all micro-batches."""
         self.log = CallLog((output, target))
         border = output.recording.border if isinstance(output, Unfinished) else ""
         for place, leaf in enumerate(pytree.tree_leaves(output)):
@@ -117,7 +117,7 @@ class Follower(TorchFunctionMode):
                 self._give(leaf, ("target", place), lambda step, index, place=place: step[index][place])
 
     def taken(self, value: Any) -> tuple[Terms, int] | str:
-        """Return what the loss that was returned is made of, with the number of its expression; or what is wrong."""
+        """Return the terms of the returned loss and the number of its expression, or the reason why there are none."""
         entry = self._entry(value)
         if isinstance(entry.state, Lost):
             return entry.state.reason
@@ -128,11 +128,11 @@ class Follower(TorchFunctionMode):
         return "what it returns is no sum of means and sums, or was computed where torch cannot be followed"
 
     def forget(self) -> None:
-        """Let go of the tensors: replays hold their calls, which hold this, and would keep them until a collection."""
+        """Release the tensors. Reference cycles would keep them until a garbage collection."""
         self._entries.clear()
 
     def count(self, value: Any) -> tuple[Replay | None, Hashable]:
-        """Return what gives a count for other micro-batches, and the number of its expression."""
+        """Return a function that computes a count for other micro-batches, and the number of its expression."""
         entry = self._entry(value) if isinstance(value, Tensor) else None
         return (entry.replay, entry.key) if entry and entry.replay else (None, None)
 
@@ -305,12 +305,12 @@ class Follower(TorchFunctionMode):
         return Count(float(number), self._in_proportion(float(number)), in_proportion=True)
 
     def check_numbers(self, function: Callable[[Any], Any], given: tuple[Any, ...]) -> set[int]:
-        """Call a loss with fewer or more samples, and see which of its numbers depend on how many there are.
+        """Call a loss with another number of samples, and find the numbers in it that depend on that number.
 
-        Those that it divides sums by must be in proportion to them, and no other may depend on them.
+        Divisors of sums must be proportional to the number of samples, and no other number may depend on it.
 
         Returns:
-            The places of calls whose numbers were taken for counts, and are none.
+            The positions of calls whose numbers were assumed to be counts, but do not depend on the number of samples.
         """
         samples = self._sizes[self._micro_batch]
         few = max(1, samples // 2) if samples > 1 else 2

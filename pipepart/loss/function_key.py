@@ -1,4 +1,4 @@
-"""Return a key of all that a loss function reads beside its arguments: its code, constants, options and tensors.
+"""Computes a key of everything that a loss function reads besides its arguments: code, constants, tensors.
 
 A loss with the same key computes alike in each call. Functions that read anything whose state cannot be seen, such as
 an iterator, a random generator or a clock, have no key.
@@ -35,7 +35,7 @@ _MOST = 500  # values that a function may read
 
 
 class FunctionKey(NamedTuple):
-    """What a function reads.
+    """Collects the values that a function reads, as a key.
 
     Attributes:
         tokens: equal if the function computes alike.
@@ -47,7 +47,7 @@ class FunctionKey(NamedTuple):
 
 
 def function_key(function: Callable[..., Any] | None) -> FunctionKey | None:
-    """Return the key of a function, a bound method or a module; None if it may read what cannot be seen."""
+    """Return the key of a function, bound method or module; None if it may read values that cannot be found."""
     reader = _Reader()
     try:
         reader.read(function)
@@ -73,7 +73,7 @@ class _Reader:
         self._places: dict[int, int] = {}
 
     def read(self, value: Any, names: Iterable[str] = ()) -> None:
-        """Read one value; ``names`` are those that the code around it uses."""
+        """Add one value to the key. ``names``: the names that the surrounding code uses."""
         if type(value) in _PLAIN:
             self.tokens.append((type(value), value))
         elif (place := self._places.get(id(value))) is not None:

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch, and a pattern that gives further ones without following the loss again."""
+"""The loss of one micro-batch, and a pattern to compute further losses without tracing the loss function again."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class MicroBatchLoss(NamedTuple):
 
     @property
     def roots(self) -> list[Tensor]:
-        """The tensors at which gradients enter."""
+        """The tensors from which the backward starts."""
         return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
 
     def without_graph(self) -> MicroBatchLoss:
-        """Return the same with leaves as tensors, which keep nothing alive for a backward.
+        """Return a copy with detached tensors, which do not keep the graph alive.
 
         Without replays too, which hold the target of the micro-batch.
         """
@@ -45,7 +45,7 @@ class MicroBatchLoss(NamedTuple):
         return MicroBatchLoss(value, Terms(tuple(terms), self.sum.shift), self.key)
 
     def on_host(self) -> MicroBatchLoss:
-        """Return the same in the memory of the host, for other processes."""
+        """Return a copy in host memory, to send to other processes."""
         terms = tuple(
             Term(
                 without_slack(term.tensor.detach().cpu()).requires_grad_(term.tensor.requires_grad),
@@ -60,7 +60,7 @@ class MicroBatchLoss(NamedTuple):
 
 
 class LossPattern(NamedTuple):
-    """What a loss is made of in micro-batches of the same shapes: one share of the mini-batch's loss.
+    """The structure of a loss that is the same for all micro-batches of equal shapes.
 
     Attributes:
         key: as in :class:`MicroBatchLoss`.
@@ -80,7 +80,7 @@ class LossPattern(NamedTuple):
     def of(
         cls, taken: MicroBatchLoss, samples: Count, pair: bool, leaves: Mapping[int, Tensor]
     ) -> LossPattern | None:
-        """Return what a loss is by what it was in one micro-batch; None if it has several shares.
+        """Return the pattern of a micro-batch's loss; None if its terms are too different for a pattern.
 
         Args:
             taken: the loss of the micro-batch.
@@ -105,7 +105,7 @@ class LossPattern(NamedTuple):
         return cls(taken.key, divisor._replace(value=0.0), first.divided, False, leaves)
 
     def loss(self, value: Tensor, targets: Targets, micro_batch: int) -> MicroBatchLoss | None:
-        """Return a loss with what it is made of; None if it has to be followed."""
+        """Return the loss of another micro-batch by this pattern; None if the loss function must be traced."""
         divisor = self.divisor
         if divisor is not None and divisor.replay is not None:
             try:
@@ -123,7 +123,7 @@ class LossPattern(NamedTuple):
 
 
 def form_of(output: Any, target: Any) -> Hashable:
-    """Return the shapes and types of an output and a target; None if they hold values that are not tensors."""
+    """Return the shapes and dtypes of an output and a target; None if they contain other values than tensors."""
     if type(output) is Tensor and (target is None or type(target) is Tensor):
         return _form(output), target is None or _form(target)
     leaves, spec = pytree.tree_flatten((output, target))

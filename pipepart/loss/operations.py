@@ -24,7 +24,7 @@ _MANY = 1_000_003  # times as many samples: more than any number in a loss that 
 
 
 class Rows(NamedTuple):
-    """What is known of a tensor that holds samples.
+    """Layout of a tensor that holds samples.
 
     Attributes:
         dim: the dimension along which those of the micro-batches make up that of the mini-batch.
@@ -36,13 +36,13 @@ class Rows(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A tensor that cannot be followed back to samples, and the reason."""
+    """A tensor that cannot be traced back to samples, with the reason."""
 
     reason: str
 
 
 class Positions(NamedTuple):
-    """Marks the numbers 0, 1, ... of the samples of a micro-batch, which serve to pick values of each sample."""
+    """Marks a tensor of sample indices 0, 1, ..., which loss functions use to pick values of each sample."""
 
 
 State = Rows | Terms | Lost | Positions | None  # None for a constant, the same for all micro-batches
@@ -100,23 +100,23 @@ class Call:
 
     @cached_property
     def result(self) -> Any:
-        """What it returns. It runs once, when this is first asked for."""
+        """The result of the call, which runs on first access."""
         return self.function(*self.args, **self.kwargs)
 
     def again(self, given: Callable[[Any], Any]) -> Any:
-        """Return what the function returns for other arguments."""
+        """Call the function again with other arguments."""
         args, kwargs = pytree.tree_unflatten([given(leaf) for leaf in self.leaves], self._spec)
         return self.function(*args, **kwargs)
 
     @property
     def operands(self) -> list[tuple[Tensor, Rows | None]]:
-        """The tensors among the arguments; constants have no rows."""
+        """The tensor arguments. Constants have no rows."""
         return [
             (one.tensor, one.state if isinstance(one.state, Rows) else None) for one in self.entries if one
         ]
 
     def check_arguments(self) -> None:
-        """Raise LostError for arguments that no function may be given."""
+        """Raise LostError for arguments that no rule supports."""
         if any(isinstance(argument, Shape) for argument in (*self.args, *self.kwargs.values())):
             raise LostError("takes the number of samples: use a function such as ones_like or view_as")
         if self.kwargs.get("out") is not None:
@@ -133,11 +133,11 @@ class Call:
         return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     def replay_of(self, tensor: Any) -> Replay | None:
-        """Return what computes one of the arguments for another micro-batch."""
+        """Return a function that computes one of the arguments for another micro-batch."""
         return next((entry.replay for entry in self.entries if entry and entry.tensor is tensor), None)
 
     def state_of(self, leaf: Any) -> State:
-        """Return what is known of one of the arguments."""
+        """Return the state of one of the arguments."""
         return next((state for one, state in zip(self.leaves, self.states, strict=True) if one is leaf), None)
 
     def single(self) -> tuple[Tensor, Rows]:
@@ -149,7 +149,7 @@ class Call:
 
 
 def paired(call: Call) -> tuple[int, int, bool]:
-    """Return the dimensions of the broadcast operands, the one with the samples, and whether that is regular.
+    """Return the number of dimensions after broadcasting, the dimension of the samples, and whether it is regular.
 
     Raises:
         LostError: operands have their samples in different places, or a constant has one value for each.
@@ -167,7 +167,7 @@ def paired(call: Call) -> tuple[int, int, bool]:
 
 
 def elementwise(call: Call) -> Rows:
-    """Each element of the result comes from the same elements of the operands, broadcast or not."""
+    """Rule for elementwise functions, with broadcasting."""
     _, dim, regular = paired(call)
     if not isinstance(call.result, Tensor):
         raise LostError("gives several values")
@@ -323,7 +323,7 @@ def _masked(call: Call) -> Rows:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Split a text into words."""
     return frozenset(text.split())
 
 

@@ -1,4 +1,4 @@
-"""The reduction that a loss declares: mean, sum, or once on the whole batch."""
+"""The reduction that a loss declares: mean, sum, or computed once on the whole batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .returned import LossError, title
 
 
 class Reduction(StrEnum):
-    """How the loss of a mini-batch comes from its micro-batches."""
+    """How the losses of micro-batches are combined into the loss of the mini-batch."""
 
     MEAN = "mean"  # a mean over samples
     SUM = "sum"  # a sum over samples
@@ -23,7 +23,7 @@ class Reduction(StrEnum):
 
 
 def declared_reduction(loss_fn: Callable[..., Any] | None) -> Reduction | None:
-    """The reduction that a loss states by an attribute or argument ``reduction``; None where it states none.
+    """Return the reduction that a loss declares by an attribute or argument ``reduction``; None if there is none.
 
     Raises:
         LossError: it states that it does not reduce, or something else than a mean or a sum.
@@ -40,7 +40,7 @@ def declared_reduction(loss_fn: Callable[..., Any] | None) -> Reduction | None:
 
 
 def is_torchs_own(loss_fn: Any) -> bool:
-    """Return True for a loss module or function of torch, bound to options by ``functools.partial`` or not."""
+    """Return True for a loss module or function of torch, with or without ``functools.partial``."""
     if isinstance(loss_fn, nn.Module):
         kind = next((k for k in type(loss_fn).__mro__ if k.__module__ == "torch.nn.modules.loss"), None)
         return kind is not None and type(loss_fn).forward is kind.forward

@@ -1,4 +1,4 @@
-"""Checks what a loss returns, and builds the error for a loss that is refused, with what to write instead."""
+"""Checks the value that a loss returns, and builds the error for an unsupported loss."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ The model computes its loss once for each micro-batch, and these must add up to 
 
 
 class LossError(InputError):
-    """The loss of the mini-batch cannot be put together from those of the micro-batches."""
+    """The loss of the mini-batch cannot be computed from the losses of its micro-batches."""
 
 
 def refusal(loss_fn: Any, reason: str) -> LossError:
-    """The error for a loss whose terms are not known, with the choices that its user has."""
+    """Return the error for a loss with unknown terms. It lists what the user can write instead."""
     choices = _CHOICES_OF_OWN if loss_fn in (None, loss_of) else _CHOICES
     return LossError(f"{title(loss_fn)} cannot be split into micro-batches: {reason}.{choices}")
 
 
 def title(loss_fn: Any) -> str:
-    """What to call a loss in a message: its name, and for a function where it stands."""
+    """Return the name of a loss for messages, with file and line for a function."""
     if loss_fn is None or loss_fn is loss_of:
         return "the loss that the model computes"
     if isinstance(loss_fn, nn.Module):
@@ -56,7 +56,7 @@ def title(loss_fn: Any) -> str:
 
 
 def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
-    """The loss.
+    """Return the loss, after a check that it is a scalar.
 
     Raises:
         LossError: it is no tensor without dimensions.
@@ -70,7 +70,7 @@ def check_scalar(loss: Any, what: str = "the loss") -> Tensor:
 
 
 def check_returned(output: Any) -> Tensor:
-    """The loss that a model computes.
+    """Return the loss that a model has computed, after a check.
 
     Raises:
         LossError: the output is no tensor without dimensions.
@@ -91,7 +91,7 @@ def _kind(value: Any) -> str:
 
 
 def check_gradient(loss: Tensor, loss_fn: Any) -> None:
-    """Refuse a loss that a plain backward would refuse.
+    """Raise an error for a loss on which ``backward()`` would raise one.
 
     Raises:
         LossError: it has no graph, or is no real floating-point number.
@@ -108,7 +108,7 @@ def check_gradient(loss: Tensor, loss_fn: Any) -> None:
 
 
 def sum_of(value: Any) -> Tensor:
-    """What a backward of a loss starts from: of a sum and its count the sum.
+    """Return the tensor to call ``backward()`` on: the loss itself, or the sum of ``(sum, count)``.
 
     Raises:
         LossError: as :func:`check_scalar`.
@@ -117,7 +117,7 @@ def sum_of(value: Any) -> Tensor:
 
 
 def value_of(value: Any) -> Tensor:
-    """What a loss is for the samples that it was called with: of a sum and its count the mean.
+    """Return the value of a loss for the samples of its call: the loss itself, or the mean of ``(sum, count)``.
 
     Raises:
         LossError: as :func:`check_scalar`.

@@ -1,4 +1,4 @@
-"""The shape that a loss function sees of a tensor with samples: it reports when the number of samples is read."""
+"""The shape of a tensor with samples as seen by a loss function; it reports reads of the number of samples."""
 
 from __future__ import annotations
 

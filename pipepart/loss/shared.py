@@ -1,4 +1,4 @@
-"""What the followers of micro-batches share, within a step and across steps with the same loss and shapes."""
+"""State that traces of a loss share between micro-batches, and between steps with the same loss and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .terms import Targets
 
 
 class Shared:
-    """Numbers for the expressions that a loss computes, equal if they are computed alike.
+    """Numbers the expressions of a loss. Expressions that are computed the same way have the same number.
 
     Attributes:
         sizes: samples of each micro-batch.
@@ -34,7 +34,7 @@ class Shared:
         return self._numbers.setdefault(expression, len(self._numbers))
 
     def constant(self, tensor: Tensor) -> int:
-        """Return the number of a tensor that is not from the batch; it is held, so that it keeps its identity."""
+        """Return the number of a tensor that is not from the batch. The tensor is held, so that its id stays unique."""
         self._held.append(tensor)
         return self.number(("constant", id(tensor), version(tensor)))
 
@@ -45,7 +45,7 @@ def targets_of(batch: MicroBatches) -> Targets:
 
 
 def form_of_batch(batch: MicroBatches, targets: Targets) -> Hashable:
-    """Return what numbers of expressions depend on beside the loss: the sizes and shapes of the micro-batches.
+    """Return the sizes and shapes of the micro-batches as a key. Numbers of expressions depend on it and on the loss.
 
     None if micro-batches share a tensor of the target, which is a constant of this step alone.
     """

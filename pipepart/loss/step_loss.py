@@ -1,4 +1,4 @@
-"""The loss of a pipeline's steps: the function, its declared reduction, and what earlier steps have found of it."""
+"""The loss function of a pipeline, with its declared reduction and results cached from earlier steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FORMS = 64  # of mini-batches whose loss is known
 
 
 class StepLoss:
-    """The loss of a pipeline's steps.
+    """The loss function of a pipeline.
 
     Args:
         loss_fn: the loss, which returns a scalar tensor or ``(sum, count)``; None where the model computes it.
@@ -47,7 +47,7 @@ class StepLoss:
             )
 
     def shared(self, batch: MicroBatches, targets: Targets, key: FunctionKey | None) -> Shared:
-        """Return what micro-batches share: that of earlier steps if the function and the shapes are the same."""
+        """Return the state that micro-batches share, from earlier steps if the function and the shapes are the same."""
         form = None if key is None else form_of_batch(batch, targets)
         if key is None or form is None:
             return Shared(batch, targets)

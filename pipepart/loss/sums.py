@@ -18,7 +18,7 @@ _CONVERSIONS = names(
 
 
 def combined(call: Call, count_of: Callable[[float], Count | None]) -> Terms:
-    """Return what a call on sums of terms gives.
+    """Return the result of a torch call whose arguments include sums of terms.
 
     Args:
         call: the call.
@@ -66,7 +66,7 @@ def _scaled(call: Call, one: Any, other: Any, count_of: Callable[[float], Count 
 
 
 def least_of(call: Call) -> float | None:
-    """Return the bound of a call such as ``count.clamp(min=1)``; None for other calls."""
+    """Return the lower bound in a call such as ``count.clamp(min=1)``; None for other calls."""
     if call.name not in ("clamp", "clip", "clamp_min") or call.argument(2, "max") is not None:
         return None
     least = call.argument(1, "min")
@@ -81,7 +81,7 @@ def _at_least(terms: Terms, least: float) -> Terms:
 
 
 def is_sum(terms: Terms) -> bool:
-    """Return True for a single sum, to which no number is added."""
+    """Return True for a single undivided term without an added number."""
     plain = not isinstance(terms.shift, Tensor) and not terms.shift
     return plain and len(terms.terms) == 1 and terms.terms[0].divisor is None
 

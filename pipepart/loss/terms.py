@@ -1,4 +1,4 @@
-"""The terms of a micro-batch's loss: scalars, and what each is divided by in the loss of the mini-batch."""
+"""The terms of a micro-batch's loss: scalars, each with the count that it is divided by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Replay = Callable[[Targets, int], Any]  # computes a value for any micro-batch o
 
 
 class Count(NamedTuple):
-    """The part of a micro-batch in what a term is divided by, which is the sum over all micro-batches.
+    """The count of one micro-batch. A term is divided by the sum of counts over all micro-batches.
 
     Attributes:
         value: a number, or a tensor without dimensions.
@@ -28,12 +28,12 @@ class Count(NamedTuple):
     least: float = 0.0
 
     def bounded(self, total: float | Tensor) -> float | Tensor:
-        """Return the sum of all parts, or :attr:`least` if that is larger."""
+        """Return the larger of the total count and :attr:`least`."""
         return total.clamp(min=self.least) if isinstance(total, Tensor) else max(total, self.least)
 
 
 class Term(NamedTuple):
-    """A part of the loss of a micro-batch.
+    """One term of the loss of a micro-batch.
 
     Attributes:
         tensor: its value, without dimensions, and the graph behind it.
@@ -51,15 +51,15 @@ class Term(NamedTuple):
 
     @property
     def empty(self) -> bool | Tensor:
-        """Whether it is a mean over nothing, which is not a number."""
+        """True if the term is a mean over no elements, which is NaN."""
         return self.divided and self.divisor is not None and self.divisor.value == 0
 
     def share_of(self, total: float | Tensor) -> float | Tensor:
-        """Return the part of this micro-batch in the total count of the mini-batch; 1 for a sum."""
+        """Return the share of this micro-batch in the total count of the mini-batch; 1 for a sum."""
         return 1.0 if self.divisor is None else self.divisor.value / total if total else 0.0
 
     def weight(self, total: float | Tensor) -> float | Tensor:
-        """Return the gradient at ``tensor``, for the total count of the mini-batch."""
+        """Return the gradient of the mini-batch's loss at ``tensor``, for the total count ``total``."""
         if self.divisor is None:
             return self.coefficient
         share = self.divisor.value if self.divided else 1.0
@@ -73,7 +73,7 @@ class Term(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A sum of terms and a number, ``shift``, which counts once in the mini-batch."""
+    """A sum of terms plus a number ``shift``, which is added once per mini-batch."""
 
     terms: tuple[Term, ...]
     shift: float | Tensor = 0.0
@@ -83,17 +83,17 @@ class Terms(NamedTuple):
         return Terms((*self.terms, *other.terms), self.shift + other.shift)
 
     def scaled(self, scale: Callable[[Any], Any]) -> Terms:
-        """Return the sum with ``scale``, a product with or a quotient by a constant, applied to all parts."""
+        """Apply ``scale``, which multiplies or divides by a constant, to all terms and to the shift."""
         terms = tuple(term._replace(coefficient=scale(term.coefficient)) for term in self.terms)
         return Terms(terms, scale(self.shift))
 
     def detached(self) -> Terms:
-        """Return the values without their gradients."""
+        """Return the sum with detached tensors."""
         return Terms(tuple(term._replace(tensor=term.tensor.detach()) for term in self.terms), self.shift)
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
-    """Return the value of a term in the mini-batch; micro-batches in which nothing counts are left out.
+    """Return the value of a term for the mini-batch, without micro-batches whose count is zero.
 
     Args:
         terms: of the micro-batches, in their order.
@@ -124,12 +124,12 @@ def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:
 
 
 def on_host(count: Tensor) -> float | Tensor:
-    """Return a count as a number where that takes no wait for a device."""
+    """Return a count on the CPU as a float, and any other count unchanged, so that the host does not wait."""
     return float(count) if count.device.type == "cpu" else count
 
 
 def without_slack(value: Tensor) -> Tensor:
-    """Return a value without dimensions in memory of its own size.
+    """Return a scalar whose storage holds only this scalar.
 
     torch computes some means, such as that of ``MSELoss``, in the memory of all samples, of which one number is left.
     """

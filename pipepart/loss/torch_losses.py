@@ -1,4 +1,4 @@
-"""Torch's own losses: which samples they take, and what they divide by."""
+"""Rules for torch's own losses: the samples that they use, and their divisors."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _CONSTANTS = ("weight", "linear_weight", "linear_bias")
 
 @cache
 def all_losses() -> frozenset[Callable[..., Any]]:
-    """The functions of ``torch.nn.functional`` that take a reduction."""
+    """Return the functions of ``torch.nn.functional`` that have an argument ``reduction``."""
     functions = filter(inspect.isfunction, vars(functional).values())
     return frozenset(f for f in functions if "reduction" in inspect.signature(f).parameters)
 
 
 def is_torch_loss(function: Any) -> bool:
-    """Return True for a function of ``torch.nn.functional`` that takes a reduction."""
+    """Return True for a function of ``torch.nn.functional`` that has an argument ``reduction``."""
     return isinstance(function, Callable) and inspect.isfunction(function) and function in all_losses()
 
 
 def result_of(
     call: Call, in_proportion: Callable[[float], Replay], samples: int, trusted: bool
 ) -> Rows | Terms:
-    """Return what the result of a call of one of torch's losses is: a term, or where its samples are.
+    """Return the state of the result of a call of a torch loss: a term, or the layout of its samples.
 
     Args:
         call: its result may be replaced by another one of the same value.
@@ -129,7 +129,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call of one of torch's losses, by name."""
+    """Return all arguments of a call of a torch loss, by name."""
     known = _parameters(function)
     return {**known, **dict(zip(known, args, strict=False)), **kwargs}
 
@@ -141,7 +141,7 @@ def counts_classes(function: Callable[..., Any], given: dict[str, Any]) -> bool:
 
 
 def divisor(function: Callable[..., Any], given: dict[str, Any]) -> float | Tensor:
-    """What one of torch's losses divides by when it is called with ``reduction="mean"`` or ``"batchmean"``.
+    """Return the divisor of a torch loss with ``reduction="mean"`` or ``"batchmean"``.
 
     Args:
         function: one of torch's losses.
@@ -164,7 +164,7 @@ def divisor(function: Callable[..., Any], given: dict[str, Any]) -> float | Tens
 
 
 def count_classes(target: Tensor, weight: Tensor | None, ignore_index: int) -> float | Tensor:
-    """The class targets that are not ignored, each with the weight of its class."""
+    """Return the sum of the class weights (1 without weights) over all targets that are not ignored."""
     target = target.detach()
     kept = target != ignore_index
     if weight is None:

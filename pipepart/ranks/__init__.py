@@ -1,4 +1,4 @@
-"""The processes that torchrun started: how they find each other, and how each learns of a failure of another."""
+"""The processes started by torchrun: how they connect, exchange values, and learn of each other's failures."""
 
 from .failure import RankError
 from .leaving import waits_in_torch

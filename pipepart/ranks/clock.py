@@ -1,4 +1,4 @@
-"""What to add to the clock of a rank to have that of rank 0."""
+"""Estimates the offset of this rank's clock from the clock of rank 0."""
 
 import time
 
@@ -9,7 +9,7 @@ _ROUNDS = 8
 
 
 def offset_to_rank_0(rank: int, size: int, group: dist.ProcessGroup) -> float:
-    """Return the seconds to add to ``time.perf_counter`` of this rank; all ranks of the group call this.
+    """Return the seconds to add to this rank's ``time.perf_counter`` to get rank 0's. All ranks of the group call this.
 
     Each rank asks rank 0 for the time, as NTP does (RFC 5905), and takes the answer of the shortest round trip: the
     error is at most half of that.

@@ -1,4 +1,4 @@
-"""The control thread: runs the collectives of a pipeline's ranks, so that the wait for one can be ended."""
+"""ControlThread: runs the collectives of a pipeline's ranks, so that the calling thread can stop waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAVE_SECONDS = 1.0  # for a collective whose connections are broken to end
 
 
 class ControlThread:
-    """Runs collectives, one after another, while the thread that asks for them waits elsewhere."""
+    """Runs collectives one after another on its own thread, while the calling thread waits interruptibly."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -25,7 +25,7 @@ class ControlThread:
         self._thread.start()
 
     def begin(self, collective: Callable[[], Any], done: Done) -> None:
-        """Run a collective; ``done`` gets None at its end, or why it failed."""
+        """Run a collective. At its end, ``done`` gets None, or the error if it failed."""
 
         def run() -> None:
             try:
@@ -45,7 +45,7 @@ class ControlThread:
         self._idle.wait(_LEAVE_SECONDS)
 
     def end(self, last: Callable[[], None] | None = None) -> None:
-        """Run ``last``, if it is given, after everything else, and end the thread."""
+        """End the thread after all queued work and, if given, ``last``."""
         if last is not None:
             self._jobs.put(last)
         self._jobs.put(None)

@@ -31,7 +31,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def serialize_exception(error: BaseException) -> dict[str, Any]:
-    """Return an exception as values for JSON. Never raises.
+    """Convert an exception to JSON values. Never raises.
 
     Returns:
         ``what`` it is, with our notes; its ``traceback``; and ``out_of_memory``, whether memory was missing.
@@ -53,7 +53,7 @@ def serialize_exception(error: BaseException) -> dict[str, Any]:
 
 
 def remote_exception(rank: int, report: dict[str, Any]) -> BaseException:
-    """Return the exception for a :func:`serialize_exception` of another rank: a timeout or out of memory stays one."""
+    """Build the exception from another rank's :func:`serialize_exception`; timeouts and out-of-memory stay such."""
     if report.get("late"):
         error: BaseException = TimeoutError(report["late"])
         for note in report["notes"]:
@@ -66,7 +66,7 @@ def remote_exception(rank: int, report: dict[str, Any]) -> BaseException:
 
 
 def is_lost(rank: int) -> RankError:
-    """Return the exception for a rank whose process has ended without a word."""
+    """Return the exception for a rank whose process has ended without a report."""
     return RankError(
         f"rank {rank} is lost: its process ended and left no message, as one that is killed does, or its host cannot "
         "be reached. Start the job again from the last checkpoint"
@@ -74,7 +74,7 @@ def is_lost(rank: int) -> RankError:
 
 
 def has_closed(rank: int, report: dict[str, Any]) -> RankError:
-    """Return the exception for a call that a rank does not make any more."""
+    """Return the exception for a call after another rank has closed the pipeline."""
     error = RankError(
         f"rank {rank} takes no part in this call: {report['why']}. All ranks make the same calls and close the "
         "pipeline after the same one"

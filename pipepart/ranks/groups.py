@@ -1,4 +1,4 @@
-"""The process groups of a pipeline: one of all ranks or of some, and one for each pair that sends messages."""
+"""Makes the process groups of a pipeline: groups of ranks, and one for each pair that sends messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Edge = tuple[int, int]  # the rank that sends, and the one that receives
 
 
 def own_group(rank: int, rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make a gloo group of each row of ranks, and return that of ``rank``. All ranks call this."""
+    """Make a gloo group for each row of ranks, and return the group of ``rank``. All ranks call this."""
     made = [dist.new_group(list(row), backend="gloo", timeout=_LONGEST) for row in rows]
     found: Any = next(group for group, row in zip(made, rows, strict=True) if rank in row)
     return found
@@ -51,7 +51,7 @@ def groups_of_pairs(
 
 
 def destroy(groups: Sequence[dist.ProcessGroup]) -> None:
-    """End the threads and connections that gloo has for each group."""
+    """End the gloo threads and connections of each group."""
     for group in groups:
         with suppress(ValueError):  # the script has destroyed all groups
             dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""Counts the threads that wait in torch: a script that ends while one does would abort the process.
+"""Counts the threads that wait in torch, to end the script only after them: else the process would abort.
 
 Python ends such a thread when it comes back for the lock, and C++ code above it does not expect that ("terminate called
 without an active exception").
@@ -16,7 +16,7 @@ _inside = 0
 
 @contextmanager
 def waits_in_torch() -> Iterator[None]:
-    """Around what a daemon thread waits for in torch."""
+    """Context manager around a wait of a daemon thread in torch."""
     global _inside
     with _changed:
         _inside += 1
@@ -29,6 +29,6 @@ def waits_in_torch() -> Iterator[None]:
 
 
 def all_have_left(seconds: float) -> bool:
-    """Wait until no thread waits in torch, at most some seconds; return whether none does."""
+    """Wait, for a limited time, until no thread waits in torch; return True if none does."""
     with _changed:
         return _changed.wait_for(lambda: not _inside, seconds)

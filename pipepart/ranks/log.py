@@ -1,4 +1,4 @@
-"""MessageLog: short messages between all processes of a job, in one order, in the store of torch.distributed.
+"""MessageLog: short messages between all processes of a job, in one global order, in torch.distributed's store.
 
 ::
 
@@ -39,7 +39,7 @@ Deliver = Callable[[Message], None]
 
 
 class MessageLog:
-    """The messages of a job, seen by one process. All processes make it at the same point.
+    """The messages of a job, as read by one process. All processes create it at the same point.
 
     Args:
         rank, size: of this process, and the number of processes.
@@ -93,7 +93,7 @@ class MessageLog:
         return channel
 
     def forget(self, channel: Channel) -> None:
-        """Deliver nothing to a channel any more."""
+        """Stop delivering messages to a channel."""
         with self._lock:
             self._channels.pop(channel.number, None)
 
@@ -114,7 +114,7 @@ class MessageLog:
         self._watch.end()
 
     def send(self, message: Message) -> None:
-        """Write a message for all ranks, or for the one in ``message["to"]``."""
+        """Send a message to all ranks, or to the rank ``message["to"]``."""
         entry = json.dumps({**message, "from": self.rank, "id": next(self._ids)}).encode()
         with self._lock, suppress(RuntimeError):  # the store is gone, which the reader tells
             number = self._next
@@ -122,7 +122,7 @@ class MessageLog:
                 number += 1
 
     def exchange(self, channel: int, number: int, value: Any) -> None:
-        """Give this rank's value to an exchange. The rank that gives the last one sends all of them to all.
+        """Add this rank's value to an exchange. The rank that adds the last value sends all values to all ranks.
 
         Values have the keys of those of the exchange before the last one, which all ranks have read by now.
         """
@@ -191,7 +191,7 @@ class MessageLog:
 
 
 class Channel:
-    """What the ranks of one pipeline tell each other.
+    """The messages between the ranks of one pipeline.
 
     Args:
         log: of the process.
@@ -209,15 +209,15 @@ class Channel:
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """Send a message to all other ranks, or to the one in ``message["to"]``."""
+        """Send a message to all other ranks, or to the rank ``message["to"]``."""
         self._log.send({**message, "channel": self.number})
 
     def exchange(self, number: int, value: Any) -> None:
-        """Give this rank's value to the exchange of a number."""
+        """Add this rank's value to the exchange with this number."""
         self._log.exchange(self.number, number, value)
 
     def close(self, message: Message) -> None:
-        """Send a last message; deliver nothing any more. Closing twice does nothing."""
+        """Send a last message, and stop delivery. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._log.forget(self)

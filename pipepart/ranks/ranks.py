@@ -1,4 +1,4 @@
-"""Ranks: connects the processes of one pipeline for all but the messages of stages: agreements, collectives, failures.
+"""Ranks: collectives, value exchange and failure reports between the processes of one pipeline.
 
 ::
 
@@ -42,7 +42,7 @@ Listener = Callable[[BaseException], None]
 
 
 class Ranks:
-    """The processes that run one pipeline together. All make it at the same point of their scripts.
+    """The processes that run one pipeline. All create it at the same point of their scripts.
 
     Args:
         log: of the process.
@@ -125,7 +125,7 @@ class Ranks:
         return made
 
     def run(self, together: Callable[[], Any]) -> None:
-        """Run on another thread what all ranks do together; a failure elsewhere ends the wait.
+        """Run a collective on another thread; the failure of another rank ends the wait.
 
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
@@ -133,7 +133,7 @@ class Ranks:
         self._apart(together, self._timeout)
 
     def gather(self, mine: Any, patient: bool = False) -> list[Any]:
-        """Return what every rank has given, by rank. All ranks call this at the same point.
+        """Return the values of all ranks, in rank order. All ranks call this at the same point.
 
         Args:
             mine: given by this rank.
@@ -152,7 +152,7 @@ class Ranks:
         return self._apart(collective, None if patient else self._timeout)
 
     def exchange(self, mine: Any, timeout: float | None = None) -> list[Any]:
-        """Return what every rank has given, by rank, as :meth:`gather`, for short values that JSON has.
+        """Return the values of all ranks, like :meth:`gather`, for short JSON values.
 
         They go by the store, without a collective, which would wake more threads.
 
@@ -174,7 +174,7 @@ class Ranks:
     def broadcast(
         self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
     ) -> torch.Tensor:
-        """Give a contiguous CPU tensor of one rank to all others, or to those of a group, in place.
+        """Broadcast a contiguous CPU tensor of one rank to all ranks, or to those of a group, in place.
 
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
@@ -232,7 +232,7 @@ class Ranks:
         self._abort()
 
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
-        """Return the error for a broken connection: that of the rank that failed, if one has reported it.
+        """Return the error for a broken connection: the failure that a rank has reported, if any.
 
         An error that does not come from a connection, such as out of memory, is returned as it is.
 
@@ -254,7 +254,7 @@ class Ranks:
         return found
 
     def survey(self, timeout: float) -> tuple[float, TimeoutError]:
-        """Ask all ranks what they do, after a wait of ``timeout`` seconds.
+        """Ask all ranks for their status, after a wait of ``timeout`` seconds.
 
         Returns:
             The seconds since anything began or ended on any rank, and the error that says who waits for whom.

@@ -1,4 +1,4 @@
-"""Brings the processes of a job together, by the store of torch.distributed.
+"""Waits for all processes of a job to start, through the store of torch.distributed.
 
 ::
 
@@ -35,7 +35,7 @@ _ENDED = "pipepart/ended"
 
 
 def agree_on_start(rank: int, size: int, store: Any, seconds: float) -> Any:
-    """Wait for all processes; return a store that those of this start of the job alone use.
+    """Wait for all processes, and return a store that is used only by this start of the job.
 
     Args:
         rank, size: of this process, and the number of processes.
@@ -60,7 +60,7 @@ def agree_on_start(rank: int, size: int, store: Any, seconds: float) -> Any:
 
 
 def report_exit(store: Any, rank: int, reason: Mapping[str, Any]) -> None:
-    """Tell processes that wait that one has ended before the start. The first such message counts.
+    """Tell waiting processes that this one has exited before the start. Only the first report counts.
 
     Args:
         store: that all processes have.
@@ -74,7 +74,7 @@ def report_exit(store: Any, rank: int, reason: Mapping[str, Any]) -> None:
 
 
 def is_store_of(rank: int) -> bool:
-    """Return whether the store may end with the process of a rank, as no agent of torchrun has it."""
+    """Return True if the store may be in this rank's process, and end with it, instead of in torchrun's agent."""
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 

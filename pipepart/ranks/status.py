@@ -15,7 +15,7 @@ _ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
 
 
 class RankStatus(NamedTuple):
-    """What a rank does.
+    """The activity of a rank.
 
     Attributes:
         idle: seconds since it last began or ended anything.
@@ -61,14 +61,14 @@ class Survey:
         )
 
     def take(self, answer: Message) -> None:
-        """Another rank has answered."""
+        """Receive the answer of another rank."""
         self._answers.put(answer)
 
 
 def timeout_error(
     timeout: float, size: int, statuses: Mapping[int, RankStatus], left: Container[int]
 ) -> TimeoutError:
-    """Return the error that says who waits for whom.
+    """Return the TimeoutError that lists which rank waits for which.
 
     Args:
         timeout: seconds in which nothing has happened.

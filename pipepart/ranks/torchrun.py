@@ -30,7 +30,7 @@ _logs: list[MessageLog] = []  # that of this process, once it is there
 
 
 def under_torchrun() -> bool:
-    """Return whether this process is one of several of torch.distributed."""
+    """Return True if this process is one of several processes of torch.distributed."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
     return (
@@ -39,7 +39,7 @@ def under_torchrun() -> bool:
 
 
 def initialize() -> MessageLog:
-    """Connect the processes, and initialize torch.distributed if nobody has. All processes call this.
+    """Connect the processes, and initialize torch.distributed if it is not. All processes call this.
 
     torch 2.13 keeps its store when torchrun starts processes again, with the addresses of those that have ended. The
     process group that is made here looks below a name in it that is new for each start.

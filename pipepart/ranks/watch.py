@@ -1,4 +1,4 @@
-"""PeerWatch: finds processes that are killed, by connections of gloo, which the operating system closes.
+"""PeerWatch: detects killed processes by their gloo connections, which the operating system closes.
 
 Rank 0 watches all others, and each of them watches rank 0. So a killed process is known at once, whatever the others
 do, and one that is merely slow is never suspected.
@@ -27,7 +27,7 @@ _END_SECONDS = 1.0
 
 
 class PeerWatch:
-    """Waits for a byte of each process that this one watches.
+    """Waits for a byte from each watched process. If the process is killed, the broken connection ends the wait.
 
     Args:
         group: of gloo, of all processes.
@@ -114,7 +114,7 @@ def _sockets() -> dict[int, str]:
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
-    """End all waits in a group, on all threads of this process. The group cannot be used any more."""
+    """End all waits in a group, on all threads of this process. The group is unusable afterwards."""
     if "gloo" not in dist.get_backend_config(group):
         with suppress(RuntimeError):
             group.abort()

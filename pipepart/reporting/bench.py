@@ -1,4 +1,4 @@
-"""The result of ``pipepart bench``, and its table: steps of a plain model and of its pipeline."""
+"""The result of ``pipepart bench`` and its table: step times of a plain model and of its pipeline."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _MOST_LINES = 16
 
 
 def cluster_report(cluster: Cluster) -> RenderableType:
-    """Return lines for the devices of each host, those of alike hosts together, and for the links, tier by tier."""
+    """Return lines for the devices of each host (alike hosts in one line) and for the links of each tier."""
     hosts: dict[str, list[Device]] = {}
     for device in cluster.devices:
         hosts.setdefault(device.host, []).append(device)

@@ -1,4 +1,4 @@
-"""What differs between two plans: choices, predicted figures, and layers that are in another stage."""
+"""Compares two plans: choices, predicted figures, and layers that are in another stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = ("step_seconds", "serial_seconds", "bottleneck_seconds")
 
 
 class Change(Value):
-    """A figure or a choice in which two plans differ; null where a plan has none.
+    """A figure or choice that differs between two plans; null if a plan does not have it.
 
     Attributes:
         what: its name, as ``"schedule"`` or ``"step_seconds"``.
@@ -31,7 +31,7 @@ class Change(Value):
 
 
 class MovedLayer(Value):
-    """A layer that is in another stage, or on another device; null where a plan does not have it."""
+    """A layer that is in another stage or on another device; null if a plan does not have the layer."""
 
     layer: str
     stage_before: int | None
@@ -41,14 +41,14 @@ class MovedLayer(Value):
 
 
 class PlanDifference(Document):
-    """What differs between two plans: ``pipepart explain A B``; both lists are empty for equal ones."""
+    """Differences between two plans, as printed by ``pipepart explain A B``; empty lists for equal plans."""
 
     changes: tuple[Change, ...]
     layers: tuple[MovedLayer, ...]
 
 
 def plan_difference(before: Plan, after: Plan) -> PlanDifference:
-    """Return what differs between two plans, of one model or of two."""
+    """Return the differences between two plans, which may be of different models."""
     figures = zip(_figures(before).items(), _figures(after).values(), strict=True)
     return PlanDifference(
         changes=tuple(
@@ -59,7 +59,7 @@ def plan_difference(before: Plan, after: Plan) -> PlanDifference:
 
 
 def difference_reports(before: Plan, after: Plan, names: tuple[str, str]) -> list[RenderableType]:
-    """Return tables of what differs between two plans.
+    """Return tables of the differences between two plans.
 
     Args:
         before, after: the plans.

@@ -1,4 +1,4 @@
-"""Says in at most three sentences what limits a plan, and the first thing to change, with figures."""
+"""Writes at most three sentences about a plan: what limits its step, and what to change first."""
 
 from __future__ import annotations
 

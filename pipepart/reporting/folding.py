@@ -1,4 +1,4 @@
-"""Folds repeated blocks of layers into one line: ``layers.0 – 31, 32 alike``."""
+"""Groups repeated blocks of layers into one table row: ``layers.0 – 31, 32 alike``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_PATTERN = 8  # blocks that repeat together, as linear and activation in
 
 
 class Fold(NamedTuple):
-    """Consecutive layers that are shown as one.
+    """Consecutive layers that are shown in one row.
 
     label: their names, folded.
     first: index of the first layer.
@@ -37,7 +37,7 @@ class _Block(NamedTuple):
 
 
 def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
-    """Fold layers in execution order: those of one numbered block, and blocks that are alike and follow each other.
+    """Group layers in execution order: the layers of one numbered block, and consecutive blocks that are alike.
 
     Groups of up to 8 blocks that repeat are folded, too. A block that is not repeated is searched for blocks within it.
 
@@ -58,7 +58,7 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
 
 
 def span(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> str:
-    """Return the layers of a stage in few words: blocks that are alike folded, the layers around them as first – last.
+    """Return a short text for the layers of a stage: alike blocks as one item, other layers as first – last.
 
     Args:
         names: of consecutive layers.

@@ -67,7 +67,7 @@ def _content(column: Column, row: int) -> str:
 
 
 def text(words: str) -> str:
-    """Escape words for HTML, and characters that do not print: names of layers may hold any."""
+    """Escape a text for HTML, with unprintable characters; names of layers may contain any character."""
     return escape(printable(words))
 
 

@@ -26,7 +26,7 @@ _MOST_ACTIONS = 20_000
 
 
 def notebook_html(value: Profile | Plan | Cut | Trace) -> str:
-    """Return what a notebook shows of a value: HTML without scripts, all its names escaped."""
+    """Return HTML of a value for a notebook cell, without scripts and with all names escaped."""
     if isinstance(value, Profile):
         return _profile(value)
     if isinstance(value, Plan):

@@ -65,13 +65,13 @@ def plan_reports(plan: Plan, compact: bool = False, trace: Trace | None = None) 
 
 
 def findings_report(plan: Plan, trace: Trace | None = None) -> list[RenderableType]:
-    """Return what limits the step under a title; nothing for a plan without a profile."""
+    """Return the findings under a title; an empty list for a plan without a profile."""
     said = findings(plan, trace)
     return [Group(Text("What limits the step", style="bold"), *map(Text, said))] if said else []
 
 
 def plan_summary(plan: Plan) -> Group:
-    """Summarise a plan: schedule, predicted step against one device, bubble, memory, bottleneck, and what is proven."""
+    """Summarise a plan: schedule, predicted step and speed-up, bubble, memory, bottleneck and optimality."""
     used, there = len(owned_stages(plan)), len(plan.cluster)
     devices = counted(there, "device") if used == there else f"{used} of {counted(there, 'device')}"
     replicas = (
@@ -100,7 +100,7 @@ def plan_summary(plan: Plan) -> Group:
 
 
 def edited_note(in_file: Plan, fresh: Plan) -> Text | None:
-    """Say which figures of an edited plan file were computed again; None if none changed.
+    """Return a note on the figures of an edited plan file that were recomputed; None if none changed.
 
     Args:
         in_file: with the figures that the file has.

@@ -211,7 +211,7 @@ def _terms(stage: StagePlan) -> str:
 
 
 def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
-    """Make a table of the plan and its alternatives, fastest first, and why they lost.
+    """Make a table of the plan and its alternatives, fastest first, with the reason why each was not chosen.
 
     Args:
         plan: with a prediction.

@@ -1,4 +1,4 @@
-"""Formats figures for tables, with one unit for all times of a table."""
+"""Formats numbers for tables, with a common unit for all times of a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TimeUnit:
         return cls(name, unit, digits=3 if largest < 10 * unit else 2 if largest < 100 * unit else 1)
 
     def text(self, seconds: float) -> str:
-        """Format the number without its unit, which stands in the column's header."""
+        """Format the number without its unit, which is in the header of the column."""
         if seconds == 0:
             return NONE
         least = 10**-self.digits

@@ -1,4 +1,4 @@
-"""A table of simulated schedules, one a row: step, bubble, and the peak memory of each device."""
+"""A table of simulated schedules, one per row: step, bubble, and peak memory of each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on simulated and measured steps: where the time goes, and where a step differs from the plan."""
+"""Reports on simulated and measured steps: busy and idle times, and differences from the plan."""
 
 from __future__ import annotations
 

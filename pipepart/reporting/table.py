@@ -1,4 +1,4 @@
-"""Prints tables that fit the terminal: on a narrow one they leave out their least important columns and name them."""
+"""Prints tables that fit the terminal: a narrow terminal omits the least important columns and lists their names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def labelled_lines(title: str, lines: Sequence[tuple[str, str]]) -> Group:
 
 
 def lines_to_copy(lines: Sequence[str]) -> Text:
-    """Lay out lines that are not wrapped, however narrow the console is, so that each can be copied."""
+    """Lay out lines that are never wrapped, so that each can be copied."""
     return Text(printable("\n".join(lines)), no_wrap=True, overflow="ignore")
 
 
@@ -104,12 +104,12 @@ class Column:
 
     @property
     def called(self) -> str:
-        """The name that a note gives the column."""
+        """The name of the column in notes."""
         return self.header.replace("\n", " ") if self.name is None else self.name
 
     @property
     def folds(self) -> bool:
-        """Whether cells may take several lines."""
+        """True if cells may take several lines."""
         return self.text and max(map(len, self.cells), default=0) > _WORD_WIDTH
 
 

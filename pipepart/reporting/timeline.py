@@ -38,7 +38,7 @@ _WORDS = {
 def drawn_timeline(
     timeline: Timeline, title: str = "Timeline of one step", devices: Sequence[str] = ()
 ) -> Group:
-    """Return a picture of a simulated or measured timeline with its legend, to print with :func:`show`.
+    """Return a drawing of a simulated or measured timeline with its legend, to print with :func:`show`.
 
     Args:
         timeline: start and end of each action.

@@ -161,8 +161,10 @@ class Engine:
             raise
         finally:
             if self._claim is claim:
-                self._pinned.wait()
-                self._claim = None
+                try:
+                    self._pinned.wait()
+                finally:  # calls nothing: an interrupt is raised in calls
+                    self._claim = None
 
     def new_step(
         self,

@@ -1,4 +1,4 @@
-"""Checks that pipelines give the numbers of the plain model; if not, names the first layer that differs."""
+"""Checks that pipelines compute the same numbers as the plain model, and names the first layer that differs."""
 
 from .compare import check
 from .report import CheckReport, CheckRow, DifferentNumbers, PlainFacts

@@ -1,4 +1,4 @@
-"""What a pipeline chooses and the user's model cannot know: the seeds of random draws, and the shares of own losses."""
+"""Choices of a pipeline to repeat in the plain model: seeds of random draws, and weights of micro-batch losses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Chosen(NamedTuple):
 
 
 class Choices:
-    """Finds the choices of each step, by a forward of the layers of a copy, whose numbers are not used.
+    """Finds the choices of each step by a forward of a copy's layers, whose outputs are not used.
 
     A wrong recording makes wrong choices, and then the numbers differ: a check cannot pass because of them. The shares
     are compared with the model on the whole mini-batch.
@@ -48,7 +48,7 @@ class Choices:
         self.names = [name for name, _ in self._chain.layers]
 
     def of_step(self, model: nn.Module, x: Any, y: Any) -> Chosen:
-        """Return the choices for a step of ``model``, which has taken as many steps as were asked about."""
+        """Return the choices for the next step of ``model``."""
         case, own = self._training.case, self._training.model
         take_over(own, {**dict(model.named_parameters()), **dict(model.named_buffers())})
         batch = entered(self._chain, case.split_up(x, y))
@@ -76,7 +76,7 @@ class Choices:
 
 
 class ModelDraws(KeyedDraws):
-    """While it is entered, the user's model draws the numbers that the layers of the pipeline draw, in their order.
+    """Context manager in which the user's model draws the same random numbers as the layers of the pipeline.
 
     Args:
         keys: of the step.
@@ -96,7 +96,7 @@ class ModelDraws(KeyedDraws):
 
     @property
     def matches(self) -> bool:
-        """Whether the model has drawn as often as the layers."""
+        """True if the model has drawn as often as the layers."""
         return self.count == len(self._seeds)
 
     def next_seed(self) -> int:

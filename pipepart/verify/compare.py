@@ -1,4 +1,4 @@
-"""``pipepart.check``: trains a model plainly and as pipelines, and compares all numbers."""
+"""``pipepart.check``: trains a model plainly and as pipelines, and compares losses, gradients and state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies a model and its loss for one training of a check, in another dtype if asked for."""
+"""Copies a model and its loss for one training of a check, optionally in another dtype."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..input_error import InputTypeError
 
 
 def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None = None) -> tuple[nn.Module, Any]:
-    """Copy a model and its loss, without gradients. What they share, the copies share.
+    """Copy a model and its loss, without gradients. Tensors that they share are shared by the copies.
 
     A loss function that uses the model or its parameters, from its closure or its globals, uses those of the copy.
 
@@ -55,7 +55,7 @@ def own_dtype(model: nn.Module, sample: Any) -> str:
 
 
 def cast(nest: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Copy a nest of tensors to a device, and floating point numbers to a dtype if one is given."""
+    """Copy a nest of tensors to a device, and convert floating point tensors to a dtype if one is given."""
 
     def one(tensor: Tensor) -> Tensor:
         wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

@@ -1,4 +1,4 @@
-"""The plans that a check tries: a cut into stages of equally many layers, under each schedule and recompute mode."""
+"""Makes the plans of a check: stages of equally many layers, under each schedule and recompute mode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def even_plans(
     recompute: Sequence[Recompute],
     samples: int,
 ) -> list[Plan]:
-    """Return one plan for each schedule and recompute mode, as :func:`pipepart.check` takes them.
+    """Return one plan for each schedule and recompute mode; arguments as for :func:`pipepart.check`.
 
     Args:
         chain: of the model; one without layers is recorded with the first micro-batch.

@@ -1,4 +1,4 @@
-"""Finds the first module of the user's model whose numbers differ between two runs of the same step."""
+"""Finds the first module of the user's model whose outputs or gradients differ between two runs of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Orders = Mapping[str, Sequence[int]]  # for each module the micro-batches in the
 
 
 class LayerRecorder:
-    """Records, within a ``with`` block, what modules return in each call, and the gradients of that.
+    """Context manager that records the outputs of modules in each call, and the gradients of these outputs.
 
     Args:
         modules: paths in the model, and the modules there.
@@ -102,7 +102,7 @@ Run = tuple[Numbers, LayerRecorder, Orders]  # the numbers of a step, and what w
 
 
 def find_first_difference(ours: Run, theirs: Run, allowed: float) -> Difference:
-    """Find the first module in which two runs of a step differ by more than a relative error of ``allowed``.
+    """Return the first module in which two runs of a step differ by a relative error of more than ``allowed``.
 
     Compares in the order of computation: outputs and buffers from the first module to the last; the loss; gradients
     from the last module to the first; parameters after the optimizer's step. What belongs to none of the modules comes
@@ -189,7 +189,7 @@ def forward_orders(plan: Plan, chain: Chain, micro_batches: int) -> Orders:
 
 
 def mixing_module(parts: LayerRecorder, whole: LayerRecorder, micro_batches: int, allowed: float) -> str:
-    """Return the first module whose outputs for the whole mini-batch are not those of its micro-batches; or ``""``."""
+    """Return the first module whose outputs for the mini-batch differ from those for its micro-batches; or ``""``."""
     for path in parts.paths:
         of_parts, once = parts.recorded(path, range(micro_batches)), whole.recorded(path, [0])
         if of_parts is not None and once is not None and _mixed(of_parts[0], once[0], allowed):

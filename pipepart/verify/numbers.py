@@ -1,4 +1,4 @@
-"""The numbers of a training step, and the relative error between those of two trainings."""
+"""The numbers of a training step (loss, gradients, state), and the relative error between two trainings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALL = 1e-2
 
 
 def copied(tensor: Tensor | None) -> Tensor | None:
-    """Return a dense copy on the CPU."""
+    """Return a dense copy of a tensor on the CPU."""
     if tensor is None:
         return None
     dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
@@ -41,7 +41,7 @@ def largest_error(ours: Tensors, theirs: Tensors) -> float:
 
 
 def errors(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> dict[str, float | None]:
-    """Return the largest error of any step for each kind of numbers; None if there are none of a kind."""
+    """Return the largest error of any step for each kind of numbers; None for kinds without numbers."""
     found: dict[str, float | None] = {}
     for kind in theirs[0]:
         some = any(tensor is not None for side in (ours, theirs) for tensor in side[0][kind].values())
@@ -51,7 +51,7 @@ def errors(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> dict[str, floa
 
 
 def first_different_step(ours: Sequence[Numbers], theirs: Sequence[Numbers], allowed: float) -> int:
-    """Return the first step in which anything differs by more than ``allowed``; 0 if there is none."""
+    """Return the first step in which an error exceeds ``allowed``; 0 if there is none."""
     for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         if max(error or 0.0 for error in errors([mine], [other]).values()) > allowed:
             return step

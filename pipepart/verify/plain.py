@@ -1,4 +1,4 @@
-"""Trains the user's model as the user calls it, one micro-batch after the other: the numbers a pipeline must have.
+"""Trains the plain model, one micro-batch after another; a check compares pipelines with its numbers.
 
 Nothing here runs the layers of a pipeline. The losses of the micro-batches are combined by the rules of
 :mod:`pipepart.loss`, and the result is compared with one loss over all outputs.
@@ -79,14 +79,14 @@ def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
 
 
 def recorded_step(case: Case, step: int, choices: bool) -> tuple[Numbers, LayerRecorder, Training]:
-    """Train the plain model up to a step, and record its modules in that step."""
+    """Train the plain model up to a step, and record the outputs of its modules in that step."""
     training = Training(case)
     recorder = LayerRecorder(training.chain.places)
     return training.run(PlainSteps(case, choices), step + 1, recorder=recorder)[-1], recorder, training
 
 
 class PlainSteps:
-    """Steps of the user's model on the same micro-batches as a pipeline, forward and backward of one after the other.
+    """Trains the user's model on the same micro-batches as a pipeline, one after another.
 
     Args:
         case: of the check.
@@ -220,7 +220,7 @@ class _Combined:
         self._gradients += found
 
     def error(self, training: Training, sink: MicroBatchLossSink, factor: float) -> float | None:
-        """Return the relative error of the loss and of the gradients at the outputs; None if they cannot be joined."""
+        """Return the relative error of the loss and of the output gradients; None if outputs cannot be joined."""
         loss_fn = training.loss_fn
         assert loss_fn is not None
         loss_fn = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn

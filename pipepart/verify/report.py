@@ -1,4 +1,4 @@
-"""The result of a check: one row for each schedule and dtype, and facts about the plain model."""
+"""CheckReport: the result of a check, with one row for each schedule and dtype."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSTEADY = (
 
 
 class DifferentNumbers(AssertionError):
-    """A pipeline does not give the numbers of the plain model. The message names schedule and layer."""
+    """A pipeline computes other numbers than the plain model. The message names schedule and layer."""
 
 
 class CheckRow(Value):
@@ -79,7 +79,7 @@ class CheckRow(Value):
 
     @property
     def place(self) -> str:
-        """The first layer that differs, in words."""
+        """Text that names the first layer that differs."""
         return "the loss" if self.layer == "loss" and not self.kind else f"layer {self.layer!r} ({self.kind})"
 
     @property
@@ -123,7 +123,7 @@ class PlainFacts(Value):
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know about the plain model to understand the rows, as sentences."""
+        """Sentences about the plain model that explain the rows."""
         notes = []
         if self.draws:
             notes.append(
@@ -185,5 +185,5 @@ class CheckReport(Document):
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """The names with commas between them; of many the first ``most`` and a count."""
+    """Join names with commas: at most ``most`` names, then the count of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

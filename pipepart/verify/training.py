@@ -1,4 +1,4 @@
-"""Trains copies of a model for a check, each from the same start, and takes the numbers of every step."""
+"""Trains copies of a model for a check, all from the same start, and records the numbers of every step."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Case:
 
     @property
     def parts(self) -> int:
-        """The number of micro-batches; at most one a sample."""
+        """The number of micro-batches, at most the number of samples."""
         return len(self.split_up(self.sample, self.target).inputs)
 
     def split_up(self, x: Any, y: Any) -> MicroBatches:
-        """Return the micro-batches of a mini-batch."""
+        """Split a mini-batch into micro-batches."""
         return micro_batches_of(x, y, self.micro_batches, self.split, least_samples(self.model.modules()))
 
     def cast(self, nest: Any) -> Any:
@@ -70,7 +70,7 @@ class Case:
 
 
 class Training:
-    """A copy of a case's model that is being trained.
+    """Training of one copy of a case's model.
 
     Attributes:
         case: the case.
@@ -91,7 +91,7 @@ class Training:
 
     @cached_property
     def chain(self) -> Chain:
-        """The copy's layers, for a pipeline. A model that is no ``nn.Sequential`` is recorded here."""
+        """The copy's chain of layers, for a pipeline. A model that is no ``nn.Sequential`` is recorded first."""
         case = self.case
         chain = chain_of(self.model, case.infos, layers=case.layers, split_loss=case.loss_fn is None)
         if not chain.layers:
@@ -108,7 +108,7 @@ class Training:
         follow: Sequence[Numbers] | None = None,
         own: Collection[str] | None = None,
     ) -> list[Numbers]:
-        """Train; return the numbers of each step.
+        """Train and return the numbers of each step.
 
         Args:
             step: runs forward and backward of a mini-batch, (training, input, target) -> loss.

@@ -1,4 +1,4 @@
-"""Carries the torch modes of the calling thread to the worker threads, or refuses those that cannot be carried."""
+"""Copies the torch modes of the calling thread to the worker threads; raises an error for other modes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OWN = __name__.partition(".")[0] + "."  # pipepart's own modes are active if a 
 
 @dataclass(frozen=True)
 class Modes:
-    """Modes that torch keeps by thread. (Python's ``contextvars`` are carried by the engine.)
+    """The thread-local modes of torch. (The engine copies Python's ``contextvars``.)
 
     Attributes:
         grad: whether gradients are enabled.
@@ -80,7 +80,7 @@ class Modes:
             yield
 
     def autocasting(self) -> AbstractContextManager[object]:
-        """Return the caller's autocast, for forwards; a backward runs outside of it, as in a plain loop."""
+        """Return the caller's autocast context for forwards. Backwards run outside of it, as in a plain loop."""
         if not self.autocast:
             return _NOTHING
         stack = ExitStack()

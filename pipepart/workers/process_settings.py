@@ -1,4 +1,4 @@
-"""Settings of the process while pipelines run: how threads take turns, and whether freed memory is kept.
+"""Process settings while pipelines run: the thread switch interval, and whether freed memory is kept.
 
 Each is set by the first thread that enters it and restored by the last one that leaves.
 """

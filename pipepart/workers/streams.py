@@ -1,4 +1,4 @@
-"""Streams of accelerators, with every wait for a stream and every memory hold of the package.
+"""Streams of accelerators: all waits of this package for streams, and all holds of memory for streams.
 
 Every wait and every hold of the package goes through :data:`waits`, under a name. Tests leave out one at a time on
 simulated devices, to see that an access to memory has no order without it.
@@ -19,7 +19,7 @@ _WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
 
 
 class Wait(Enum):
-    """The places where a stream or the host waits for a stream, or memory is held for one."""
+    """Names of the places in the code where a stream or the host waits for a stream, or memory is held for one."""
 
     STEP_BEHIND_CALLER = auto()  # what workers queue, for what the caller has queued before the step
     CALLER_BEHIND_STEP = auto()  # what the caller queues behind the step, for the workers
@@ -59,7 +59,7 @@ class Waits:
             event.synchronize()
 
     def hold(self, place: Wait, tensor: Tensor, stream: torch.Stream) -> None:
-        """Keep the tensor's memory from reuse until the stream has passed what is queued on it now."""
+        """Keep the tensor's memory from reuse until all work queued on the stream so far has ended."""
         if place not in self.left_out:
             record_stream(tensor, stream)
 
@@ -76,7 +76,7 @@ def hold_for_caller(tensors: Iterable[Tensor]) -> None:
 
 @contextmanager
 def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
-    """Make these the current streams of the calling thread, and the device of the last of them its current device.
+    """Set the current streams of the calling thread; the device of the last stream becomes the current device.
 
     A stream itself is a block of this sort, but for one thread at a time.
     """
@@ -93,7 +93,7 @@ def on_streams(streams: Sequence[torch.Stream]) -> Iterator[None]:
 
 
 def recorded(stream: torch.Stream, timed: bool = False) -> torch.Event:
-    """Return an event after everything queued on a stream; it records the time if ``timed``."""
+    """Record an event after everything queued on a stream; it records the time if ``timed``."""
     event = torch.Event(device=stream.device, enable_timing=timed)
     event.record(stream)
     return event

@@ -113,7 +113,7 @@ def held_by(layers: Sequence[Layer], start: int, end: int, input_bytes: int = 0)
     peaks = [layer.peak for layer in inside]
     if not backward:
         return Held(static, sum(weights), 0, 0, 0, 0, message, False, {"F": max(peaks) + message})
-    waits = [layer.waiting for layer in inside]
+    waits = [layer.waiting if defers(layer) else 0 for layer in inside]
     needs = {"F": max(map(sum, zip(stashes, peaks, strict=True))) - stash, "W": max(peaks)}
     for name, left in (("B", [0] * len(inside)), ("I", waits), ("first B", weights)):
         levels = [
@@ -137,3 +137,11 @@ def peak(found: Sequence[Mapping[int, Moment]], stages: Mapping[int, Held], olde
 def goes_back(layer: Layer) -> bool:
     """Whether a layer has a backward of its own."""
     return bool((layer.trained and layer.parameters) or layer.backward_input or layer.backward_weight)
+
+
+def defers(layer: Layer) -> bool:
+    """Whether a layer may keep tensors from I to W: not if all its weights are those of earlier layers.
+
+    A weight that a stage uses twice gets its gradient in I, and so does the copy of a weight of an earlier stage.
+    """
+    return bool(not layer.shares_with or (layer.trained and layer.parameters))

@@ -1,7 +1,7 @@
 """The cut of a plan is the best there is, and a byte decides what fits: against every cut, order and mode there is."""
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import pipepart
@@ -54,7 +54,24 @@ def sized(examples: int) -> settings:
     )
 
 
+# A layer that has only the weight of an earlier one, and so keeps nothing from I to W.
+only_shared = {
+    "layers": [
+        Layer(saved=5, waiting=3, parameters=2, keeps_input=True, output=4),
+        Layer(backward_input=0.0, backward_weight=1.0, waiting=20, shares_with=(0,)),
+    ],
+    "cluster": Cluster(devices=(Device(name="device:0", kind="made up", memory_bytes=1),)),
+    "name": "zb-h1",
+    "micro_batches": 2,
+    "recompute": "never",
+    "stages": 1,
+    "loss_seconds": 0.0,
+}
+
+
 @given(**alone)
+@example(**only_shared, spare=0)
+@example(**only_shared, spare=-1)
 @sized(30)
 def test_no_way_that_fits_has_a_smaller_bottleneck(**drawn):
     check(**drawn)

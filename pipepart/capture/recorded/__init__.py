@@ -1,1 +1,1 @@
-"""Records the forward of any module as calls of functions and of whole modules, and replays it layer by layer."""
+"""Records the forward of any module as a list of calls to functions and submodules, and replays it layer by layer."""

@@ -1,4 +1,4 @@
-"""Has models of transformers make no cache of keys and values in training, where nothing would use it."""
+"""Turns off the key/value cache of transformers models in training, where it is not used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _said: WeakSet[nn.Module] = WeakSet()
 
 @contextmanager
 def no_cache_in_training(model: nn.Module, settings: Sequence[Any]) -> Iterator[None]:
-    """Take ``use_cache`` of the settings as False within the block if the model is in training; say so once.
+    """Set ``use_cache`` of the model's configs to False within the block if the model is training; warn once.
 
     The default of transformers is True, and a cache is an object that layers of different stages cannot share.
 
@@ -41,6 +41,6 @@ def no_cache_in_training(model: nn.Module, settings: Sequence[Any]) -> Iterator[
 
 
 def settings_of(model: nn.Module) -> list[Any]:
-    """Return what the modules of a model have as ``config``, each once."""
+    """Return the distinct ``config`` objects of a model's modules."""
     configs = (vars(module).get("config") for module in model.modules())
     return list({id(config): config for config in configs if config is not None}.values())

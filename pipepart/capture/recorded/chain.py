@@ -1,4 +1,4 @@
-"""The chain of layers of any module: recorded by running it, again for every new kind of arguments."""
+"""RecordedChain: the layers of any module, found by recording its forward once per kind of arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STATES = 16  # of the surroundings that are remembered, at most
 
 
 class BoundCall(NamedTuple):
-    """The arguments of one call, as a recording takes them.
+    """The arguments of one call, matched to a recording.
 
     Attributes:
         live: the input of the first layer.
@@ -57,7 +57,7 @@ class BoundCall(NamedTuple):
 
 
 class RecordedChain(Chain):
-    """The layers of a model that is no ``nn.Sequential``.
+    """The chain of layers of a model that is no ``nn.Sequential``.
 
     Args:
         model: the user's.
@@ -107,16 +107,16 @@ class RecordedChain(Chain):
 
     @property
     def places(self) -> list[tuple[str, nn.Module]]:
-        """The modules that stay whole."""
+        """The modules that are recorded as single calls."""
         return [(path, module) for module, path in self.opening.whole.items()]
 
     @property
     def groups(self) -> dict[str, Group]:
-        """What each layer calls, by its name."""
+        """Maps the name of each layer to the modules and tensors that it uses."""
         return {name: group for (name, _), group in zip(self.layers, self._groups, strict=True)}
 
     def use_fake_parameters(self) -> None:
-        """Record with fake parameters from now on. Called in a process that has only some layers of the model.
+        """Record with fake parameters from now on. Call this in a process that has only some layers of the model.
 
         In place of a comparison with the model it is recorded twice, to find
         out what changes from forward to forward.

@@ -1,4 +1,4 @@
-"""Runs a model with fake parameters and real arguments, to record it in a process that has only some of its layers.
+"""Runs a model with fake parameters (``FakeTensorMode``), to record it in a process that has only some layers.
 
 ::
 
@@ -37,7 +37,7 @@ _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 class Fakes:
-    """Fake tensors, all on one device, and the tensors of a model that they stand for.
+    """Fake tensors on one device that stand for the tensors of a model.
 
     Args:
         device: that the forward finds them on.
@@ -49,7 +49,7 @@ class Fakes:
         self._made: dict[Tensor, Tensor] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the fake tensor that stands for a tensor, always the same one."""
+        """Return the fake tensor that stands for a tensor; equal calls return the same object."""
         if tensor not in self._made:
             with self._mode:
                 fake = torch.empty_like(tensor.detach(), device=self._device)
@@ -59,21 +59,21 @@ class Fakes:
         return self._made[tensor]
 
     def if_on_meta(self, tensor: Tensor) -> Tensor:
-        """Return the fake tensor for a tensor on the meta device, and any other tensor as it is."""
+        """Return the fake tensor for a meta tensor; any other tensor is returned unchanged."""
         return self.of(tensor) if tensor.is_meta else tensor
 
     def in_use(self) -> DispatchMode:
-        """Return a context in which operations take fake and real tensors together."""
+        """Return a context manager in which operations accept fake and real tensors together."""
         return _Mixing(self._mode)
 
     def originals(self) -> dict[Tensor, Tensor]:
-        """Return what each fake tensor stands for."""
+        """Map each fake tensor to the tensor that it stands for."""
         return {fake: tensor for tensor, fake in self._made.items()}
 
 
 @contextmanager
 def on_fakes(model: nn.Module) -> Iterator[Fakes]:
-    """Have a model hold fake tensors within the block, in place of its parameters and buffers.
+    """Replace a model's parameters and buffers by fake tensors within the block.
 
     Attributes of modules are replaced as well if they are on the meta device.
     """
@@ -89,7 +89,7 @@ def on_fakes(model: nn.Module) -> Iterator[Fakes]:
 
 
 def asks_for_values(error: BaseException) -> bool:
-    """Return True for the error of an operation whose result depends on values of fake tensors."""
+    """Return True if the error comes from an operation that needs the values of fake tensors."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of a random projection of what a model returns, and whether two such gradients are the same."""
+"""Computes parameter gradients of a random projection of a model's output, and compares two sets of gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Gradients = Mapping[str, Tensor]
 
 
 def projected_gradients(result: Any, model: nn.Module) -> Gradients | None:
-    """Return the gradients of a sum over all entries of a result, each times a random number that is always the same.
+    """Return the parameter gradients of the sum of a result's entries, weighted by random numbers of a fixed seed.
 
     None for models whose checkpoints are reentrant: torch differentiates these by ``backward`` only.
     """
@@ -35,7 +35,7 @@ def projected_gradients(result: Any, model: nn.Module) -> Gradients | None:
 
 
 def differing_gradient(ones: Gradients | None, others: Gradients | None) -> tuple[str, float] | None:
-    """Return the name of the first gradient that differs, and by how much of its norm; None if none is known to.
+    """Return the name and the relative difference of the first gradient that differs; None if all are equal.
 
     Sums may round in another order: a difference counts if it is larger than the square root of the dtype's precision,
     relative to the gradient, and than a thousandth of that relative to the largest one.

@@ -1,4 +1,4 @@
-"""Lists the live values of a recorded model: what a layer makes and later layers use."""
+"""Lists the live values of a recorded model: tensors that one layer produces and later layers use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .replay.layers import Live
 
 
 class LiveTensor(NamedTuple):
-    """A tensor that goes from layer to layer.
+    """A tensor that one layer produces and later layers use.
 
     Attributes:
         spec: of one micro-batch.
@@ -25,7 +25,7 @@ class LiveTensor(NamedTuple):
 
 
 def live_tensors(value: Any, outputs: Sequence[tuple[TensorSpec, ...]]) -> list[LiveTensor]:
-    """Return the tensors that go between layers; none for a model that is not recorded.
+    """Return the live values of a recorded model; an empty list for other models.
 
     Args:
         value: the input of the first layer.

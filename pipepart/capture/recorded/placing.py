@@ -1,4 +1,4 @@
-"""Brings the tensors of a call to one device: a model may be parted over several while it is recorded."""
+"""Moves the tensors of a recorded call to one device, because the model may be spread over several devices."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def is_parted(model: nn.Module) -> bool:
-    """Return True if the parameters of a model are on several devices."""
+    """Return True if the parameters of a model are on more than one device."""
     return len({parameter.device for parameter in model.parameters()}) > 1
 
 
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bring the tensors of a call to the device of the last one, or to the meta device if one of them is there."""
+    """Move the tensors of a call to the device of the last tensor, or to the meta device if one of them is there."""
     devices = [tensor.device for tensor in tensors((args, kwargs)) if tensor.dim()]
     if len(set(devices)) < 2:
         return args, kwargs
@@ -39,7 +39,7 @@ def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bring the tensors of a call to a device."""
+    """Move the tensors of a call to a device."""
     if device is None or device.type == "meta":
         return args, kwargs
     return pytree.tree_map_only(

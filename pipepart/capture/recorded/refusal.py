@@ -1,4 +1,4 @@
-"""Why a model cannot be recorded: the error, and the user's line that it names."""
+"""Errors for models that cannot be recorded; they name the line of the user's code."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class CaptureError(InputError):
 
 
 class LeftAsideError(CaptureError):
-    """A module keeps a tensor for later instead of returning it, so it must be opened."""
+    """A module stores a tensor for later use instead of returning it, so it must be opened."""
 
 
 class SkeletonError(CaptureError):
-    """The forward of a module does what a replay would not repeat, so it must be left whole."""
+    """The forward of a module has an effect that a replay would not repeat, so the module must be whole."""
 
 
 @contextmanager
 def values_refused(layer: str) -> Iterator[None]:
-    """Turn an error of torch that only tensors on the meta device raise into one that names the layer.
+    """Convert an error that torch raises only for meta tensors to an error that names the layer.
 
     Raises:
         CaptureError: the layer reads values of tensors, or runs an operation that the meta device does not have.
@@ -75,7 +75,7 @@ def values_refused(layer: str) -> Iterator[None]:
 
 
 def unknown_value(who: str, line: str) -> CaptureError:
-    """Return the error for a read, at a line of the user's code, of a value that this process does not have."""
+    """Return the error for code that reads a value that this process does not have; ``line`` is its place."""
     return CaptureError(
         f"{who} reads values of tensors at {line}, or makes tensors whose shapes depend on them. This "
         "process has only some layers of the model, so while it is recorded only the arguments, and what is computed "
@@ -85,7 +85,7 @@ def unknown_value(who: str, line: str) -> CaptureError:
 
 
 def line_of_user() -> str:
-    """Return file and line of the innermost frame that is neither torch's nor of this package's recorder or losses.
+    """Return file and line of the innermost frame outside of torch and of this package's recorder and losses.
 
     While a recorded call is replayed, this is the line that was recorded.
     """

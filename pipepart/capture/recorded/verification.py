@@ -1,4 +1,4 @@
-"""Compares a replay of a recording with the model, and tells where they first differ."""
+"""Compares a replay of a recording with the model, and reports the first call that differs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ELSE = 'layers=[...] says which modules stay whole; verify="never" trains witho
 
 
 def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
-    """Compare a replay with the model, from the same random states: what they return, and their gradients.
+    """Compare outputs and gradients of a replay with those of the model, from the same random states.
 
     What they return is compared bit for bit on the CPU; elsewhere kernels may add in any order. The gradients are those
     of a random projection of it. A model whose layers are on several devices is not called: what it returned while it
@@ -83,7 +83,7 @@ class _Seen(NamedTuple):
 
 
 class Runs:
-    """Runs of a model and of its recording on copies of the same arguments; the model stays as it is.
+    """Runs a model and its recording on copies of the same arguments, without changing the model.
 
     Args:
         model: the user's.
@@ -131,7 +131,7 @@ class Runs:
             return result
 
     def model_with_gradients(self, seen: list[_Seen] | None = None) -> Any:
-        """Run the model with gradients enabled between its whole modules, as it was recorded; nothing is kept."""
+        """Run the model with gradients enabled between its whole modules, as in the recording."""
         with (
             self._untouched(),
             called_whole(_CallNotes(self._opening.whole, seen), self._opening.whole),
@@ -140,7 +140,7 @@ class Runs:
             return self.on(*args, **kwargs)
 
     def replay(self, seen: list[_Seen] | None = None) -> Any:
-        """Replay each call where its module or its arguments are."""
+        """Replay each call on the device of its module or arguments."""
         recording = self.recording
 
         def called(call: Call) -> Callable[..., Any]:
@@ -175,7 +175,7 @@ class Runs:
             return pytree.tree_map_only(Tensor, Tensor.detach, result)
 
     def differentiate(self) -> None:
-        """From now on compute gradients as well, if they are enabled."""
+        """Compute gradients in later runs, if gradients are enabled."""
         self._grad = self._differentiates = torch.is_grad_enabled()
 
     def _gradients(self, result: Any) -> Gradients | None:
@@ -196,7 +196,7 @@ class Runs:
             )
 
     def check_left(self) -> None:
-        """Check that a replay changes nothing that the model puts back.
+        """Check that the replay leaves no value changed that the model's forward restores.
 
         Raises:
             CaptureError: it does.

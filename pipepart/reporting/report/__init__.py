@@ -1,4 +1,4 @@
-"""The report: one HTML file that shows plans and measured steps, without any network."""
+"""The report: one HTML file that shows plans and measured steps, and works offline."""
 
 from .page import report_html, to_html
 from .run import Run

@@ -1,4 +1,4 @@
-"""The section that compares two plans, or two runs of one plan."""
+"""The report section that compares two plans, or two runs of one plan."""
 
 from __future__ import annotations
 

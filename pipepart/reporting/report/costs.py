@@ -52,7 +52,7 @@ class _Band(NamedTuple):
 
 
 def costs_section(runs: Sequence[Run]) -> Section | None:
-    """Return time, parameters and saved bytes of the layers; once, if both plans have the same profile."""
+    """Return the section with time, parameters and saved bytes of each layer; plans with equal profiles share it."""
     groups: list[tuple[Profile, list[Run]]] = []
     for run in runs:
         profile = run.plan.profile

@@ -1,4 +1,4 @@
-"""The section with the idle time of each device, by phase of the step and by cause."""
+"""The report section with the idle time of each device, by phase of the step and by cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Part:
 
 
 def idle_section(runs: Sequence[Run]) -> Section | None:
-    """Return the idle time of all runs; None if no run has a timeline."""
+    """Return the section with the idle time of all runs; None if no run has a timeline."""
     shown = [_shown(name, timeline, run.row_names) for run, name, timeline in timelines_of(runs)]
     if not shown:
         return None

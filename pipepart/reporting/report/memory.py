@@ -1,4 +1,4 @@
-"""The section with the memory of each device over the predicted and the measured step, by category."""
+"""The report section with the memory of each device over the predicted and measured steps, by category."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CATEGORIES = {
 
 
 def memory_section(runs: Sequence[Run]) -> Section | None:
-    """Return the memory in all timelines, with the sizes of the plan; None if no plan has the sizes of its stages."""
+    """Return the section with memory over time, from the plan's sizes; None if no plan has sizes of its stages."""
     shown = [
         (run, name, timeline, memory_over_time(run.plan, timeline))
         for run, name, timeline in timelines_of(runs)

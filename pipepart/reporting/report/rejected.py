@@ -1,4 +1,4 @@
-"""The section of the report on the plans that were considered and not chosen, with the reason for each."""
+"""The section of the report with the plans that were not chosen, and the reason for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .section import Section, render
 
 
 def rejected_section(runs: Sequence[Run]) -> Section | None:
-    """Return the alternatives of each plan that has any."""
+    """Return the section with the alternatives of each plan; None if there are none."""
     shown = [
         {
             "name": run.name,

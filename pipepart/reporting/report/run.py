@@ -1,4 +1,4 @@
-"""Run: a plan with its measured steps, if there are any, and the name that the report gives it."""
+"""Run: a plan with its measured steps, if there are any, and its name in the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..findings import findings
 
 @dataclass(frozen=True)
 class Run:
-    """What a report shows: one plan, alone or with measured steps of it.
+    """A plan to show in a report, alone or with measured steps.
 
     Attributes:
         plan: as planned, or written by hand.
@@ -29,7 +29,7 @@ class Run:
 
     @cached_property
     def predicted(self) -> Timeline | None:
-        """The step that the plan predicts; None for a plan written by hand, which has no costs."""
+        """The predicted step; None for a plan written by hand, which has no costs."""
         if self.trace is not None:
             return self.trace.predicted
         return self.plan.simulate() if self.plan.prediction else None
@@ -41,12 +41,12 @@ class Run:
 
     @cached_property
     def findings(self) -> tuple[str, ...]:
-        """What limits the plan and what to change first; see :func:`~pipepart.reporting.findings`."""
+        """Sentences on what limits the plan and what to change first; see :func:`~pipepart.reporting.findings`."""
         return findings(self.plan, self.trace)
 
     @property
     def prefix(self) -> str:
-        """The name with a colon, to stand before a word."""
+        """The name with a colon, as a prefix of titles."""
         return f"{self.name}: " if self.name else ""
 
     @cached_property
@@ -56,7 +56,7 @@ class Run:
 
     @cached_property
     def row_names(self) -> tuple[str, ...]:
-        """What to call the rows of the schedule: the devices, each with its replica if there are several."""
+        """Names of the schedule's rows: the devices, with the replica if there are several."""
         if self.plan.replicas == 1:
             return self.devices
         rows = len(self.devices) // self.plan.replicas
@@ -64,7 +64,7 @@ class Run:
 
 
 def timelines_of(runs: Sequence[Run]) -> list[tuple[Run, str, Timeline]]:
-    """Return the predicted and the measured step of each run, where they exist, and what to call them.
+    """Return the predicted and measured timelines of each run, where they exist, with their names.
 
     The prediction of two runs of one plan is there once.
     """

@@ -47,7 +47,7 @@ class Section:
 
     @property
     def packed_columns(self) -> dict[str, Any] | None:
-        """The columns as JSON: where each begins in one compressed block, and the block in base64."""
+        """The columns as JSON: the offset of each in one compressed block, and the block in base64."""
         if not self.columns:
             return None
         parts, layout, at = [], {}, 0
@@ -72,12 +72,12 @@ _TYPED_ARRAYS = {
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill a file of the folder ``templates``. Every value that is not Markup is escaped."""
+    """Render a file of the folder ``templates``. Every value that is not Markup is escaped."""
     return Markup(_environment().get_template(template).render(**values))
 
 
 def asset(name: str) -> Markup:
-    """Return a file of the folder ``assets``, which is our own and needs no escaping."""
+    """Return a file of the folder ``assets``, which needs no escaping."""
     return Markup((_FOLDER / "assets" / name).read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""The section with the table of stages: their layers, devices, times and memory."""
+"""The report section with the table of stages: their layers, devices, times and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .section import Section, render
 
 
 def stages_section(runs: Sequence[Run]) -> Section:
-    """Return the stages of each plan; once, if both are the same."""
+    """Return the section with the stages of each plan; equal plans share one table."""
     shown = runs[:1] if all(run.plan == runs[0].plan for run in runs) else runs
     tables = [(run.name if len(shown) > 1 else "", data_table(stage_table(run.plan))) for run in shown]
     return Section("stages", "Stages", render("stages.html", tables=tables), assets=TABLE_ASSETS)

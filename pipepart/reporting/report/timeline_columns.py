@@ -54,7 +54,7 @@ def timeline_columns(timeline: Timeline, plan: Plan, span: float) -> TimelineCol
 
 
 def ticks(seconds: np.ndarray, timeline: Timeline, span: float) -> np.ndarray:
-    """Return moments of a timeline in ticks from its first start on; the largest tick stands for ``span`` seconds."""
+    """Convert times to integer ticks since the first start of a timeline; the largest tick is ``span`` seconds."""
     origin = min((min(row) for row in timeline.starts if len(row)), default=0.0)
     scale = _TICKS / span if span else 0.0
     return np.clip(np.rint((seconds - origin) * scale), 0, _TICKS).astype(np.uint32)

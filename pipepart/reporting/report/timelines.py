@@ -1,4 +1,4 @@
-"""The section with the timelines: predicted and measured steps, one under another on one axis."""
+"""The report section with the timelines: predicted and measured steps, one below another on a common axis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHART_ASSETS = ("charts.css", "axis.js", "tips.js", "time_chart.js")
 
 
 def timelines_section(runs: Sequence[Run]) -> Section | None:
-    """Return the timelines of all runs; None if no run has one, as a plan that was written by hand."""
+    """Return the section with the timelines of all runs; None if no run has a timeline."""
     shown = timelines_of(runs)
     if not shown:
         return None
@@ -77,7 +77,7 @@ def timelines_section(runs: Sequence[Run]) -> Section | None:
 
 
 def span_of(runs: Sequence[Run]) -> float:
-    """Return the seconds of the longest step of all, which the axis of time shows."""
+    """Return the seconds of the longest step, which is the length of the time axis."""
     return max(timeline.makespan for _, _, timeline in timelines_of(runs))
 
 

@@ -1,1 +1,1 @@
-"""The Python values that a model and its code hold: where they are, what changes them, and keys to compare them."""
+"""Finds and compares the Python values that a model and its code hold, and the changes of these values."""

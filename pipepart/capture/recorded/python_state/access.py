@@ -1,4 +1,4 @@
-"""Reads the contents of Python values and puts them back, by their kinds: modules, collections, generators, objects."""
+"""Reads and restores the contents of Python objects: modules, collections, generators and other objects."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ MISSING = object()
 
 
 class Access(NamedTuple):
-    """How the contents of an object are read, and put back."""
+    """Functions that read and restore the contents of a kind of object."""
 
     read: Callable[[Any], Contents]
     write: Callable[[Any, Contents], None]
 
 
 class Exactly:
-    """A state that is compared by its bytes."""
+    """A state that is compared byte by byte."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -75,7 +75,7 @@ class Exactly:
 
 
 def access_to(value: Any) -> Access | None:
-    """Return the access to what an object holds; None if it is not looked into, is too large or holds nothing."""
+    """Return the access to an object's contents; None if they are not inspected, too large or empty."""
     kind = type(value)
     if kind in ATOMS or issubclass(kind, (*PLAIN, *CLOSED, Exactly)):
         return None
@@ -95,13 +95,13 @@ def access_to(value: Any) -> Access | None:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return what an object has in slots and in its dict."""
+    """Return the attributes of an object in its slots and its ``__dict__``."""
     found = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
     return {**found, **vars(value)} if hasattr(value, "__dict__") else found
 
 
 def is_filled(cell: CellType) -> bool:
-    """Return True if the variable of a closure has a value."""
+    """Return True if the cell of a closure variable has a value."""
     try:
         return cell.cell_contents is not cell
     except ValueError:
@@ -109,7 +109,7 @@ def is_filled(cell: CellType) -> bool:
 
 
 def leave(owner: Any, was: Contents) -> None:
-    """Put nothing back: nothing changes it, or ``bindings_restored`` does."""
+    """Restore nothing, for objects that never change or that ``bindings_restored`` restores."""
 
 
 def _of_module(module: nn.Module) -> Contents:
@@ -221,7 +221,7 @@ def _slots(value: Any) -> set[str]:
 
 
 def rebind(table: dict[str, Any], names: Iterable[str], was: Contents) -> None:
-    """Bind names of a table to what they were bound to."""
+    """Restore the values of some names in a dict."""
     for name in names:
         if name in was:
             table[name] = was[name]
@@ -230,7 +230,7 @@ def rebind(table: dict[str, Any], names: Iterable[str], was: Contents) -> None:
 
 
 def rebind_class(kind: Any, now: Mapping[str, Any], was: Contents) -> None:
-    """Bind attributes of a class or a module of Python to what they were bound to."""
+    """Restore the attributes of a class or a Python module."""
     for name in {**now, **was}:
         if name in was and now.get(name, MISSING) is not was[name]:
             setattr(kind, name, was[name])

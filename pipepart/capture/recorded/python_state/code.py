@@ -1,4 +1,4 @@
-"""The Python code of a forward: what it names, and where these names live.
+"""Finds the names that the Python code of a forward uses, and the objects that hold them.
 
 ::
 
@@ -29,7 +29,7 @@ _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_name
 
 
 class Code:
-    """The code of a forward, with the methods and functions that it names, but for those of torch and of Python.
+    """The code of a forward, with the methods and functions that it names, except those of torch and Python.
 
     Args:
         kinds: the classes of the model's modules, whose methods these may be.
@@ -78,7 +78,7 @@ class Code:
 
     @cached_property
     def reads(self) -> set[str]:
-        """The names that it does not only set."""
+        """The names that the code reads."""
         codes = [code for function in self.functions for code in _codes(function.__code__)]
         return {
             one.argval
@@ -88,7 +88,7 @@ class Code:
         }
 
     def holders(self, recorded: bool) -> list[Holder]:
-        """Return the globals, attributes of classes, and variables of closures that it uses.
+        """Return the holders of the globals, class attributes and closure variables that the code uses.
 
         Args:
             recorded: whether calls of this code are recorded.
@@ -98,7 +98,7 @@ class Code:
         return self._holders[recorded]
 
     def line_of(self, name: str) -> str:
-        """Return the file and line where it sets or changes something of that name; empty if it does not name it."""
+        """Return the file and line where the code sets or changes a name; empty if it does not use the name."""
         found = ""
         for function in self.functions:
             try:
@@ -146,7 +146,7 @@ def _function_of(value: Any) -> tuple[FunctionType | None, list[Any]]:
 
 
 def is_users(module: str | None) -> bool:
-    """Return True for the name of a Python module but those of torch, of numpy, of this package and of Python."""
+    """Return True for the name of a Python module that is not part of torch, numpy, this package or Python."""
     return (module or "builtins").partition(".")[0] not in _NOT_FOLLOWED
 
 
@@ -161,7 +161,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def is_of_torch(value: Any) -> bool:
-    """Return True for a class or module of torch or of Python itself."""
+    """Return True for a class or module that is part of torch or Python."""
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
     return f"{name}.".startswith(("torch.", "builtins."))
 

@@ -1,4 +1,4 @@
-"""The Python values that a model holds at one time, to find out and to undo what a forward changes in them."""
+"""Snapshot: the Python values that a model holds at one time, to find and undo the changes of a forward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Snapshot:
         }
 
     def held(self) -> dict[int, str]:
-        """Return the labels of the objects that modules hold, and of the tensors that globals hold, by their ids."""
+        """Map the ids of objects held by modules and of tensors held by globals to their labels in code."""
         return {
             id(value): holder.label_of(key)
             for holder, contents in self.found
@@ -61,7 +61,7 @@ class Snapshot:
         }
 
     def differences(self) -> list[Difference]:
-        """Return what is different now."""
+        """Return the values that have changed since the snapshot."""
         found = []
         for holder, was in self.found:
             if not unchanged(holder, was):
@@ -73,7 +73,7 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Put everything back that is different now."""
+        """Restore all values that have changed since the snapshot."""
         for holder, was in self.found:
             if unchanged(holder, was):
                 continue

@@ -1,4 +1,4 @@
-"""What the Python code between recorded calls can read: if any of it changes, a model is recorded again.
+"""Finds the values that Python code between recorded calls can read. If one changes, the model is recorded again.
 
 ::
 
@@ -23,7 +23,7 @@ from .values import Found, Holder, key_of, unchanged, walk
 
 
 class Surroundings:
-    """Looks at what the forwards of a model's open modules can read. Their code is looked through once.
+    """Finds the values that the forwards of a model's open modules can read. Their code is inspected once.
 
     Args:
         model: the user's.
@@ -35,7 +35,7 @@ class Surroundings:
         self._last: tuple[Sequence[nn.Module], Found, Hashable] = (), [], None
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
-        """Return a key that changes with it; the same object if nothing is bound anew."""
+        """Return a key of these values, which changes if one of them changes."""
         before, found, key = self._last
         if before != opened or not all(unchanged(holder, was) for holder, was in found):
             state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
@@ -45,7 +45,7 @@ class Surroundings:
         return key
 
     def holders(self, opened: Iterable[nn.Module], within: nn.Module | None = None) -> Iterator[Holder]:
-        """Return the globals, classes and closures that the code of open modules uses, then those of all others.
+        """Return the holders of globals, classes and closures that the code of open modules uses, then of all others.
 
         Args:
             opened: the open modules.

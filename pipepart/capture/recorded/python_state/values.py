@@ -1,4 +1,4 @@
-"""Walks over the Python values that a model and its code hold: for keys, to find changes, and to put them back.
+"""Walks over the Python values that a model and its code hold, and computes keys to compare them.
 
 ::
 
@@ -73,11 +73,11 @@ class Holder:
 
     @property
     def label(self) -> str:
-        """How code writes it, from the model on."""
+        """The expression for the object in code, starting at the model."""
         return self.above if isinstance(self.above, str) else self.above.label_of(self.key)
 
     def label_of(self, key: Any) -> str:
-        """Return how code writes one of its values."""
+        """Return the expression for one of its values in code."""
         label = self.label
         if isinstance(key, str) and key.isidentifier():
             return f"{label}.{key}" if label else key
@@ -92,7 +92,7 @@ Found = list[tuple[Holder, Contents]]
 
 
 def walk(roots: Iterable[Holder], closed: Iterable[int] = (), contexts: bool = True) -> Found:
-    """Return the roots and all objects that they hold and that can be looked into, each once, with their contents.
+    """Return the roots and all objects reachable from them that can be inspected, each once, with their contents.
 
     Args:
         roots: where to begin.
@@ -127,7 +127,7 @@ def unchanged(holder: Holder, was: Contents) -> bool:
 
 
 def differing(now: Contents, was: Contents) -> Iterator[Any]:
-    """Return the keys of the values that are different."""
+    """Return the keys whose values differ."""
     for key in {**was, **now}:
         one, other = was.get(key, MISSING), now.get(key, MISSING)
         if not _equal(one, other):
@@ -147,7 +147,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class Same:
-    """An object that equals itself only, and is kept, so that its id is not given to another."""
+    """Wrapper that compares a value by identity, and keeps it alive so that its id stays unique."""
 
     __slots__ = ("value",)
 
@@ -162,7 +162,7 @@ class Same:
 
 
 def key_of(found: Found) -> Hashable:
-    """Return a key that is equal if all that was found is: numbers and collections are equal, objects are the same."""
+    """Return a key that compares numbers and collections by value, and other objects by identity."""
     places = {id(holder.owner): place for place, (holder, _) in enumerate(found)}
     return tuple(
         [
@@ -173,7 +173,7 @@ def key_of(found: Found) -> Hashable:
 
 
 def value_key(value: Any) -> Hashable:
-    """Return a key of a value and of all that it holds; tensors, modules and functions count as themselves."""
+    """Return a key of a value and its contents; tensors, modules and functions compare by identity."""
     if type(value) in ATOMS:
         return type(value), value
     whole = Holder("", None, value, Access(lambda owner: {None: owner}, leave))
@@ -196,7 +196,7 @@ def _entry(value: Any, places: Mapping[int, int]) -> Hashable:
 
 
 def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
-    """Return the holders of a module's attributes, parameters, buffers and modules, and of what its hooks hold."""
+    """Return the holders of a module's attributes, parameters, buffers and submodules, and of its hooks' contents."""
     own = Holder(path, None, module, MODULE, module, is_module=True)
     yield own
     for hook in (hook for table in CALL_HOOKS for hook in getattr(module, table).values()):
@@ -205,7 +205,7 @@ def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
 
 
 def names_holder(label: str, table: Any, names: Iterable[str], recorded: bool) -> Holder:
-    """Return the holder of some of the globals of a file, or of the attributes of a class or module of Python."""
+    """Return the holder of some globals of a file, or of some attributes of a class or Python module."""
     names = tuple(names)
     is_table = isinstance(table, dict)
 

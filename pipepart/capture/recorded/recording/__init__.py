@@ -1,1 +1,1 @@
-"""Runs a forward and records it; decides which modules stay whole, and refuses what cannot be replayed."""
+"""Records a forward, chooses the modules recorded as single calls, and rejects code that cannot be replayed."""

@@ -1,4 +1,4 @@
-"""Finds what a recorded forward changes beside the tensors that it computes: attributes, lists, globals, generators.
+"""Finds the side effects of a recorded forward: changed attributes, lists, globals and generators.
 
 A replay runs functions of torch and whole modules. What the Python code between them changes would happen while
 recording only. What a whole module changes in itself is its own: the replay calls it.
@@ -32,7 +32,7 @@ _PASS = (
 
 
 class Change(NamedTuple):
-    """What a forward has changed outside of the calls of the whole module that holds it.
+    """A value changed by a forward, outside of the calls of the module that holds it.
 
     Attributes:
         path: of the open module that did it, or is around those that may have.
@@ -53,7 +53,7 @@ class Change(NamedTuple):
     by_whole: bool
 
     def refused(self, does: str = "", instead: str = "") -> SkeletonError:
-        """Return the error that names it.
+        """Return the error that names the changed value.
 
         Args:
             does: what the forward does to it; found out if empty.
@@ -76,21 +76,21 @@ class Change(NamedTuple):
         return error
 
     def refused_for_others(self) -> SkeletonError:
-        """Return the error for a value that is left where other code may read it."""
+        """Return the error for a changed value that other code may read."""
         return self.refused("leaves a value for others in", _RETURN)
 
     def refused_state(self) -> SkeletonError:
-        """Return the error for a parameter or buffer that the forward makes."""
+        """Return the error for a parameter or buffer that the forward creates."""
         return self.refused("registers", _REGISTER)
 
     @property
     def is_attribute(self) -> bool:
-        """Whether it is an attribute of an open module, and neither a parameter nor a buffer."""
+        """True for an attribute of an open module that is neither a parameter nor a buffer."""
         return self.difference.holder.is_module and not self.of_whole and not self.is_state
 
     @property
     def is_state(self) -> bool:
-        """Whether it is a parameter or buffer of a module."""
+        """True for a parameter or buffer of a module."""
         holder, root = self.difference.holder, self.difference.holder.root
         if root is None or not holder.is_module:
             return False
@@ -98,14 +98,14 @@ class Change(NamedTuple):
 
     @property
     def tensor(self) -> Tensor | None:
-        """The tensor that took the place of another one, or of None, in an attribute of an open module."""
+        """The tensor that replaced a tensor or None in an attribute of an open module; None for other changes."""
         was, now = self.difference.was, self.difference.now
         fits = isinstance(now, Tensor) and (was is MISSING or isinstance(was, Tensor | None))
         return now if fits and self.is_attribute else None
 
 
 class Changes:
-    """Watches what a model holds during one forward.
+    """Finds the values of a model that change during one forward.
 
     Args:
         model: the user's.
@@ -126,19 +126,19 @@ class Changes:
         self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
 
     def check_before(self, module: nn.Module, path: str) -> None:
-        """Note what has changed in a whole module since its last call."""
+        """Note the values of a module that have changed since its last call."""
         if differences := self._own[path].differences():
             self._note(differences, of_whole=True)
             self._own[path] = self._snapshot(module)
 
     def accept_after(self, module: nn.Module, path: str) -> None:
-        """Take what a whole module has changed in its call for its own."""
+        """Accept the changes that a module makes to its values within its own call."""
         if differences := self._own[path].differences():
             self._by_whole.update(map(_place, differences))
             self._own[path] = self._snapshot(module)
 
     def all(self) -> list[Change]:
-        """Return what has changed, outside of the calls of the modules that hold it, since the forward began.
+        """Return the values that have changed in the forward, outside of the calls of the modules that hold them.
 
         What the code between whole modules sets for some of their calls, and puts back, does not count.
         """
@@ -197,7 +197,7 @@ class Changes:
 
 
 def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
-    """Return the path of the innermost of these modules whose forward raised an error; empty for the model."""
+    """Return the path of the innermost module whose forward raised an error; empty for the model."""
     paths = {id(module): path for path, module in modules.items()}
     found = ""
     at: TracebackType | None = error.__traceback__

@@ -1,4 +1,4 @@
-"""What code between whole modules may not do, checked at each call that is recorded."""
+"""Checks, at each recorded call, that the code between modules does nothing that a replay cannot repeat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOVE = "Move that code into a module of its own, which is called as it is"
 
 
 class Conditions:
-    """The conditions of one recording.
+    """Checks of one recording.
 
     Args:
         paths: path of each parameter and buffer of the model, by its id.
@@ -60,7 +60,7 @@ class Conditions:
                 )
 
     def check_custom(self, name: str, given: Sequence[Any], whole: Mapping[nn.Module, str]) -> None:
-        """Check what a custom autograd function is given.
+        """Check the arguments of a custom autograd function.
 
         Raises:
             SkeletonError: it would call a module, or a function that holds on to something of this forward.
@@ -78,7 +78,7 @@ class Conditions:
             raise SkeletonError(f"{name}() at {line_of_user()} is given a function that {why}. {_MOVE}")
 
     def check_modes(self, what: str) -> None:
-        """Check that torch's modes are those around the model.
+        """Check that the torch modes are the same as around the model.
 
         Raises:
             SkeletonError: a mode is set that a replay would not set.
@@ -92,7 +92,7 @@ class Conditions:
         )
 
     def check_draws(self, where: str) -> None:
-        """Check that nothing was drawn from Python's ``random`` or numpy since the last whole module.
+        """Check that no number was drawn from Python's ``random`` or numpy since the last module.
 
         Raises:
             SkeletonError: something was.
@@ -104,7 +104,7 @@ class Conditions:
             )
 
     def note_draws(self) -> None:
-        """Remember the states of the generators after a whole module, which may draw."""
+        """Store the states of the generators after a module, which may draw random numbers."""
         self._draws = _draws()
 
     def check_state(self, module: nn.Module, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Routes calls of whole modules and of custom autograd functions to a recorder; its mode of torch sees neither.
+"""Routes calls of modules and custom autograd functions to a recorder, whose torch mode does not see them.
 
 The class of a module stays what it is, as models ask for it (``type(block) is Block``). A call of a module goes through
 its attribute ``_compiled_call_impl``, where torch.compile puts compiled code; the recorder puts itself there. A class
@@ -26,21 +26,21 @@ _local = threading.local()  # recorder: of this thread
 
 
 class TakesModules(Protocol):
-    """Takes the calls of whole modules: a recorder."""
+    """Interface of a recorder that receives the calls of modules."""
 
     @property
     def here(self) -> bool:
-        """Whether a call in this thread is to be taken."""
+        """True if calls of this thread are recorded."""
         ...
 
     def module(self, module: nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
-        """Call a whole module by ``call(module, *args, **kwargs)``."""
+        """Record a module's call, and run it by ``call(module, *args, **kwargs)``."""
         ...
 
 
 @contextmanager
 def patched_functions(recorder: Recorder) -> Iterator[None]:
-    """Within the block, custom autograd functions are single calls, and a reentrant checkpoint runs its function.
+    """Within the block, record custom autograd functions as single calls, and run reentrant checkpoints inline.
 
     ``Function.apply`` itself stays: models keep it under other names (``ste = Round.apply``). It calls that of its base
     class, which is replaced.
@@ -66,7 +66,7 @@ def patched_functions(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def called_whole(recorder: TakesModules, whole: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Within the block, calls of these modules go to the recorder."""
+    """Within the block, route the calls of these modules to the recorder."""
     own = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
     outer = getattr(_local, "modules", None)
     hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]

@@ -1,4 +1,4 @@
-"""Decides which modules of a model stay whole, called as they are, and which are opened to be recorded.
+"""Decides which modules of a model are whole (recorded as single calls) and which are open (recorded inside).
 
 ::
 
@@ -23,7 +23,7 @@ from ..refusal import CaptureError
 
 
 class Opening:
-    """The modules of one model that stay whole.
+    """The modules of a model that are whole: recorded as single calls.
 
     Args:
         model: the user's.
@@ -54,7 +54,7 @@ class Opening:
             self.whole.setdefault(module, path)
 
     def open(self, path: str, why: str, alone: bool = False) -> bool:
-        """Open all modules of the kind of one that is whole, or this one alone.
+        """Open a whole module and all whole modules of the same class, or this module alone.
 
         Returns:
             False if it has no parts that could be recorded, or was opened or left whole on purpose before.
@@ -78,7 +78,7 @@ class Opening:
         return True
 
     def make_whole(self, path: str, why: str) -> bool:
-        """Leave a module whole that is open; return False if it is the model itself or was opened on purpose."""
+        """Make an open module whole; return False if it is the model itself or was opened on purpose."""
         if not path or path in self._tried:
             return False
         self._tried.add(path)
@@ -91,7 +91,7 @@ class Opening:
         return True
 
     def open_loss(self, path: str) -> bool:
-        """Open a module without parameters that computes a loss, so that it shows how to weigh it."""
+        """Open a module without parameters that computes a loss, so that the loss can be traced."""
         module = self._model.get_submodule(path)
         if any(True for _ in (*module.parameters(), *module.buffers())):
             return False
@@ -100,17 +100,17 @@ class Opening:
         return True
 
     def copy(self) -> Opening:
-        """Return an opening of its own, to try something."""
+        """Return an independent copy, for a trial."""
         made = copy(self)
         made.whole, made.notes, made._tried = dict(self.whole), list(self.notes), set(self._tried)
         return made
 
     def forbid(self, path: str) -> None:
-        """Do not open this module any more."""
+        """Do not open this module from now on."""
         self._tried.add(path)
 
     def too_coarse(self, calls: Sequence[str]) -> tuple[str, float] | None:
-        """Return the module with the largest share of the parameters, if that is over a half, and its share.
+        """Return the module with more than half of the parameters, and its share; None if there is none.
 
         Parameters stand for time, so those of embeddings do not count, and shared ones count at each call.
 
@@ -129,7 +129,7 @@ class Opening:
         return (coarse[0], sizes[coarse[0]] / total) if coarse and total else None
 
     def called_in_parts(self, calls: Collection[str], tensors: Iterable[str]) -> str:
-        """Return a module that is whole, but only its parts are called (``for layer in self.layers``); "" if none is.
+        """Return a whole module of which only submodules are called (``for layer in self.layers``); "" if none.
 
         Args:
             calls: paths of the modules that are called.
@@ -144,7 +144,7 @@ class Opening:
         return ""
 
     def opened(self) -> Iterator[tuple[str, nn.Module]]:
-        """Return the modules whose forward is recorded, with their paths."""
+        """Return (path, module) of each open module."""
         waiting = [("", self._model)]
         seen: set[nn.Module] = set()
         while waiting:
@@ -197,7 +197,7 @@ def _beside(module: nn.Module, ways: set[str], prefix: str) -> Iterator[tuple[st
 
 
 def is_called(module: nn.Module) -> bool:
-    """Return False for a container, which has no forward of its own."""
+    """Return False for a container, which does not define ``forward``."""
     if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
         return True
     return type(module).forward is not nn.Module.forward and not isinstance(

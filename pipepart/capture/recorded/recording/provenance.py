@@ -1,4 +1,4 @@
-"""What the tensors of a recording are computed from: the arguments alone, draws, and calls that decide about sizes."""
+"""Tracks what the tensors of a recording depend on: arguments, random draws, and calls with value-dependent sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sizes import SizeOrigin
 
 
 class Provenance:
-    """What tensors are computed from, by their numbers.
+    """The origins of recorded tensors, by tensor number.
 
     Attributes:
         arguments: those that can be computed from the model's arguments, before the first layer.
@@ -25,7 +25,7 @@ class Provenance:
         self._origins: dict[int, frozenset[SizeOrigin]] = {}
 
     def note(self, call: Call, leaves: Sequence[Any], own: bool) -> None:
-        """Note what a call returned.
+        """Note the origins of a call's results.
 
         Args:
             call: the call.
@@ -54,13 +54,13 @@ class Provenance:
                     self.arguments.add(out.number)
 
     def guard(self, call: Call, asking: Call) -> None:
-        """Note that one call asks for the sizes of what another one returned. It counts once the model reads them."""
+        """Note that ``asking`` computes the sizes of a call's results. It is checked once the model reads a size."""
         asking.asked = False
         for number in call.new:
             self._origins[number] = self._origins.get(number, frozenset()) | {SizeOrigin(asking)}
 
     def read_size(self, number: int) -> None:
-        """Note that the model reads the size of a tensor.
+        """Note that the model has read the size of a tensor.
 
         Raises:
             SkeletonError: it depends on values that cannot be asked before the first layer.

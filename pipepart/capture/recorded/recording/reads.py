@@ -1,4 +1,4 @@
-"""Values that the code between modules reads from tensors, and whether a replay may take for granted what was read.
+"""Checks the values that code between modules reads from tensors: a replay must read the same values.
 
 ::
 
@@ -85,7 +85,7 @@ class Reads:
         return as_read(result, Reading(call.func, call.given.only), lambda: self._used.add(call))
 
     def check(self, output: set[int], returned: set[Any], written: set[int], made_of: Provenance) -> None:
-        """Check the reads of a forward that is over.
+        """Check the reads at the end of a forward.
 
         Args:
             output: numbers of the tensors that the model returned.

@@ -1,4 +1,4 @@
-"""Records one forward of a model: which functions of torch and which whole modules it calls, and with what.
+"""Records one forward of a model: the torch functions and modules that it calls, with their arguments.
 
 ::
 
@@ -53,7 +53,7 @@ from .tensor_numbers import TensorNumbers
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one thread while it is entered.
+    """Context manager that records the calls of one thread.
 
     Args:
         state: path of each parameter and buffer.
@@ -95,17 +95,17 @@ class Recorder(TorchFunctionMode):
 
     @property
     def here(self) -> bool:
-        """Whether the calling thread is the one that records, outside of whole modules."""
+        """True in the recording thread, outside of whole modules."""
         return not self.inside and threading.get_ident() == self._thread
 
     def is_of_this_forward(self, value: Any) -> bool:
-        """Return True for a tensor that depends on a forward's arguments or state, and for a number read from one."""
+        """Return True for a tensor that depends on the arguments or state, and for a number read from such a tensor."""
         if isinstance(value, ReadInteger | ReadFloat):
             return True
         return isinstance(value, Tensor) and self.tensors.known(value) in self.tensors.varying
 
     def output(self, value: Any) -> tuple[list[Any], Any]:
-        """Return what the model returned, with refs in place of tensors, and how it is nested."""
+        """Return the leaves of the model's output, with refs in place of tensors, and their tree spec."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
@@ -188,7 +188,7 @@ class Recorder(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a whole module and record that."""
+        """Call a whole module and record the call."""
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
         self._conditions.check_modes(path)
@@ -247,7 +247,7 @@ class Recorder(TorchFunctionMode):
         raise SkeletonError(f"{what}: pass tensors and numbers")
 
     def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-        """Call a custom autograd function and record that."""
+        """Call a custom autograd function and record the call."""
         self._conditions.check_custom(name, pytree.tree_leaves((args, kwargs)), self._whole)
         given = Given(args, kwargs, self.tensors.number)
         self.inside = name

@@ -1,4 +1,4 @@
-"""Runs a model under a recorder; opens modules or leaves them whole until the recording can be replayed."""
+"""Records a model repeatedly, with more or fewer open modules, until the recording can be replayed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(
     surroundings: Surroundings,
     without_values: bool = False,
 ) -> Recording:
-    """Record one forward. Modules are opened or left whole until it can be replayed.
+    """Record a forward, opening modules or making them whole until the recording can be replayed.
 
     Args:
         model, args, kwargs: that are called.
@@ -106,7 +106,7 @@ class _Session:
         self._surroundings, self._fakes, self._tracking = surroundings, fakes, tracking
 
     def recording(self) -> Recording:
-        """Run the model, and once more if the first forward sets something up.
+        """Record the model's forward, and record it again if the first forward initialized something.
 
         Raises:
             CaptureError: a replay would not repeat it.
@@ -241,7 +241,7 @@ def _check_not_compiled(opening: Opening) -> None:
 
 @contextmanager
 def untouched(model: nn.Module, around: Iterable[Holder] = ()) -> Iterator[Snapshot]:
-    """Run the model on copies of its buffers within the block; afterwards it is as it was, random states included.
+    """Within the block, the model runs on copies of its buffers; afterwards restore it and the random states.
 
     Args:
         around: holders of what its code uses beside what it holds.

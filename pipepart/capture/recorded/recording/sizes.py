@@ -1,4 +1,4 @@
-"""Sizes that depend on values: which calls make tensors of such sizes, and what must be asked again of them.
+"""Finds calls whose result sizes depend on values, and the calls that compute these sizes in a replay.
 
 ::
 
@@ -40,7 +40,7 @@ VALUE_SIZED = _MASKS | _OTHERS
 
 
 class SizeOrigin(NamedTuple):
-    """What decides about the size of a tensor, beside the shapes of the model's arguments.
+    """The call that determines the size of a tensor, if the shapes of the model's arguments do not.
 
     Attributes:
         call: asks for the size; or calls the whole module that returned the tensor.
@@ -53,7 +53,7 @@ class SizeOrigin(NamedTuple):
     shape: torch.Size | None = None
 
     def read(self) -> None:
-        """Have replays check the size, as the model has read it."""
+        """Make replays check the size, because the model has read it."""
         if self.number is None:
             self.call.asked = True
         else:
@@ -62,7 +62,7 @@ class SizeOrigin(NamedTuple):
 
 
 def asking(name: str, func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any, Any] | None:
-    """Return the call that asks for the sizes of what a function returns; None if they do not depend on values."""
+    """Return the call that computes the result sizes of a function; None if they do not depend on values."""
     if name not in VALUE_SIZED:
         return None
     if name in _OTHERS:
@@ -78,7 +78,7 @@ def asking(name: str, func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., 
 
 
 def count_selected(*masks: Tensor) -> list[int]:
-    """Return how many entries of each mask are not zero."""
+    """Return the number of nonzero entries of each mask."""
     return [int(torch.count_nonzero(mask)) for mask in masks]
 
 

@@ -1,4 +1,4 @@
-"""What a recorder knows of torch's functions by their names, and which arguments no forward changes."""
+"""Tables of torch function names that a recorder treats specially, and checks of call arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OPEN = (object, SimpleNamespace)  # classes of C whose objects hold nothing but
 
 
 def is_fixed(value: Any, objects: bool = False) -> bool:
-    """Return True for an argument that a replay can pass on: a tensor, or a value that nothing changes.
+    """Return True for an argument that a replay can reuse: a tensor, or an immutable value.
 
     A function is if it does not hold on to anything else.
 
@@ -79,7 +79,7 @@ def _is_fixed(value: Any, objects: bool, seen: set[int]) -> bool:
 
 
 def modules_in(value: Any) -> list[nn.Module]:
-    """Return the modules that a function may call: itself, its owner, and those in its closure and defaults."""
+    """Return the modules that a callable may call: itself, its owner, and those in its closure and defaults."""
     if isinstance(value, nn.Module):
         return [value]
     if not isinstance(value, tuple | list | dict | partial | MethodType | FunctionType):

@@ -1,4 +1,4 @@
-"""Numbers the tensors of a recording: arguments, parameters, buffers and constants, and what calls return."""
+"""Numbers the tensors of a recording: arguments, parameters, buffers, constants and results of calls."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class TensorNumbers:
         return self._numbers.get(tensor)
 
     def new(self, tensor: Tensor) -> int:
-        """Give a tensor the next number."""
+        """Assign the next number to a tensor."""
         number, self.count = self.count, self.count + 1
         self._numbers[tensor] = number
         return number
 
     def alias(self, tensor: Tensor, number: int) -> None:
-        """Give a tensor without a number that of another one."""
+        """Assign an existing number to a tensor that has none."""
         if self.known(tensor) is None:
             self._numbers[tensor] = number
 
     def input(self, tensor: Tensor) -> int:
-        """Return the number of an argument of the model."""
+        """Return the number of an argument of the model; assign one if it has none."""
         number = self.known(tensor)
         if number is None:
             number = self.new(tensor)
@@ -101,12 +101,12 @@ class TensorNumbers:
         )
 
     def varies(self, tensor: Tensor) -> bool:
-        """Return True unless a tensor depends on no input, module, state or draw."""
+        """Return True if a tensor depends on an input, a module, the state or a random draw."""
         number = self.known(tensor)
         return number is None or number in self.varying
 
     def is_given(self, tensor: Tensor) -> bool:
-        """Return True for a tensor that has a number, and for a parameter or buffer."""
+        """Return True for a tensor with a number, and for a parameter or buffer."""
         return self.known(tensor) is not None or id(tensor) in self._paths
 
     def written_state(self) -> set[int]:
@@ -114,7 +114,7 @@ class TensorNumbers:
         return {number for number, (tensor, was) in self._versions.items() if version(tensor) != was}
 
     def sharing_memory(self, written: Sequence[Tensor]) -> frozenset[int]:
-        """Return the numbers of the tensors that share memory with any of these."""
+        """Return the numbers of all tensors that share memory with one of these."""
         storages = {t.untyped_storage()._cdata for t in written if t.layout is torch.strided}
         return frozenset(
             number

@@ -1,1 +1,1 @@
-"""A recording as a value: its calls, how they are dealt out to layers, and the layers that replay them."""
+"""Recording: the calls of a forward, their assignment to layers, and the layers that replay them."""

@@ -1,4 +1,4 @@
-"""One recorded call: a function of torch or a whole module, where its arguments come from, and what it returned."""
+"""Call: a recorded call of a torch function or module, with its arguments and results."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class Call:
 
     @property
     def reads(self) -> bool:
-        """Whether it returned no tensor: a value that the model has read."""
+        """True if the call returned no tensor: the model has read a value from its arguments."""
         return not (
             self.module or self.writes or self.name in HOOKS or any(type(out) is Ref for out in self.outs)
         )
 
     def run(self, env: Env, func: Callable[..., Any], ambient: Autocast, device: DeviceRule | None) -> None:
-        """Call it again and store what it returns.
+        """Run the call again, and store its results in ``env``.
 
         Raises:
             CaptureError: it returned other values than when it was recorded.
@@ -149,17 +149,17 @@ def positions(tensor: Tensor, **options: Any) -> Tensor:
 
 
 def autocast_now() -> Autocast:
-    """Return the state of autocast for the CPU and the accelerator."""
+    """Return the present autocast state of the CPU and the accelerator."""
     accelerator = torch.accelerator.current_accelerator()
     kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 def as_text(leaf: Any) -> str:
-    """Return an argument or a result as it is written in a recording."""
+    """Format an argument or a result for the text of a recording."""
     return f"%{leaf.number}" if isinstance(leaf, Ref) else f"{leaf!r:.40}"
 
 
 def is_plain_function(call: Call) -> bool:
-    """Return True for a function that computes new tensors or values from its arguments and nothing else."""
+    """Return True for a pure function: it computes new tensors or values from its arguments alone."""
     return not (call.module or call.draws or call.writes or isinstance(call.func, nn.Module))

@@ -1,4 +1,4 @@
-"""Compares recordings by one form of their calls: over processes, over forwards, and over numbers of samples."""
+"""Compares recordings of different processes, forwards or numbers of samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, tor
 
 
 def fingerprint(recording: Recording) -> str:
-    """Return a digest of the calls, of how they are dealt out to layers, and of what the model returned.
+    """Return a digest of a recording: its calls, their assignment to layers, and the output of the model.
 
     It is the same in all processes that recorded the same code with arguments of the same shapes. Devices and objects,
     such as functions among the arguments, do not count.
@@ -35,7 +35,7 @@ def fingerprint(recording: Recording) -> str:
 
 
 def changed(first: Recording, second: Recording, changes: str) -> str:
-    """Name the first call that two recordings of the same forward do not have in common; empty if there is none.
+    """Return a message about the first call that differs between two recordings; empty if none differs.
 
     Args:
         first, second: the recordings.
@@ -60,7 +60,7 @@ def changed(first: Recording, second: Recording, changes: str) -> str:
 def with_another_sample(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a model with the first sample once more at the end."""
+    """Return the arguments of a model with its first sample repeated at the end."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
     longer = [
@@ -73,7 +73,7 @@ def with_another_sample(
 
 
 def depending_on_samples(calls: Sequence[Call], others: Sequence[Call]) -> dict[int, list[Place]]:
-    """Return the calls whose constants differ between recordings with N and N + 1 samples, and the places of these.
+    """Map the index of each call whose constants differ between N and N + 1 samples to the places of the constants.
 
     The first call that is another one in the other recording is among them, with no places.
     """
@@ -89,7 +89,7 @@ def depending_on_samples(calls: Sequence[Call], others: Sequence[Call]) -> dict[
 
 
 def for_any_samples(call: Call, places: Sequence[Place]) -> Call:
-    """Return a call without the number of samples, where that makes no difference; else mark that it is given it.
+    """Rewrite a call so that it does not depend on the number of samples; if that is not possible, mark it.
 
     ``torch.arange(len(x))`` becomes one call on ``x``, and ``x.view(len(x) * n, 5)`` becomes ``x.view(-1, 5)``. A loss
     that is followed shows then what it does with its samples.

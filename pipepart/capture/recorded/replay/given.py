@@ -1,4 +1,4 @@
-"""The arguments of a recorded call: numbers of tensors in place of these, and all other values as they were."""
+"""Given: the arguments of a recorded call, with numbers in place of tensors."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Given:
                     yield part.number
 
     def replaced(self, leaves: Mapping[int, Any]) -> Given:
-        """Return the arguments with other values at some places; none of them is a tensor."""
+        """Return the arguments with some values (not tensors) replaced."""
         made = copy(self)
         made.leaves = [leaves.get(index, leaf) for index, leaf in enumerate(self.leaves)]
         return made
 
     @property
     def only(self) -> int:
-        """The number of the tensor of a call with one tensor."""
+        """The number of the first tensor, for a call with only one."""
         return self._refs[0][1]
 
     def filled(self, env: Env, device: DeviceRule | None = None) -> tuple[Any, Any]:
@@ -97,7 +97,7 @@ class Given:
 
 
 def same_value(was: Any, now: Any) -> bool:
-    """Return True if a Python value is what it was. Objects that cannot be compared count as the same."""
+    """Return True if two Python values are equal. Objects that cannot be compared are equal if their types are."""
     if isinstance(was, Tensor) or isinstance(now, Tensor):
         return False
     if not isinstance(was, _COMPARED):
@@ -106,7 +106,7 @@ def same_value(was: Any, now: Any) -> bool:
 
 
 def resolved(leaf: Any, env: Env) -> Any:
-    """Return the tensor of a ref, and a number as its tensor gives it now; anything else as it is."""
+    """Return the tensor of a ref or the number of a reading; any other value is returned unchanged."""
     if type(leaf) is Ref:
         return env[leaf.number]
     return leaf.func(env[leaf.number]) if type(leaf) is Reading else leaf

@@ -1,4 +1,4 @@
-"""Finds the layer of each call of a module, where a forward calls the modules of a chain more or less often."""
+"""Assigns each call of a module to a layer, if a forward calls the modules of a chain more or less often."""
 
 from __future__ import annotations
 

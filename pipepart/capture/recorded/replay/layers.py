@@ -1,4 +1,4 @@
-"""Layers that replay a recording: each calls its whole modules and the functions between them, on live values."""
+"""Layers that replay a recording: each calls its modules and the functions between them on live values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .recording import Group, Part, Recording, own_loss
 
 
 class Live:
-    """The live values between two layers of a recorded model, with the recording that they belong to.
+    """The live values between two layers of a recorded model, with their recording.
 
     None stands for a value that goes another way, past the stage that these layers are in.
     """
@@ -89,7 +89,7 @@ class RecordedLayer(nn.Module):
 
     @property
     def owners(self) -> list[str]:
-        """The paths of the modules whose own parameters and buffers the layer uses."""
+        """The paths of the modules whose parameters and buffers the layer uses directly."""
         return [key.removeprefix(_KEY) for key in self._modules if key.startswith(_KEY)]
 
     def forward(self, live: Live) -> Any:
@@ -113,7 +113,7 @@ class RecordedLayer(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        """Yield the modules under the names that they have in the user's model."""
+        """Yield the modules with their names in the user's model."""
         memo = set() if memo is None else memo
         if remove_duplicate and self in memo:
             return
@@ -135,7 +135,7 @@ def replayed(
     owner: Callable[[str], Any],
     rule: DeviceRule | None,
 ) -> Env:
-    """Make the calls of one part again; return the tensors by their numbers.
+    """Run the calls of one part again, and return the tensors by number.
 
     Args:
         recording: that the part belongs to.
@@ -157,14 +157,14 @@ def replayed(
 
 
 def reads_values(layer: nn.Module, value: Any) -> bool:
-    """Return True if a layer reads the values of tensors beside its whole modules, which compiled code cannot."""
+    """Return True if a layer reads values of tensors outside of its modules, which compiled code cannot do."""
     if not (isinstance(layer, RecordedLayer) and isinstance(value, Live)):
         return False
     return any(call.reads for call in value.recording.parts[layer.index].calls)
 
 
 def held(owner: Any, name: str) -> Tensor:
-    """Return the parameter or buffer that a module holds under a name."""
+    """Return the parameter or buffer of a module with this name."""
     found = owner._parameters.get(name)
     return owner._buffers[name] if found is None else found
 
@@ -190,13 +190,13 @@ _KEY = "/"  # before the path of a module whose own tensors a layer uses
 
 
 def recorded_layer(index: int, group: Group, model: nn.Module) -> RecordedLayer:
-    """Return a layer whose class bears the name of the user's, for tables and messages."""
+    """Return a layer whose class has the name of the user's module, for tables and messages."""
     last = model.get_submodule(group.modules[-1]) if group.modules else model
     return type(type(last).__name__, (RecordedLayer,), {})(index, group, model)
 
 
 class OwnTensors(nn.Module):
-    """Some parameters and buffers of a module of the user's, without its children: the same entries, live."""
+    """A view of some parameters and buffers of a user's module, without its children."""
 
     def __init__(self, owner: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
 
 
 def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
-    """Return the loss that a model computes, from what its last layer returned. Called as the loss of a step."""
+    """Return the loss that a model computes, from the output of its last layer. Used as the loss function of a step."""
     if not isinstance(unfinished, Unfinished):  # a model that is one layer
         found = own_loss(unfinished)
         return unfinished if found is None else found

@@ -1,4 +1,4 @@
-"""What a model returned: which part of it is its loss, and whether two outputs are equal."""
+"""Finds the loss in the output of a model, and compares two outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _is_scalar(leaf: Any) -> bool:
 
 
 def own_loss(output: Any, is_scalar: Callable[[Any], bool] = _is_scalar) -> Any:
-    """Return the loss in what a model returns; it may be none.
+    """Return the loss in the output of a model; None if there is none.
 
     The loss is called ``loss`` in a dict or an object. In a tuple it is the first entry if that is a scalar, as in
     ``(loss, logits)``, or the only scalar, as in ``(logits, loss)``. Any other output is the loss itself.
@@ -33,7 +33,7 @@ def own_loss(output: Any, is_scalar: Callable[[Any], bool] = _is_scalar) -> Any:
 
 
 def same_outputs(one: Any, other: Any, exactly: bool = True) -> bool:
-    """Return True if two outputs of a model are equal, NaN included: bit for bit, or up to rounding."""
+    """Return True if two outputs of a model are equal, bit for bit or up to rounding. NaN equals NaN."""
     left, spec = pytree.tree_flatten(one)
     right, spec_of_other = pytree.tree_flatten(other)
     return spec == spec_of_other and all(_same(a, b, exactly) for a, b in zip(left, right, strict=True))

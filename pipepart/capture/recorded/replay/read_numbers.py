@@ -1,4 +1,4 @@
-"""Python numbers that a forward reads from tensors, and which note that they are computed with.
+"""Python numbers read from tensors, which remember their tensor and notice when they are used.
 
 A replay may read a number for a log again, if the model returns it as it is. Code that compares it, or computes with
 it, may take another branch or give another result for the next micro-batch.
@@ -11,28 +11,28 @@ from typing import Any, NamedTuple
 
 
 class Reading(NamedTuple):
-    """How a number is read: by a function, from the tensor of this number."""
+    """The function that reads a Python number, and the number of the tensor that it reads from."""
 
     func: Callable[..., Any]
     number: int
 
 
 class ReadInteger(int):
-    """A whole number that was read."""
+    """An integer read from a tensor."""
 
     reading: Reading
     note_use: Callable[[], None]
 
 
 class ReadFloat(float):
-    """A floating point number that was read."""
+    """A floating point number read from a tensor."""
 
     reading: Reading
     note_use: Callable[[], None]
 
 
 def as_read(value: Any, reading: Reading, note_use: Callable[[], None]) -> Any:
-    """Return a number with how it was read; any other value as it is."""
+    """Return a number with its reading; any other value is returned unchanged."""
     kind = {int: ReadInteger, float: ReadFloat}.get(type(value))
     if kind is None:
         return value
@@ -42,7 +42,7 @@ def as_read(value: Any, reading: Reading, note_use: Callable[[], None]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a number as one of Python's own; any other value as it is."""
+    """Return a number as a plain int or float; any other value is returned unchanged."""
     if isinstance(value, ReadInteger):
         return int.__add__(value, 0)
     return float.__add__(value, 0.0) if isinstance(value, ReadFloat) else value

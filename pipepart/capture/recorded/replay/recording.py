@@ -1,4 +1,4 @@
-"""A recording: the calls of one forward, and how they are dealt out to the layers of a chain.
+"""Recording: the calls of one forward, and their assignment to the layers of a chain.
 
 ::
 
@@ -32,7 +32,7 @@ from .subgraph import Subgraph
 
 
 class Part(NamedTuple):
-    """What one layer does in a recording, or the loss after the last layer.
+    """The calls of one layer in a recording, or of the loss after the last layer.
 
     Attributes:
         takes, gives: the numbers of the live values before and behind it.
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The calls up to a whole module and with it; one piece of a chain.
+    """The modules and tensors used by the calls up to and including a whole module; one layer of the finest chain.
 
     Attributes:
         modules: paths of the whole modules that it calls, in order, behind those that it may call for other arguments.
@@ -109,7 +109,7 @@ class Recording:
         return "\n".join([*lines, f"returns {', '.join(map(as_text, self.output))}"])
 
     def groups(self) -> list[Group]:
-        """Return the pieces that a chain may be cut into: the calls up to each whole module."""
+        """Return the groups of the finest chain: each has the calls up to and including a whole module."""
         ends = [index for index, call in enumerate(self.calls) if call.module]
         ends = [end for end in ends if not any(first <= end < last for first, last in self.joined)]
         found, start = [], 0
@@ -140,17 +140,17 @@ class Recording:
         return f"{call.name.strip('_')}() at {call.line}, which {why},"
 
     def settle(self, split_loss: bool) -> None:
-        """Decide whether the model's own loss is split off, and drop what nobody needs."""
+        """Split off the model's own loss if ``split_loss``, and drop unused calls."""
         self.loss = self._number_of_loss() if split_loss else None
         self._drop_unused()
 
     @property
     def start_of_loss(self) -> int:
-        """The index of the first call of the end, if the loss is split off; else the number of calls."""
+        """The index of the first call after the layers, if the loss is split off; else the number of calls."""
         return self._end_of_layers() if self.loss is not None else len(self.calls)
 
     def arrange(self, layers: Sequence[Group]) -> None:
-        """Deal the calls out to layers.
+        """Assign the calls to layers.
 
         Args:
             layers: of the chain, which may have been made from another recording of the model.
@@ -200,7 +200,7 @@ class Recording:
         self.end = self._part(live[count], (), own[count], results - self._returned_state)
 
     def completed(self, env: Env, loss: Any = None) -> Any:
-        """Return what the model returns, from the tensors of a replay.
+        """Return the output of the model, built from the tensors of a replay.
 
         Args:
             env: the tensors by their numbers.
@@ -219,7 +219,7 @@ class Recording:
 
     @cached_property
     def touched(self) -> dict[int, list[int]]:
-        """Return the layers that make or use each live value, in order. Arguments of the model enter at layer 0.
+        """Map each live value to the layers that produce or use it, in order. Arguments of the model enter at layer 0.
 
         The end counts as the last layer, which makes its input. Known once the layers are arranged.
         """
@@ -237,7 +237,7 @@ class Recording:
 
     @property
     def on_meta(self) -> bool:
-        """Whether it was recorded on the meta device, where tensors have no values."""
+        """True if the model was recorded on the meta device, where tensors have no values."""
         return any(device.type == "meta" for device in self.devices)
 
     @property
@@ -247,12 +247,12 @@ class Recording:
 
     @property
     def hooks(self) -> bool:
-        """Whether functions put hooks on tensors, which need gradients."""
+        """True if functions register hooks on tensors, which need gradients."""
         return any(call.name in HOOKS for call in self.calls)
 
     @cached_property
     def questions(self) -> list[Call]:
-        """Return the values that the model read and that can be asked again from its arguments, with what they need."""
+        """Return the calls that read values computable from the arguments alone, with the calls that they need."""
         written = {number for call in self.calls for number in call.writes}
         found: set[Call] = set()
         for index, call in enumerate(self.calls):

@@ -1,4 +1,4 @@
-"""The calls that a value is computed from, and computing it again outside of a replay."""
+"""Finds the calls that a value is computed from, and computes it again outside of a replay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Subgraph(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Iterable[int], calls: Sequence[Call]) -> Subgraph:
-        """Return the calls that make tensors, and those that these need.
+        """Return the calls that compute some tensors, with all calls that these depend on.
 
         Args:
             numbers: of the tensors.
@@ -45,18 +45,18 @@ class Subgraph(NamedTuple):
         return cls([call for call in calls if call in found], outer)
 
     def is_pure(self, written: set[int]) -> bool:
-        """Return True if it has no modules, draws or writes, and needs nothing that is written."""
+        """Return True if no call is a module, draws or writes, and no used tensor is written."""
         used = {number for call in self.calls for number in call.given.numbers()} | self.outer
         return all(map(is_plain_function, self.calls)) and used.isdisjoint(written)
 
 
 def gives_the_same(calls: Iterable[Call], env: Env) -> bool:
-    """Make calls again, store their tensors, and return False if one reads another value than before."""
+    """Run calls again and store their tensors; return False if a call reads another value than in the recording."""
     return all(all(same_value(out, leaf) for out, leaf in computed(call, env)) for call in calls)
 
 
 def computed(call: Call, env: Env, device: DeviceRule | None = None) -> list[tuple[Any, Any]]:
-    """Make a call again and store its tensors; return what it reads, as it was and as it is now."""
+    """Run a call again and store its tensors; return pairs (recorded value, new value) of the values that it reads."""
     args, kwargs = together(*call.given.filled(env, device))
     read = []
     for out, leaf in zip(call.outs, pytree.tree_leaves(call.func(*args, **kwargs)), strict=True):

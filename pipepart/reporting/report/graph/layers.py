@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where everything is, in pixels.
+    """Positions of all boxes and lines, in pixels.
 
     places: left and top of each node's box.
     """
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(nodes: Sequence[Node], edges: Sequence[Edge], stages: int) -> Layout:
-    """Place nodes, in execution order, and edges of a graph without cycles."""
+    """Compute the layout of an acyclic graph. ``nodes`` are in execution order."""
     rows = _rows(nodes, edges)
     own: list[list[int]] = [[] for _ in range(stages)]
     for place, node in enumerate(nodes):

@@ -40,7 +40,7 @@ class Edge(NamedTuple):
 
 
 def nodes_of(plan: Plan, profile: Profile, folded: bool) -> list[Node]:
-    """Return the nodes in execution order; with ``folded`` alike blocks of a stage are one node."""
+    """Return the nodes in execution order. With ``folded``, alike blocks of a stage are one node."""
     costs = profile.at(plan.micro_batches).layers
     found, place = [], 0
     for number, stage in enumerate(plan.stages):

@@ -1,4 +1,4 @@
-"""Places one box for each stage of a plan, row after row as one reads, with the edges that the cut makes."""
+"""Places one box for each stage of a plan, from left to right and row by row, and the edges between stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDEST_EDGE, _ARC = 12.0, 34
 
 
 class StageEdge(NamedTuple):
-    """What goes from a stage to a later one.
+    """The tensors sent from a stage to a later stage.
 
     path: of its line in SVG.
     width: of the line.
@@ -31,7 +31,7 @@ class StageEdge(NamedTuple):
 
 
 class StageLayout(NamedTuple):
-    """Where the boxes of the stages and the edges between them are, in pixels."""
+    """Positions of the stages' boxes and of the edges between them, in pixels."""
 
     width: float
     height: float
@@ -40,7 +40,7 @@ class StageLayout(NamedTuple):
 
 
 def lay_out_stages(plan: Plan) -> StageLayout:
-    """Place the stages of a plan, with what each sends to the next one and past it."""
+    """Compute the layout of a plan's stages, with edges to the next stage and to later stages."""
     stages = len(plan.stages)
     sizes = {(at, at + 1): stage.output_bytes for at, stage in enumerate(plan.stages[:-1])}
     sizes |= {(at, skip.target): skip.bytes for at, stage in enumerate(plan.stages) for skip in stage.skips}

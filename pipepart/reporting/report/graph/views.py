@@ -1,4 +1,4 @@
-"""The section of the report with the layer graph: stages coloured, and what crosses their borders by its size."""
+"""The section of the report with the layer graph: a colour per stage, and line widths by bytes sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READABLE = 80  # nodes, up to which layers are shown first
 
 
 def graph_section(runs: Sequence[Run]) -> Section | None:
-    """Return the layer graph of each plan that has a profile: one box a stage, a block of layers, or a layer."""
+    """Return the section with each plan's layer graph, with a box per stage, per block or per layer."""
     shown = [_shown(run, run.plan.profile) for run in runs if run.plan.profile is not None]
     if not shown:
         return None
