@@ -29,7 +29,8 @@ from .sparse import bytes_of
 from .weight_gradients import KNOWN, Formula, Known, read_formula
 
 # Starting autograd's engine takes longer than adding a small gradient, so small gradients share one run.
-_BYTES_AT_ONCE = 2**20
+# Larger ones do not: the memory of a layer's W is predicted for that layer alone.
+_BYTES_AT_ONCE = 2**16
 
 # Nodes that may lie between a weight and the layer that uses it: views and casts.
 _VIEWS = frozenset(
