@@ -1,4 +1,4 @@
-"""What the benchmark asks of a framework: to step, to show its gradients, and to say what it burnt."""
+"""Interface of a benchmarked framework: run a step, return the gradients, and report the CPU time used."""
 
 import time
 from dataclasses import dataclass

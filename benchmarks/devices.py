@@ -1,4 +1,4 @@
-"""The contenders of the GPU benchmark: the model on one device, and pipelines over devices that stages may share."""
+"""Contenders of the GPU benchmark: the model on one device, and pipelines whose stages may share a device."""
 
 import copy
 from collections.abc import Iterator, Sequence

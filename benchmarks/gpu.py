@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`: pipelines on the GPUs of this machine, be it one that their stages share."""
+"""`python -m benchmarks.gpu`: pipelines on the GPUs of this machine; on one GPU, all stages share it."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""The models that are raced, each with a mini-batch and a loss; built alike in every process."""
+"""The benchmarked models, each with a mini-batch and a loss; every process builds equal copies."""
 
 import itertools
 from collections.abc import Callable

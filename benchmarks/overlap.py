@@ -1,4 +1,4 @@
-"""How much of the time several streams, or threads, had work at once, as torch.profiler saw it."""
+"""Computes from a torch profile how long several streams or threads were busy at the same time."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Times work while other programs leave the processor alone, as far as it can be had."""
+"""Times work while other programs use little of the processor, as far as possible."""
 
 import os
 import time

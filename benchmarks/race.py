@@ -1,4 +1,4 @@
-"""One race: every framework on the same model, cut and micro-batches, proven right, then timed in turns."""
+"""One race: checks every framework on the same model, cut and micro-batches, then times them in turns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Lets contenders step in turns, so that what changes the machine's pace changes it for all alike."""
+"""Runs the steps of contenders in turns, so that other load on the machine affects all of them equally."""
 
 import statistics
 from collections.abc import Callable, Sequence

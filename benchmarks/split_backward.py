@@ -1,4 +1,4 @@
-"""`python -m benchmarks.split_backward`: a backward in two parts, I and W, against the same one in one, B."""
+"""`python -m benchmarks.split_backward`: times split backwards (I and W) against full backwards (B)."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""The two tables of the benchmark, and the machine they were measured on."""
+"""Formats the two tables of the benchmark, with a description of the machine."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tracing`: steps that are traced against the same steps that are not, in turns."""
+"""`python -m benchmarks.tracing`: times steps with tracing against the same steps without, in turns."""
 
 import statistics
 import time

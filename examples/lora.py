@@ -1,4 +1,4 @@
-"""Fine-tunes adapters (LoRA, by peft) of a frozen bfloat16 model on two small devices of unlike memory and speed."""
+"""Fine-tunes LoRA adapters (peft) of a frozen bfloat16 model on two devices with different memory and speed."""
 
 from __future__ import annotations
 

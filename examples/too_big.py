@@ -1,4 +1,4 @@
-"""Plans a model that is too big for its devices, follows what the error suggests, and trains within the memory."""
+"""Plans a model that is too big for its devices, applies a suggestion of the error, and trains within the memory."""
 
 from __future__ import annotations
 

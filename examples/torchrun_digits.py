@@ -1,4 +1,4 @@
-"""Trains on handwritten digits under torchrun, and goes on from the last checkpoint when a process has failed.
+"""Trains on handwritten digits under torchrun, and resumes from the last checkpoint after a process has failed.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Trains on two devices of which one is half as fast: layers cut in halves against the cut that pipepart plans."""
+"""Trains on two devices, one half as fast: compares an even cut of the layers with the cut planned by pipepart."""
 
 from __future__ import annotations
 

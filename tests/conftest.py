@@ -1,4 +1,4 @@
-"""Every test starts from the same seed, on one thread, in no terminal."""
+"""Fixtures for all tests: the same seed, one thread, and no terminal."""
 
 import gc
 import random

@@ -1,4 +1,4 @@
-"""The functions that run the actions of one stage: each receives what the stage needs, computes, and sends.
+"""StageActions: the functions that run the actions of one stage; each receives inputs, computes, and sends results.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Calls of a pipeline: what one process is asked to run, and what all processes know before it runs."""
+"""Call: the arguments of one pipeline call. Agreed: the values that processes have agreed on before it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..data.split import MicroBatches
 
 
 class Call(NamedTuple):
-    """A call of a pipeline, as its caller in this process makes it.
+    """A call of a pipeline in this process.
 
     Attributes:
         name: of the method.
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class BackwardCall(NamedTuple):
-    """The backward of a differentiable call, as the caller of its output makes it.
+    """The backward of a differentiable call of a pipeline.
 
     Attributes:
         form, number: of the forward, as in :class:`Agreed`.

@@ -1,4 +1,4 @@
-"""AsModule: the part of a pipeline that behaves like its model: parameters, state, modes and gradients."""
+"""AsModule: the methods that a pipeline has in common with its model: parameters, state, modes and gradients."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MODES_WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def compile_options(wish: CompileOptions, plan: Plan) -> Mapping[str, Any] | None:
-    """Return the keywords for torch.compile, or None if nothing is to be compiled.
+    """Return the keywords for torch.compile; None for no compilation.
 
     Raises:
         TypeError: ``wish`` is neither a bool nor a mapping of keywords that torch.compile takes.

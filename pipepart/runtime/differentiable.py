@@ -1,4 +1,4 @@
-"""Makes a pipeline differentiable: all stages are one node in the caller's autograd graph.
+"""Makes a pipeline differentiable: all its stages form one node in the caller's autograd graph.
 
 ::
 

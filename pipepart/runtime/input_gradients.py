@@ -1,4 +1,4 @@
-"""Takes the gradients of a stage's input with their original memory layout.
+"""Collects the gradients of a stage's input in their original memory layout.
 
 A leaf's ``grad`` has the layout of the leaf. If the gradient has another layout, ``grad`` is a copy, and the previous
 stage would sum the copy in another order than the plain model does. So nodes between the leaves and the layers catch

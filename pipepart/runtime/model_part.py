@@ -1,4 +1,4 @@
-"""ModelPart: the parameters, state and gradients of the model that one process has: all, or those of its rank."""
+"""ModelPart: the parameters, state and gradients of one process: of the whole model, or of its rank's stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step: each worker runs the actions of its device, and the first failure ends the step for all workers.
+"""Step: runs the actions of each device on its worker; the first failure ends the step for all workers.
 
 What a stage keeps from one of its actions to the next is in its :class:`StageRun`, which its worker alone uses, so
 workers share nothing but messages. The way of one micro-batch through a stage: ``Step.work`` calls the action's

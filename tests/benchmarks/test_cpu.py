@@ -1,4 +1,4 @@
-"""The whole benchmark on a model so small that it takes seconds."""
+"""Runs the whole CPU benchmark on a tiny model, in a few seconds."""
 
 import json
 import subprocess

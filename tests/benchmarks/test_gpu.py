@@ -1,4 +1,4 @@
-"""The GPU benchmark where there is no GPU: one line, or a dry run of everything but CUDA."""
+"""The GPU benchmark on a machine without a GPU: prints one line, or makes a dry run of everything but CUDA."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each process builds its own copy of a workload, so two builds must be one model."""
+"""Two builds of a benchmark model are equal, because each process builds its own copy."""
 
 import pytest
 import torch

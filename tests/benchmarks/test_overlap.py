@@ -1,4 +1,4 @@
-"""What ran at once, from spans on lanes."""
+"""Overlap of streams or threads, computed from the spans of a profile."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The peers, driven as the benchmark drives them, compute the plain model's gradients."""
+"""The other frameworks of the benchmark compute the gradients of the plain model."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The gate before the clock: wrong gradients are not timed."""
+"""A contender with wrong gradients is not timed."""
 
 import pytest
 import torch

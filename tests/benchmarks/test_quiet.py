@@ -1,4 +1,4 @@
-"""Work that others disturb is done again, and when they never stop, the least disturbed one counts."""
+"""Measurements disturbed by other programs are repeated; if all are disturbed, the least disturbed one counts."""
 
 import itertools
 import subprocess

@@ -1,4 +1,4 @@
-"""Turns: every contender steps in every round, and nobody always goes first."""
+"""Every contender steps in every round, and the order changes from round to round."""
 
 import time
 

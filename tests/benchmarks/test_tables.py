@@ -1,4 +1,4 @@
-"""What the tables say of samples that are known."""
+"""The tables of the benchmark show the right figures for known samples."""
 
 from rich.console import Console
 from rich.table import Table

@@ -1,4 +1,4 @@
-"""What models of other files read and write: a global number, and a store of tensors."""
+"""Global values that models in other files read and write: a number, and a dict of tensors."""
 
 from typing import Any
 

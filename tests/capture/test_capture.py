@@ -1,4 +1,4 @@
-"""A model as a graph of layers: names, shapes, types and bytes, and nothing has run."""
+"""``capture`` returns the graph of layers with names, shapes, types and bytes, without side effects."""
 
 from collections import OrderedDict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Deep copies share nothing with the first, not even through autograd."""
+"""Deep copies share nothing with the original, not even an autograd graph."""
 
 import warnings
 from typing import Any

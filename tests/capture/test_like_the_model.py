@@ -1,4 +1,4 @@
-"""A pipeline of a recorded model is used as the model is: outputs, evaluation, saving, adapters, checks."""
+"""A pipeline of a recorded model can be used like the model: outputs, evaluation, saving, adapters, checks."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Losses that models compute themselves: those of micro-batches add up to that of the mini-batch, or are refused."""
+"""Models that compute their own loss: micro-batch losses add up to the mini-batch loss, or an error is raised."""
 
 import copy
 import math

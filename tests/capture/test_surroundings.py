@@ -1,5 +1,5 @@
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
-"""What the Python code between blocks reads may change between steps: the next step is right, or refused."""
+"""If a value read by Python code between blocks changes, the next step is right or raises an error."""
 
 import types
 from collections.abc import Callable

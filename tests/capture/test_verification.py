@@ -1,4 +1,4 @@
-"""What a failed check of a replay says: the first call or the first module that differs."""
+"""The error of a failed replay check names the first call or module that differs."""
 
 import itertools
 import multiprocessing

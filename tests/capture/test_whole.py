@@ -1,4 +1,4 @@
-"""The whole model as one layer, which is not recorded: ``layers=[""]``."""
+"""``layers=[""]`` makes the whole model one layer, which is not recorded."""
 
 import copy
 from pathlib import Path

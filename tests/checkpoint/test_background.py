@@ -1,4 +1,4 @@
-"""A checkpoint that is written in the background has the values of its moment, and its errors are not lost."""
+"""A checkpoint written in the background has the values at the time of ``save``, and its errors are not lost."""
 
 from __future__ import annotations
 

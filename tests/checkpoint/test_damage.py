@@ -1,4 +1,4 @@
-"""A file that is cut off, changed or missing is found and named, and the checkpoint before it is taken."""
+"""A truncated, changed or missing file is detected and named, and the previous checkpoint is loaded."""
 
 from __future__ import annotations
 

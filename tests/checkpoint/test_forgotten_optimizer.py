@@ -1,4 +1,4 @@
-"""A checkpoint with the state of an optimizer that is loaded without one, as by a forgotten argument."""
+"""Loading a checkpoint with optimizer state but without an optimizer, as if the argument was forgotten."""
 
 import warnings
 from pathlib import Path

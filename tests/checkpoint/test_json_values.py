@@ -1,4 +1,4 @@
-"""Values of JSON come back as what they were, and what JSON cannot hold is refused by its place."""
+"""Values encoded as JSON are decoded with equal value and type; an error names the place of other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that is killed again and again, within saves and between them, ends with the bits of one that was not."""
+"""A training killed repeatedly, within and between saves, ends bit for bit like an uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest names files of its own directory only, whoever wrote it."""
+"""A manifest with file names outside of its own directory is rejected."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every scheduler and optimizer of torch goes on as if it had not been saved."""
+"""Every scheduler and optimizer of torch continues after loading as if there had been no interruption."""
 
 from __future__ import annotations
 

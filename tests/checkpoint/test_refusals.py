@@ -1,4 +1,4 @@
-"""What does not fit is refused: nothing is written, or nothing is changed."""
+"""Arguments that do not fit raise an error before anything is written or changed."""
 
 from __future__ import annotations
 

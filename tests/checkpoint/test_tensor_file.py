@@ -1,4 +1,4 @@
-"""Files of tensors against the safetensors package, both ways of it."""
+"""Tensor files are compatible with the safetensors package, for reading and writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small training whose state has a bit of everything: a shared weight, statistics, draws, momentum, a schedule."""
+"""A small training with many kinds of state: a tied weight, statistics, random draws, momentum, a scheduler."""
 
 from __future__ import annotations
 

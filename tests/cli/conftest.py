@@ -1,4 +1,4 @@
-"""A directory with a file of models in it, and the command line to try on it."""
+"""Fixtures: a directory with a file of models, and a function that runs the command line there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pipepart check``: tables, JSON and the status that it ends with."""
+"""``pipepart check``: tables, JSON and exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal shows: its width is filled and not exceeded, and colours are those that it wants."""
+"""Output on a terminal fills its width without exceeding it, and respects its colour settings."""
 
 from __future__ import annotations
 

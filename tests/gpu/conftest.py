@@ -1,4 +1,4 @@
-"""Tests on CUDA devices: one that several workers share, and two where there are as many."""
+"""Fixtures for CUDA tests: one device shared by several workers, and two devices if the machine has them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Layers that hold their GPU up, so that streams which wait for too little are seen to."""
+"""Layers that delay their GPU, so that a missing wait between streams shows in the numbers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the caller gives to a step and takes back on a GPU: pinned memory at once, and the caller's own stream."""
+"""Inputs and outputs of a step on a GPU: pinned memory can be reused at once, and the caller's stream is respected."""
 
 import pytest
 import torch

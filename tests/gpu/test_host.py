@@ -1,4 +1,4 @@
-"""Within a step the host waits for no GPU, and a GPU holds what the plan says."""
+"""Within a step the host never waits for a GPU, and each GPU uses as much memory as the plan predicts."""
 
 import gc
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What a cut costs and what the best one is, from the definitions alone: nothing here comes from the planner."""
+"""Computes the cost of a cut and the best cut from the definitions, independently of the planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a cut that is not proven holds: no cut beats its bound, whatever the search was allowed to do."""
+"""The lower bound of an unproven cut holds: no cut beats it, for any budget of the search."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The cut is the best there is: against every cut, an integer program, and the proven optima of published graphs."""
+"""Cuts are optimal: compared with all cuts, an integer program, and proven optima of published graphs."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What cannot be cut is refused with the node and the numbers; memory is a limit to the byte."""
+"""Errors for graphs that cannot be cut name the node and the numbers; memory limits are exact to the byte."""
 
 from typing import Any
 

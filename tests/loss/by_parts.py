@@ -1,4 +1,4 @@
-"""A loss taken micro-batch by micro-batch, against the same loss of the whole mini-batch."""
+"""Computes a loss micro-batch by micro-batch, and compares it with the loss of the whole mini-batch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Losses of users: exact for what adds up over samples, and refused with help for what does not."""
+"""User-written losses are exact if they add up over samples; for others, an error says what to write."""
 
 from collections.abc import Callable
 from typing import Any

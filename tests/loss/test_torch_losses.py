@@ -1,4 +1,4 @@
-"""Every loss of torch, whatever it is a mean over, against itself on the whole mini-batch."""
+"""Every loss of torch on micro-batches, compared with the same loss on the whole mini-batch."""
 
 from collections.abc import Callable
 from functools import partial

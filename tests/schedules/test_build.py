@@ -1,4 +1,4 @@
-"""Schedules by name."""
+"""``schedules.build`` builds schedules by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What makes a schedule impossible, and how the checker says it."""
+"""``schedules.check`` rejects impossible schedules, with an error that names the action."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Offload: where the copies between a device and its host stand, what they take, and what they free."""
+"""Offload: position, duration and saved memory of the copies between a device and its host."""
 
 import random
 

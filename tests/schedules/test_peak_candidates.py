@@ -1,4 +1,4 @@
-"""How much stages keep at the same moment, as counts: what any sizes of stash and input make of it is the peak."""
+"""``peak_candidates``: for any byte sizes, the largest candidate equals the memory peak."""
 
 import pytest
 from hypothesis import given, settings

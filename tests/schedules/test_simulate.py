@@ -1,4 +1,4 @@
-"""What the simulator says of schedules whose times are known."""
+"""The simulator gives the known times of simple schedules."""
 
 import pytest
 

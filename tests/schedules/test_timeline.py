@@ -1,4 +1,4 @@
-"""What a timeline tells of itself, simulated or measured."""
+"""The figures of simulated and measured timelines."""
 
 from itertools import pairwise
 

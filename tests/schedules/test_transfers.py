@@ -1,4 +1,4 @@
-"""The messages between devices that a timeline shows, and the waits that they explain."""
+"""The transfers of a timeline, and the waits that they cause."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A report in a browser, with all that went wrong on it."""
+"""Opens a report in a browser, and collects the errors of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that fail on purpose, in one call that a test chooses."""
+"""Layers that raise an error in the call chosen by the test."""
 
 from __future__ import annotations
 

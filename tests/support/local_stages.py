@@ -1,4 +1,4 @@
-"""Stands for several processes in one: each has a model of its own, with the layers of its stages only."""
+"""Emulates several processes in one: each has its own model, with only the layers of its stages."""
 
 from __future__ import annotations
 

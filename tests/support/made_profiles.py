@@ -1,4 +1,4 @@
-"""Profiles written by hand, so that what follows from them can be told beforehand."""
+"""Profiles with hand-written costs, so that tests know the expected plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with a border of another kind between each two of its layers."""
+"""A model whose layers exchange different kinds of values at each border."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few cases in which every two settings meet, in place of the product of all settings."""
+"""Pairwise testing: a small set of cases that covers every pair of settings."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Which tensors of safetensors files a test has read."""
+"""Records the tensors that a test reads from safetensors files."""
 
 import pytest
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The devices are there for the tests of this folder, and no others find them."""
+"""Fixtures that enable the simulated devices for the tests of this folder only."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Simulated asynchronous devices: a test double for several GPUs, implemented in the CPU's memory.
+"""Simulated asynchronous devices: a test double for several GPUs, in CPU memory.
 
 ``load`` registers them with torch as ``vdev:0``, ``vdev:1``, ... Mixing tensors of two devices raises, as on GPUs.
 Each device has its own generator, streams, events and autograd thread, counts its memory, and can be given a memory

@@ -1,4 +1,4 @@
-"""Finds accesses to memory that no event, stream or host orders, in the trace of one run.
+"""Finds data races, memory accesses not ordered by an event, a stream or the host, in the trace of one run.
 
 A vector clock for each stream says what of each other stream is over when its next kernel begins; one for each host
 says what that has waited for. A kernel races with the earlier accesses of the same bytes that are not in its stream's

@@ -1,4 +1,4 @@
-"""Layers and losses that give a pipeline other numbers, each by one fault."""
+"""Layers and losses with one fault each, which make a pipeline compute other numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pipepart.check`` on models that are right: what it says, and what it leaves alone."""
+"""``pipepart.check`` on correct models: its report, and the state that it must not change."""
 
 from __future__ import annotations
 

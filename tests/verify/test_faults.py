@@ -1,4 +1,4 @@
-"""``pipepart.check`` finds each fault, and names the layer that has it."""
+"""``pipepart.check`` detects each fault and names the faulty layer."""
 
 from __future__ import annotations
 

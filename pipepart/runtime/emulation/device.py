@@ -1,4 +1,4 @@
-"""One strict virtual device: checks each operation on its worker's thread, and counts the memory of new tensors.
+"""StrictDevice: checks each operation of one virtual device's worker, and counts the memory of new tensors.
 
 A tag on a tensor's storage says where the tensor lives, so views, detached tensors and what autograd saves live where
 their base does. The rules, as on a GPU:

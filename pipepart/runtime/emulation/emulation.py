@@ -1,4 +1,4 @@
-"""Makes virtual devices behave as the plan's cluster describes them: own memories, limits, speeds and links."""
+"""Emulates the memory limits, speeds and links of the plan's cluster on virtual devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of virtual devices: where a storage lives, how many bytes a device has in use, and who holds a tensor."""
+"""Counts the memory of virtual devices: the device of each storage, and the bytes in use on each device."""
 
 from __future__ import annotations
 

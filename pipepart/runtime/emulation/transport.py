@@ -1,4 +1,4 @@
-"""Delivers messages to the memory of the device that receives them, and when an emulated link would.
+"""Delivers messages into the memory of the receiving device, after the time that an emulated link takes.
 
 A strict device has the copy of a message from the moment that it is sent, as an accelerator has. Live values that go
 past stages, and gradients of replicas, stay with their sender until they are used.

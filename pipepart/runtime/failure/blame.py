@@ -1,4 +1,4 @@
-"""Finds the layer whose backward failed, from what the failure left behind.
+"""Finds the layer whose backward failed, from the state of the autograd graph after the failure.
 
 Autograd runs a whole stage in one call and does not say where it failed. A hook on every layer would cost a Python call
 per layer and micro-batch. Instead the graph is inspected after the exception: a node that has run has freed its saved

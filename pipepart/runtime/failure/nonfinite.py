@@ -1,4 +1,4 @@
-"""Finds the first number of a step that is not finite, and the layer that made it.
+"""Finds the first infinity or NaN of a step, and the layer that computed it.
 
 Workers compute the largest magnitude in each tensor that their layers make, and leave it on the device: nobody waits,
 and the step goes on to its end. Then all magnitudes are read, once per device. "First" refers to plain training on the

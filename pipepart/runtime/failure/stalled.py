@@ -1,4 +1,4 @@
-"""Gives up a step in which no action ends any more, and reports what each worker runs or waits for.
+"""Ends a step in which no action has finished for the timeout, and reports what each worker runs or waits for.
 
 Each worker records its current action and when it began. The caller's thread, which waits for the workers, gives the
 step up when the newest of these actions is older than the timeout.

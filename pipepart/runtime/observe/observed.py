@@ -1,4 +1,4 @@
-"""Observed: the part of a pipeline that tells what its steps did: traces and memory."""
+"""Observed: the methods of a pipeline that report on its steps: traces and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records start and end of each action and message of a run, on the clocks of their devices.
+"""Records the start and end of each action and message of a run, on the clocks of their devices.
 
 ::
 

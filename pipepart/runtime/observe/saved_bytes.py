@@ -1,4 +1,4 @@
-"""Counts the real bytes that the stages of a device keep for their backwards during a step."""
+"""Counts the bytes that the stages of a device actually keep for their backwards during a step."""
 
 from __future__ import annotations
 

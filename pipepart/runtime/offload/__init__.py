@@ -1,4 +1,4 @@
-"""Keeps what a stage saves for its backward in the memory of the host, until shortly before the backward."""
+"""Offloads the tensors that a stage saves for its backward to host memory, until shortly before the backward."""
 
 from .copy_queues import CopyQueue, copy_queues
 from .stage_offload import SavedTensors, StageOffload, check_no_hooks

@@ -1,4 +1,4 @@
-"""Copies tensors between a device and the memory of its host, one copy at a time, beside the computation.
+"""Copies tensors between a device and host memory, one copy at a time, in parallel with computation.
 
 On an accelerator the copies have a stream of their own, and the host memory is pinned. The host never waits::
 

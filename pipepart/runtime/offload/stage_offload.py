@@ -1,4 +1,4 @@
-"""What autograd saves in a stage's forwards, moved to the host and back by micro-batch.
+"""Moves the tensors that autograd saves in a stage's forwards to the host and back, per micro-batch.
 
 ``torch.autograd.graph.save_on_cpu`` copies each tensor by itself, parameters too, while the host waits, and copies it
 back when the backward asks for it. Here all tensors of a micro-batch are copied at once, memory that several share

@@ -1,4 +1,4 @@
-"""Which tensors of a model the stages of this process use, and on which device each belongs."""
+"""Lists the tensors of a model that the stages of this process use, and the device of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives back the memory of layers that other processes run."""
+"""Frees the memory of layers that other processes run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swaps the memory of a tensor, which stays the same object for the modules and optimizers that hold it."""
+"""Replaces the memory of a tensor in place: modules and optimizers keep the same tensor object."""
 
 from __future__ import annotations
 

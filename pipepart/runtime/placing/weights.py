@@ -1,4 +1,4 @@
-"""Reads the tensors of a model from files of safetensors, one after the other, to the devices of their stages."""
+"""Reads the tensors of a model from safetensors files, one after another, onto the devices of their stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers of recomputed layers: both forwards read the same values, and only the first one updates them.
+"""Buffers of recomputed layers: both forwards read the same values, and only the first forward updates them.
 
 A BatchNorm updates its running statistics in the forward; a second forward of the same micro-batch must not update them
 again. If a layer's output depends on its buffers, it must not read the updates of later micro-batches either. So the

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the seed, the step, the micro-batch and the layer, and on nothing else.
+"""Seeds random numbers by the seed, step, micro-batch and layer only, so that cut and schedule do not change them.
 
 If all workers drew from torch's CPU generator, the numbers would depend on the order of the threads. Here each
 random operation of a layer gets a generator state of its own. The global generator is read when a step begins and,

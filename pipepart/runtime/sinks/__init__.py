@@ -1,4 +1,4 @@
-"""Receives the outputs of the last stage, and gives the gradients that backwards start from."""
+"""Sinks receive the outputs of the last stage, and return the gradients from which backwards start."""
 
 from .loss_sink import LossSink
 from .make import check_forwards_first, make_loss_sink

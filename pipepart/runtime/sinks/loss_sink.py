@@ -1,4 +1,4 @@
-"""LossSink: receives the outputs and the losses of one run, and returns the gradients that backwards start from."""
+"""LossSink: receives the outputs and losses of one run, and returns the gradients that backwards start from."""
 
 from __future__ import annotations
 

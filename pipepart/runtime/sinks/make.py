@@ -1,4 +1,4 @@
-"""Makes the loss sink that a loss needs under a schedule."""
+"""Chooses and creates the loss sink for a loss and a schedule."""
 
 from __future__ import annotations
 

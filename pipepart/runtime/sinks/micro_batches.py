@@ -1,4 +1,4 @@
-"""The loss of each micro-batch, weighted by its part in that of the mini-batch."""
+"""Computes the loss of each micro-batch, weighted by its share in the loss of the mini-batch."""
 
 from __future__ import annotations
 

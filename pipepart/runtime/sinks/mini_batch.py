@@ -1,4 +1,4 @@
-"""The loss of the whole mini-batch, for ``reduction="batch"``: computed once, when all outputs are there."""
+"""Computes the loss of the whole mini-batch once, on all outputs, for ``reduction="batch"``."""
 
 from __future__ import annotations
 

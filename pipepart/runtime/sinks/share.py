@@ -1,4 +1,4 @@
-"""Share: what one rank knows of the loss of a mini-batch, and tells the others."""
+"""Share: the values for the mini-batch's loss that one rank sends to the others."""
 
 from __future__ import annotations
 

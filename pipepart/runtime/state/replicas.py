@@ -1,4 +1,4 @@
-"""Further replicas of the model: stages of shadows, which follow the user's layers and return their gradients.
+"""Replicas of the model: stages of shadow modules, which follow the user's layers and return gradients to them.
 
 ::
 

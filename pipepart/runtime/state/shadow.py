@@ -1,4 +1,4 @@
-"""Shadows: copies of modules that compute with other tensors than the user's, and follow the user's settings.
+"""Shadows: copies of modules that use other tensors than the user's modules, but follow their settings.
 
 A stage runs shadows in two cases. A parameter that an earlier stage uses as well has a replica here, for a gradient of
 its own: modules that use it are copied shallowly, as only this tensor is another one. In a further replica of the model

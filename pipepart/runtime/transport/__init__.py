@@ -1,1 +1,1 @@
-"""How messages travel between the workers of one step."""
+"""Transports: carry the messages of one step between workers."""

@@ -1,4 +1,4 @@
-"""Sends activations and their gradients in fewer bytes over the links that the cluster of the plan marks.
+"""Compresses activations and gradients on the links that the plan's cluster marks as compressed.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The streams of a pipeline's workers on accelerators, and the copies of messages between them.
+"""Streams of a pipeline's workers on accelerators, and copies of messages between the devices.
 
 A device goes through each of its streams in order, behind the host, which only queues. A worker computes on a stream of
 its device: on the caller's current stream if no other worker has this device, so that activations, weights and

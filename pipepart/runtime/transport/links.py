@@ -1,4 +1,4 @@
-"""Links: the connections of one rank to the others, and what is known of the messages that go over them."""
+"""Links: the connections of one rank to the others, with the layouts of the messages sent over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends and receives the messages of a step in one order on all ranks, as NCCL needs, which has no tags.
+"""Sends and receives the messages of a step in one order on all ranks, because NCCL has no tags.
 
 NCCL matches the messages from one rank to another by their order, and a message that cannot go yet holds up those
 behind it. So all ranks take the messages of a step in one order. Each comes after those that its sender received

@@ -1,4 +1,4 @@
-"""Copies a mini-batch in pinned memory to accelerators, on a stream of their own each.
+"""Copies a mini-batch from pinned memory to accelerators, on a separate stream per device.
 
 The copies for a step run while the devices still compute the step before::
 

@@ -1,4 +1,4 @@
-"""Carries messages between stages of different processes by torch.distributed's sends and receives.
+"""Sends messages between stages of different processes with torch.distributed's point-to-point calls.
 
 ::
 

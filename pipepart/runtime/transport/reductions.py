@@ -1,4 +1,4 @@
-"""Adds up the gradients of a stage over replicas of the model that are on other ranks.
+"""Sums the gradients of a stage over replicas of the model on other ranks.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Sends live values that some stages do not use straight from stage to stage, past them, and their gradients back.
+"""Sends skip connections directly to the stages that use them, and their gradients directly back.
 
 ::
 

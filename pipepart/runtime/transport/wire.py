@@ -1,4 +1,4 @@
-"""Wire: messages between stages as plain bytes, and the form that says what they are.
+"""Converts messages between stages to plain bytes and a form that describes their layout, and back.
 
 A message is a nest of tensors. Tensors that share memory are sent as one buffer and share memory again on the other
 side: of each storage the range that its tensors use, which begins at a multiple of 64 bytes, as vectorized kernels of

@@ -1,4 +1,4 @@
-"""Layers of every sort: what they do to their input, their parameters and their buffers is what may go wrong."""
+"""Layers that use their input, parameters and buffers in ways that are difficult for a pipeline."""
 
 from __future__ import annotations
 

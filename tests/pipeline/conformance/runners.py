@@ -1,4 +1,4 @@
-"""Ways to train a scenario, and few of them in which nearly every two settings meet."""
+"""Configurations to train a scenario, with a small set that covers nearly all pairs of settings."""
 
 from __future__ import annotations
 

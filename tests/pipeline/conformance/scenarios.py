@@ -1,4 +1,4 @@
-"""What is trained: models that are cut anywhere, with their mini-batches and losses."""
+"""Scenarios to train: models with their mini-batches and losses; each model can be cut anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is out: torch's error for it, what was held, nothing of it kept by the error, and the next step works."""
+"""Out of memory: raises torch's error with a list of held tensors, frees them, and the next step works."""
 
 import gc
 import weakref
