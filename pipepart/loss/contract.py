@@ -21,7 +21,7 @@ from ..autograd.own_copy import tensors
 from ..capture import loss_of
 from ..data.split import MicroBatches
 from ..workers.streams import has_streams, hold_for_caller
-from .buffers import buffers_elsewhere, call_with_buffers
+from .buffers import buffers_elsewhere, call_on_copies, call_with_buffers
 from .follow import Follower
 from .function_key import function_key
 from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
@@ -229,8 +229,9 @@ class MiniBatchLoss:
             with follower or nullcontext():
                 value = call_with_buffers(function, given, buffers)
             if follower is not None and follower.counts_samples:
-                call_again = partial(call_with_buffers, function, buffers=buffers)
-                if more := follower.check_numbers(call_again, given):
+                call_again = partial(call_on_copies, function, buffers=buffers)
+                more = follower.check_numbers(call_again, given)
+                if more:
                     return self._followed(micro_batch, output, target, {*literal, *more})
         taken = self._as_taken(value, micro_batch, follower)
         if torch.is_grad_enabled() and _has_graph(output):

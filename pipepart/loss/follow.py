@@ -72,7 +72,7 @@ class Follower(TorchFunctionMode):
         leaves: tensors that are not from the batch and get a gradient.
         counts_samples: whether the loss has read the number of samples.
         unknown_constants: whether it uses a tensor that is neither from the batch nor read by the function.
-        reads_values: whether it has read a value of the batch.
+        reads_values: whether it has read a value of the batch or of another tensor.
         log: the calls that it has made.
     """
 
@@ -226,11 +226,11 @@ class Follower(TorchFunctionMode):
         """Note what the tensors are that a call has made or written."""
         result, tracked = call.result, any(state is not None for state in call.states)
         made = tensors(result)
-        if tracked and not made:
+        if not made and (tracked or call.name in _READS):
             self.reads_values = True
-            if call.name in _NUMBERS and not self._fixed and self._is_count(call):
-                self._counts.append((float(result), call.entries[0]))  # type: ignore[arg-type]
-                return
+        if tracked and not made and call.name in _NUMBERS and not self._fixed and self._is_count(call):
+            self._counts.append((float(result), call.entries[0]))  # type: ignore[arg-type]
+            return
         if tracked and (not made or (call.in_place and isinstance(found, Lost))):
             self._read = self._read or f"a value, {call.name.strip('_')} at {line_of_user()}"
         if not made and tracked and call.name not in _READS:  # it may have changed what it was given
@@ -305,7 +305,7 @@ class Follower(TorchFunctionMode):
         return Count(float(number), self._in_proportion(float(number)), in_proportion=True)
 
     def check_numbers(self, function: Callable[[Any], Any], given: tuple[Any, ...]) -> set[int]:
-        """Call a loss with another number of samples, and find the numbers in it that depend on that number.
+        """Call a loss with as many samples as the mini-batch has, and see which of its numbers depend on that.
 
         Divisors of sums must be proportional to the number of samples, and no other number may depend on it.
 
@@ -313,8 +313,8 @@ class Follower(TorchFunctionMode):
             The positions of calls whose numbers were assumed to be counts, but do not depend on the number of samples.
         """
         samples = self._sizes[self._micro_batch]
-        few = max(1, samples // 2) if samples > 1 else 2
-        other = pytree.tree_map_only(Tensor, lambda leaf: self._resized(leaf, few / samples), given)
+        whole = sum(self._sizes)
+        other = pytree.tree_map_only(Tensor, lambda leaf: self._repeated(leaf, whole, samples), given)
         log = CallLog(other)
         with torch.random.fork_rng(devices=[]), torch.no_grad(), log:
             function(other)
@@ -327,19 +327,18 @@ class Follower(TorchFunctionMode):
             count = self._divisions.get(place)
             if count is not None and not changed:
                 literal.add(place)
-            elif changed != ([] if count is None else [(count, count * few / samples)]):
+            elif changed != ([] if count is None else [(count, count * whole / samples)]):
                 self._leaked()
         return literal
 
-    def _resized(self, leaf: Tensor, ratio: float) -> Tensor:
-        """Return a tensor with fewer or more of its samples."""
+    def _repeated(self, leaf: Tensor, whole: int, samples: int) -> Tensor:
+        """Return a tensor of some samples with as many as the mini-batch has, each of them several times."""
         entry, leaf = self._entries.get(id(leaf)), leaf.detach()
         if entry is None or not isinstance(entry.state, Rows):
             return leaf
         dim = entry.state.dim
-        return (
-            torch.cat([leaf] * 2, dim) if ratio > 1 else leaf.narrow(dim, 0, round(leaf.shape[dim] * ratio))
-        )
+        rows = torch.arange(leaf.shape[dim] * whole // samples, device=leaf.device) % leaf.shape[dim]
+        return leaf.index_select(dim, rows)
 
     def _leaked(self) -> None:
         if not self._read:

@@ -29,8 +29,50 @@ _CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {
     **{kind: operator.methodcaller("items") for kind in (dict, OrderedDict)},
 }
 _INDIRECT = frozenset(
-    {"eval", "exec", "globals", "locals", "vars", "getattr", "open", "input", "id", "__import__"}
-)
+    [
+        "eval",
+        "exec",
+        "globals",
+        "locals",
+        "vars",
+        "getattr",
+        "open",
+        "input",
+        "id",
+        "attrgetter",
+        "methodcaller",
+        "__import__",
+        "__dict__",
+        "__getattribute__",
+        "__class__",
+    ]
+)  # names by which code finds values that it does not name
+_SETTINGS = frozenset(
+    [
+        "get_default_dtype",
+        "get_default_device",
+        "is_grad_enabled",
+        "is_inference_mode_enabled",
+        "is_autocast_enabled",
+        "is_autocast_cpu_enabled",
+        "get_autocast_dtype",
+        "get_autocast_gpu_dtype",
+        "get_autocast_cpu_dtype",
+        "initial_seed",
+        "are_deterministic_algorithms_enabled",
+        "is_deterministic_algorithms_warn_only_enabled",
+        "get_num_threads",
+        "get_float32_matmul_precision",
+        "get_rng_state",
+        "default_generator",
+        "random",
+        "backends",
+        "distributed",
+        "cuda",
+        "accelerator",
+    ]
+)  # names in torch whose values follow its settings
+_HIDDEN = (torch.Generator, torch.jit.ScriptFunction, operator.attrgetter, operator.methodcaller)
 _MOST = 500  # values that a function may read
 
 
@@ -51,6 +93,7 @@ def function_key(function: Callable[..., Any] | None) -> FunctionKey | None:
     reader = _Reader()
     try:
         reader.read(function)
+        reader.read_modules()
     except (_UnknownError, RecursionError):
         return None
     return FunctionKey(tuple(reader.tokens), tuple(reader.held))
@@ -71,25 +114,41 @@ class _Reader:
         self.tokens: list[Hashable] = []
         self.held: list[Any] = []
         self._places: dict[int, int] = {}
+        self._names: set[str] = set()  # that code uses
+        self._modules: dict[int, tuple[ModuleType, set[str]]] = {}  # with the names that were read
 
-    def read(self, value: Any, names: Iterable[str] = ()) -> None:
-        """Add one value to the key. ``names``: the names that the surrounding code uses."""
+    def read(self, value: Any) -> None:
+        """Read one value; of modules of Python nothing yet."""
         if type(value) in _PLAIN:
-            self.tokens.append((type(value), value))
+            self.tokens.append((type(value), value or str(value)))  # 0.0 equals -0.0
         elif (place := self._places.get(id(value))) is not None:
             self.tokens.append(place)
         else:
             self._hold(value)
-            self._read(value, names)
+            self._read(value)
 
-    def _read(self, value: Any, names: Iterable[str]) -> None:
+    def read_modules(self) -> None:
+        """Read what any of the code may read from the modules of Python that it is given or names."""
+        pending = True
+        while pending:
+            pending = False
+            for module, names in [*self._modules.values()]:
+                for name in sorted(self._names - names):
+                    names.add(name)
+                    if name in vars(module):
+                        self.tokens.append(name)
+                        self.read(vars(module)[name])
+                        pending = True
+
+    def _read(self, value: Any) -> None:
         kind = type(value)
         if isinstance(value, Tensor) and value.is_leaf:
             self.tokens.append((id(value), version(value), value.requires_grad))
-        elif isinstance(value, FunctionType) and not _is_trusted(value):
+        elif isinstance(value, FunctionType):
             self._function(value)
-        elif isinstance(value, ModuleType) and not _is_trusted(value):
-            self._several(vars(value)[name] for name in names if name in vars(value))
+        elif isinstance(value, ModuleType):
+            self.tokens.append(id(value))
+            self._modules.setdefault(id(value), (value, set()))
         elif isinstance(value, MethodType):
             self._several((value.__func__, value.__self__))
         elif isinstance(value, partial):
@@ -98,16 +157,16 @@ class _Reader:
             contents = tuple(_CONTAINERS[kind](value))
             self.tokens.append((kind, len(contents)))
             self._several(contents)
-        elif kind.__basicsize__ <= _Class.__basicsize__ and hasattr(value, "__dict__"):
+        elif _has_attributes_only(kind):
             self._object(value)
-        elif _is_trusted(value) and not isinstance(value, torch.Generator | torch.jit.ScriptFunction):
+        elif _is_trusted(value) and not isinstance(value, _HIDDEN):
             self.tokens.append(id(value))
         else:
             raise _UnknownError
 
     def _hold(self, value: Any) -> None:
         """Note a value that is read, so that it is not read again and keeps its identity."""
-        if len(self.held) == _MOST:
+        if len(self.held) >= _MOST:
             raise _UnknownError
         self._places[id(value)] = len(self.held)
         self.held.append(value)
@@ -117,27 +176,33 @@ class _Reader:
             self.read(value)
 
     def _function(self, function: FunctionType) -> None:
-        """Read a function's code, defaults, closure, and the global variables that it names."""
-        names = _names(function.__code__)
+        """Read a function's code, defaults, closure, attributes, and the global variables that it names."""
+        trusted = _package(function.__globals__.get("__name__")) in _TRUSTED  # __module__ may be another's
+        names = frozenset() if trusted else _names(function.__code__)
         if names is None:
             raise _UnknownError
+        self._names |= names
+        self.held.append(function.__code__)
         self.tokens.append(id(function.__code__))
         self.read(function.__defaults__)
         self.read(function.__kwdefaults__)
+        if function.__dict__:
+            self.read(function.__dict__)
         for cell in function.__closure__ or ():
             try:
-                self.read(cell.cell_contents, names)
+                self.read(cell.cell_contents)
             except ValueError as error:  # it is empty
                 raise _UnknownError from error
         for name in names:
             if name in function.__globals__:
-                self.read(function.__globals__[name], names)
+                self.tokens.append(name)
+                self.read(function.__globals__[name])
 
     def _object(self, value: Any) -> None:
         """Read the attributes of an object and the functions of its class."""
         self.tokens.append(type(value))
         for name, attribute in vars(value).items():
-            if not isinstance(attribute, dict | set) or attribute:  # as most of a module's are empty
+            if type(attribute) not in _CONTAINERS or attribute:  # as most of a module's are empty
                 self.tokens.append(name)
                 self.read(attribute)
         for kind in type(value).__mro__:
@@ -148,7 +213,7 @@ class _Reader:
                         self.read(attribute.__func__)
                     elif isinstance(attribute, property):
                         self.read(attribute.fget)
-                    elif name not in ("__dict__", "__weakref__", "__doc__", "__module__"):
+                    elif name not in ("__dict__", "__weakref__", "__doc__", "__module__", "__slots__"):
                         self.read(attribute)
 
 
@@ -164,13 +229,23 @@ def _names(code: CodeType) -> frozenset[str] | None:
             if inner is None:
                 return None
             names |= inner
-    return None if names & _INDIRECT else frozenset(names)
+    return None if names & (_INDIRECT | _SETTINGS) else frozenset(names)
+
+
+@cache
+def _has_attributes_only(kind: type) -> bool:
+    """Return True if all that an object of this kind holds is in its ``__dict__`` and in its classes."""
+    slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    return (
+        type(kind) is type
+        and not slots
+        and kind.__dictoffset__ != 0
+        and kind.__basicsize__ <= _Class.__basicsize__
+    )
 
 
 def _is_trusted(value: Any) -> bool:
-    """Return True for functions, classes and modules of packages that keep no state between calls."""
-    if isinstance(value, ModuleType):
-        return value.__name__.partition(".")[0] in _TRUSTED
+    """Return True for functions in C and classes of packages that keep no state between calls."""
     return isinstance(value, Callable) and _package_of(value) in _TRUSTED
 
 
@@ -179,4 +254,8 @@ def _package_of(value: Any) -> str:
     if module is None:  # a method of C
         owner = getattr(value, "__self__", None)
         module = owner.__module__ if isinstance(owner, type) else getattr(owner, "__name__", "")
+    return _package(module)
+
+
+def _package(module: Any) -> str:
     return str(module).partition(".")[0]

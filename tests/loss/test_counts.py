@@ -1,9 +1,11 @@
 """Losses that divide sums by numbers of samples: exact, and followed once for each shape."""
 
+import functools
 import math
 import random
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipepart.data.split import Whole
-from pipepart.loss import Reduction, StepLoss
+from pipepart.loss import LossError, Reduction, StepLoss
 from pipepart.loss.follow import Follower
 from pipepart.loss.function_key import function_key
 from tests.loss import by_parts
@@ -141,11 +143,8 @@ def test_what_a_loss_reads_may_change_between_steps() -> None:
 
     assert steps(module, 4, change) == 2
     assert steps(lambda o, t: (o - t).abs().pow(options["power"]).mean(), 4, change) == 2
-    ignored = torch.zeros(1, dtype=torch.long)
-    assert (
-        steps(lambda o, t: F.mse_loss(o, t) * (1 + int(ignored)), 4, lambda step: ignored.fill_(step // 2))
-        == 4
-    )
+    ignored = torch.zeros(1, dtype=torch.long)  # what is read of a tensor may change without a new version
+    assert steps(lambda o, t: F.mse_loss(o, t) * (1 + int(ignored)), 4) == 12
 
 
 def test_a_target_that_all_micro_batches_share_belongs_to_its_step() -> None:
@@ -193,3 +192,44 @@ def test_a_key_holds_all_that_a_loss_reads() -> None:
         lambda o, t: __import__("time").time(),
     ):
         assert function_key(partial(max, unseen)) is None
+
+
+def test_a_key_holds_what_modules_and_attributes_of_functions_hold() -> None:
+    settings = ModuleType("settings")
+    settings.mode, settings.inner = "mean", ModuleType("inner")  # type: ignore[attr-defined]
+    settings.inner.mode = "mean"  # type: ignore[attr-defined]
+
+    def read(o: Tensor, t: Tensor, where: Any = settings) -> Tensor:
+        return F.mse_loss(o, t, reduction=where.mode)
+
+    @functools.wraps(F.mse_loss)
+    def named_like_torchs(o: Tensor, t: Tensor) -> Tensor:
+        return F.mse_loss(o, t, reduction=settings.inner.mode)
+
+    before = [function_key(loss) for loss in (read, named_like_torchs)]
+    settings.mode = settings.inner.mode = "sum"  # type: ignore[attr-defined]
+    for key, loss in zip(before, (read, named_like_torchs), strict=True):
+        after = function_key(loss)
+        assert key is None or after is None or key.tokens != after.tokens
+
+
+def test_a_key_holds_functions_that_take_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return F.mse_loss(o, t)
+
+    before = function_key(loss)
+    assert before is not None
+    monkeypatch.setattr(F, "mse_loss", partial(F.mse_loss, reduction="sum"))
+    after = function_key(loss)
+    assert after is None or after.tokens != before.tokens
+
+
+def test_settings_of_torch_have_no_key() -> None:
+    assert function_key(lambda o, t: torch.get_default_dtype()) is None
+    assert function_key(lambda o, t: torch.is_autocast_enabled("cpu")) is None
+
+
+def test_numbers_that_differ_for_the_mini_batch_are_refused() -> None:
+    x, y = numbers()
+    with pytest.raises(LossError, match="number of samples"):
+        by_parts.by_parts(lambda o, t: (o - t).square().sum() / max(len(o), 4), x, y, 3)
