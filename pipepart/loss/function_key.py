@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..autograd.in_place import version
 
@@ -90,6 +91,8 @@ class FunctionKey(NamedTuple):
 
 def function_key(function: Callable[..., Any] | None) -> FunctionKey | None:
     """Return the key of a function, bound method or module; None if it may read values that cannot be found."""
+    if _has_any_global_hook():  # which may change what any module computes
+        return None
     reader = _Reader()
     try:
         reader.read(function)
