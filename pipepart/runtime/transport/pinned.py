@@ -9,7 +9,7 @@ The copies for a step run while the devices still compute the step before::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,30 +37,14 @@ class PinnedCopies:
 
     def inputs(self, schedule: Schedule, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the inputs of the micro-batches, with copies in place of pinned tensors."""
-        if not self._homes or not any_pinned(inputs):
-            return inputs
-        readers = {
-            action.micro_batch or 0: home
-            for row, home in self._homes.items()
-            for action in schedule.actions[row]
-            if action.kind is Kind.F and schedule.previous_stage(action.stage) is None
-        }
-        return self._copied(inputs, readers)
+        return self._copied(schedule, inputs, lambda stage: schedule.previous_stage(stage) is None)
 
     def targets(self, schedule: Schedule, targets: Sequence[Any]) -> Sequence[Any]:
         """Return the targets of the micro-batches, with copies in place of pinned tensors.
 
         A single target for several micro-batches is copied to the device of the last of them.
         """
-        if not self._homes or not any_pinned(targets):
-            return targets
-        readers = {
-            (action.micro_batch or 0) % len(targets): home
-            for row, home in self._homes.items()
-            for action in schedule.actions[row]
-            if action.kind is Kind.F and schedule.next_stage(action.stage) is None
-        }
-        return self._copied(targets, readers)
+        return self._copied(schedule, targets, lambda stage: schedule.next_stage(stage) is None)
 
     def wait(self) -> None:
         """Wait until the caller may write its pinned memory again."""
@@ -68,8 +52,18 @@ class PinnedCopies:
         for event in events:
             waits.host_wait(Wait.HOST_BEHIND_PINNED, event)
 
-    def _copied(self, nests: Sequence[Any], readers: Mapping[int, torch.device]) -> list[Any]:
-        """Copy the pinned tensors of each nest to the device of its reader, if that is in this process."""
+    def _copied(
+        self, schedule: Schedule, nests: Sequence[Any], reads: Callable[[int], bool]
+    ) -> Sequence[Any]:
+        """Copy the pinned tensors of each nest to the device of the stage that reads it, if that is in this process."""
+        if not self._homes or not _any_pinned(nests):
+            return nests
+        readers = {
+            (action.micro_batch or 0) % len(nests): home
+            for row, home in self._homes.items()
+            for action in schedule.actions[row]
+            if action.kind is Kind.F and reads(action.stage)
+        }
         streams = {home: self._streams.setdefault(home, torch.Stream(home)) for home in {*readers.values()}}
         copied = list(nests)
         for place, home in readers.items():
@@ -88,6 +82,6 @@ class PinnedCopies:
         return copied
 
 
-def any_pinned(nest: Any) -> bool:
-    """Return whether any tensor of a nest is in pinned memory, from which copies do not hold up the host."""
+def _any_pinned(nest: Any) -> bool:
+    """Return True if any tensor of a nest is in pinned memory, from which copies do not hold up the host."""
     return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in pytree.tree_leaves(nest))
