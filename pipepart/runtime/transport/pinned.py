@@ -64,7 +64,9 @@ class PinnedCopies:
             for action in schedule.actions[row]
             if action.kind is Kind.F and reads(action.stage)
         }
-        streams = {home: self._streams.setdefault(home, torch.Stream(home)) for home in {*readers.values()}}
+        for home in {*readers.values()} - self._streams.keys():
+            self._streams[home] = torch.Stream(home)
+        streams = {home: self._streams[home] for home in readers.values()}
         copied = list(nests)
         for place, home in readers.items():
             pinned = [tensor for tensor in tensors(nests[place]) if tensor.is_pinned()]
