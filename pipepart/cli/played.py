@@ -9,8 +9,8 @@ from typing import Any
 
 import schedules
 from schedules import Schedule, StageCosts, Timeline
-from schedules.analysis.chrome_trace import Traced, to_trace
-from schedules.pictures.draw import Panel
+from schedules.analysis.write_trace import Traced, to_trace
+from schedules.pictures.svg import Panel
 
 from ..planning import Plan
 from .described_stages import DescribedStages
@@ -54,12 +54,12 @@ class Played:
     @property
     def panel(self) -> Panel:
         """The step as a panel of a picture."""
-        return self.drawn.panel(self.timeline.schedule.name, self.rows)
+        return Panel(self.timeline.schedule.name, self.drawn, self.rows)
 
     @property
     def traced(self) -> Traced:
         """The step as input for a Chrome trace."""
-        return self.timeline.traced(self.names, self.costs)
+        return Traced(self.timeline, self.names, self.costs)
 
     @property
     def figures(self) -> SimulatedStep:

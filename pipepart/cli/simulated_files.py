@@ -30,7 +30,7 @@ def check_suffixes(files: Sequence[Path], schedules: int) -> None:
         schedules: how many are simulated.
 
     Raises:
-        UsageError: a suffix is unknown, a CSV would hold several schedules, or Pillow is missing.
+        UsageError: a suffix is unknown, a CSV would hold several schedules, or resvg is missing.
     """
     for file in files:
         if file.suffix not in _CONTENTS:
@@ -38,8 +38,8 @@ def check_suffixes(files: Sequence[Path], schedules: int) -> None:
             raise UsageError(f"-o {file}: the suffix says what to save, give one of {known}")
         if file.suffix == ".csv" and schedules > 1:
             raise UsageError(f"-o {file} holds one schedule, and {schedules} are given: save each by itself")
-        if file.suffix == ".png" and find_spec("PIL") is None:
-            raise UsageError(f"-o {file} needs Pillow: pip install 'pipepart[png]', or save a .svg")
+        if file.suffix == ".png" and find_spec("resvg_py") is None:
+            raise UsageError(f"-o {file} needs resvg: pip install 'pipepart[png]', or save a .svg")
 
 
 def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str) -> None:
@@ -51,21 +51,22 @@ def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str
         result: the figures as JSON.
 
     Raises:
-        UsageError: a file cannot be written, or the steps have too many devices for a picture.
+        UsageError: a file cannot be written, or the steps are too large for a picture.
     """
-    from schedules.pictures.draw import picture_png, picture_svg
-    from schedules.pictures.shapes import PictureError
+    from schedules.pictures.draw import to_png
+    from schedules.pictures.svg import PictureError, to_svg
 
     for file in files:
-        panels = [each.panel for each in played]
-        try:
+        if file.suffix in (".svg", ".png"):
+            try:
+                picture = to_svg([each.panel for each in played], _WIDTH, None)
+            except PictureError as error:
+                raise UsageError(f"-o {file}: {error}") from None
             if file.suffix == ".svg":
-                write_text(file, picture_svg(panels, None, _WIDTH, None, False))
-            elif file.suffix == ".png":
-                write_bytes(file, picture_png(panels, None, _WIDTH, None, 2.0))
-        except PictureError as error:
-            raise UsageError(f"-o {file}: {error}") from None
-        if file.suffix == ".csv":
+                write_text(file, picture)
+            else:
+                write_bytes(file, to_png(picture))
+        elif file.suffix == ".csv":
             write_text(file, played[0].timeline.schedule.to_csv())
         elif file.suffix == ".json":
             write_text(file, result + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import schedules
-from schedules.core.action import COMMUNICATION
 
 from ...profiling import Profile
 from ...units import counted, format_bytes
@@ -147,10 +146,7 @@ def _action_faults(plan: PlanRecord, whole: schedules.Schedule) -> Iterator[str]
         plan: to check.
         whole: its schedule, with whole backwards.
     """
-    sent = [str(action) for row in whole.actions for action in row if action.kind in COMMUNICATION]
-    if sent:
-        yield f"actions has {sent[0]}: remove all sends and receives, a Pipeline adds them itself"
-    elif whole.model_stages != len(plan.stages):
+    if whole.model_stages != len(plan.stages):
         yield f"schedule {plan.schedule!r} has {whole.model_stages} stages, the plan has {len(plan.stages)}"
     elif whole.versions:
         asynchronous = f"schedule {plan.schedule!r} is asynchronous: its"

@@ -37,7 +37,7 @@ def timeline_columns(timeline: Timeline, plan: Plan, span: float) -> TimelineCol
     """Return a timeline as columns.
 
     Args:
-        timeline: simulated or measured, without overlapped pairs, which plans and pipelines split.
+        timeline: simulated or measured.
         plan: that it is a step of; tells how large messages are.
         span: seconds that the largest tick stands for.
     """
@@ -77,7 +77,7 @@ def _inputs(
     from_afar = (home[found.source_stage] != home[found.target_stage]) | found.is_copy
     kept = np.flatnonzero(from_afar)
     kept = kept[np.argsort(found.target[kept], kind="stable")]
-    known = arrivals(schedule, found, timeline.transfers)
+    known = arrivals(timeline, found)
     arrived = np.array([np.nan if at is None else at for at in known], dtype=np.float64)[kept]
     source = found.source[kept]
     size_of = _message_bytes(timeline, plan)
