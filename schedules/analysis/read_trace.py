@@ -46,6 +46,5 @@ def from_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
         "starts": tuple(map(tuple, starts)),
         "ends": tuple(map(tuple, ends)),
         "peak_bytes": tuple(fields["peak_bytes"]),
-        "peak_at": tuple(fields["peak_at"]),
         "transfers": tuple(transfers[number] for number in sorted(transfers)),
     }

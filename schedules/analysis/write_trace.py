@@ -88,7 +88,6 @@ def to_trace(timelines: Mapping[str, Traced]) -> _Event:
                 name: {
                     "schedule": traced.timeline.schedule.to_json(),
                     "peak_bytes": list(traced.timeline.peak_bytes),
-                    "peak_at": list(traced.timeline.peak_at),
                 }
                 for name, traced in timelines.items()
             }

@@ -22,7 +22,6 @@ class TimedSchedule:
             time will do.
         ends: likewise.
         peak_bytes: the most stash that each device holds; empty where it is not known.
-        peak_at: the start, in seconds, of the action that reaches it; empty where it is not known.
         transfers: the messages between devices; a simulated timeline has those that take time.
 
     Raises:
@@ -34,7 +33,6 @@ class TimedSchedule:
     starts: Sequence[Sequence[float]]
     ends: Sequence[Sequence[float]]
     peak_bytes: tuple[float, ...] = ()
-    peak_at: tuple[float, ...] = ()
     transfers: Sequence[Transfer] = ()
 
     def __post_init__(self) -> None:

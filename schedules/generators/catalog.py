@@ -9,12 +9,11 @@ from typing import Any
 
 from ..core.action import ScheduleError
 from ..core.schedule import Schedule
+from .breadth_first import gpipe, looped_bfs
 from .chimera import chimera
 from .dualpipe_v import dualpipe_v
-from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved_1f1b, interleaved_zb
-from .looped_bfs import looped_bfs
 from .one_f_one_b import eager_1f1b, one_f_one_b
 from .pipedream import pipedream, pipedream_2bw
 from .sequential import sequential

@@ -55,15 +55,8 @@ def simulate(schedule: Schedule, costs: StageCosts, contention: bool = False) ->
         tuple(tuple(seconds[first:last]) for first, last in pairwise(graph.offsets))
         for seconds in (played.starts, played.ends)
     )
-    peaks = stash_peaks(graph, costs)
-    return Timeline(
-        schedule,
-        starts,
-        ends,
-        tuple(peak for peak, _ in peaks),
-        tuple(row[position] if row else 0.0 for row, (_, position) in zip(starts, peaks, strict=True)),
-        transfers(graph, played, travels),
-    )
+    peaks = tuple(peak for peak, _ in stash_peaks(graph, costs))
+    return Timeline(schedule, starts, ends, peaks, transfers(graph, played, travels))
 
 
 def _durations(costs: StageCosts, graph: Dependencies) -> np.ndarray:

@@ -53,8 +53,6 @@ def test_the_measured_peak_is_the_planned_one(
         with pipe.trace(memory=True) as trace:
             pipe.step(X, target=Y)
     assert trace.median.peak_bytes == plan.simulate().peak_bytes
-    for device, at in enumerate(trace.median.peak_at):
-        assert at in trace.median.starts[device]
 
 
 def test_counting_changes_no_number():
@@ -75,4 +73,4 @@ def test_nothing_is_counted_unless_it_is_asked_for():
     with cut_by_hand(saving_network(), [5], loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(torch.randn(8, 16), target=torch.randn(8, 16))
         assert pipe.last_trace is not None
-        assert (pipe.last_trace.peak_bytes, pipe.last_trace.peak_at) == ((), ())
+        assert pipe.last_trace.peak_bytes == ()

@@ -46,14 +46,14 @@ class RankRecord(NamedTuple):
     Attributes:
         times: by row of the schedule, starts and ends of its actions.
         sent: messages that its stages have sent.
-        peaks: by row, the most bytes that were kept, and the place of the action.
+        peaks: by row, the most bytes that were kept.
         errors: of compressed messages, by sending and receiving stage: the sum of the squares of the values that were
             sent, and that of their errors.
     """
 
     times: dict[int, tuple[list[float], ...]]
     sent: list[tuple[int, int, Key, int]]
-    peaks: dict[int, tuple[int, int]]
+    peaks: dict[int, int]
     errors: dict[tuple[int, int], tuple[float, float]]
 
 
@@ -94,7 +94,7 @@ class Recorder:
             for row, times in enumerate(self._own_rows())
             if row in rows
         }
-        peaks = {row: (kept.peak, kept.peak_place) for row, kept in enumerate(self.kept) if row in rows}
+        peaks = {row: kept.peak for row, kept in enumerate(self.kept) if row in rows}
         errors = {way: (float(whole), float(lost)) for way, (whole, lost) in self.errors.items()}
         return RankRecord(times, self.sent, peaks, errors)
 
@@ -107,8 +107,8 @@ class Recorder:
         self.sent = [message for record in records for message in record.sent]
         self.errors = {way: found for record in records for way, found in record.errors.items()}
         for record in records:
-            for row, (peak, place) in record.peaks.items():
-                self.kept[row].peak, self.kept[row].peak_place = peak, place
+            for row, peak in record.peaks.items():
+                self.kept[row].peak = peak
 
     def _own_rows(self) -> list[tuple[list[float], ...]]:
         return [
@@ -129,7 +129,6 @@ class Recorder:
             starts,
             ends,
             peak_bytes=tuple(float(kept.peak) for kept in self.kept),
-            peak_at=tuple(row[kept.peak_place] for row, kept in zip(starts, self.kept, strict=False)),
             transfers=self._transfers(starts, ends, arrived),
         )
 

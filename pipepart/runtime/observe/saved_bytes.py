@@ -27,18 +27,15 @@ class KeptBytes:
 
     Attributes:
         peak: the largest number of bytes after any action.
-        peak_place: index of the action that reached the peak, in the order of the device.
     """
 
     def __init__(self, mini_batch: Any) -> None:
         self.peak = 0
-        self.peak_place = 0
         self._split = set(map(_storage, tensors(mini_batch)))
         self._saved: dict[
             _Piece, tuple[int, int]
         ] = {}  # bytes, and the number of times that autograd has saved it
         self._state: set[int] = set()
-        self._noted = -1
 
     def counting(self, modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
         """Count the tensors that autograd saves within the block, until autograd frees them."""
@@ -49,12 +46,9 @@ class KeptBytes:
 
     def note(self, others: Iterable[Tensor]) -> None:
         """Update the peak after an action; ``others`` are tensors that the stages keep themselves."""
-        self._noted += 1
         kept = {piece: size for piece, (size, _) in self._saved.items()}
         kept.update(filter(None, map(self._piece, others)))
-        now = sum(kept.values())
-        if now > self.peak:
-            self.peak, self.peak_place = now, self._noted
+        self.peak = max(self.peak, sum(kept.values()))
 
     def release(self, piece: _Piece) -> None:
         """Stop counting a tensor that autograd has freed."""
