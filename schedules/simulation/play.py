@@ -50,21 +50,15 @@ def play(schedule: Schedule, graph: Dependencies, seconds: np.ndarray, travels: 
     Raises:
         ScheduleError: devices wait for each other for ever; the message names the cycle.
     """
-    lengths, travel, targets, ports = (
-        seconds.tolist(),
-        travels.seconds.tolist(),
-        graph.target.tolist(),
-        travels.ports,
-    )
-    order = np.argsort(graph.source, kind="stable")
-    first_out = np.searchsorted(graph.source[order], np.arange(graph.actions + 1)).tolist()
-    outs = order.tolist()
+    # Lists, which are faster than arrays to read one by one.
+    lengths, targets, travel = seconds.tolist(), graph.target.tolist(), travels.seconds.tolist()
+    by_source = np.argsort(graph.source, kind="stable")
+    first_out = np.searchsorted(graph.source[by_source], np.arange(graph.actions + 1)).tolist()
+    outs = by_source.tolist()  # the edges from action a are outs[first_out[a] : first_out[a + 1]]
+    # Of each action, the inputs that are not on their way yet.
     missing = np.bincount(graph.target, minlength=graph.actions).tolist()
     device_of = np.repeat(np.arange(schedule.devices), np.diff(graph.offsets)).tolist()
-    following, stop = (
-        list(graph.offsets[:-1]),
-        graph.offsets[1:],
-    )  # of each device: what it runs next, and its end
+    following, stop = list(graph.offsets[:-1]), graph.offsets[1:]  # of each device: its next action, its end
     clock = [0.0] * schedule.devices  # when each device is free; _NEVER while it is busy
     ready, starts, ends = [0.0] * graph.actions, [_NEVER] * graph.actions, [_NEVER] * graph.actions
     left, arrived = [0.0] * len(targets), [0.0] * len(targets)
@@ -88,7 +82,7 @@ def play(schedule: Schedule, graph: Dependencies, seconds: np.ndarray, travels: 
         following[device], clock[device] = action + 1, now
         able = [device]
         for edge in outs[first_out[action] : first_out[action + 1]]:
-            leaves = _pass(ports[edge], now, free) if edge in ports else now
+            leaves = _pass(travels.ports[edge], now, free) if edge in travels.ports else now
             left[edge], arrived[edge] = leaves, leaves + travel[edge]
             target = targets[edge]
             if arrived[edge] > ready[target]:

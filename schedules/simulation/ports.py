@@ -40,20 +40,21 @@ def journeys(schedule: Schedule, costs: StageCosts, graph: Dependencies, content
         sizes[one, other] = size
         for ends in ((one, other), (other, one)):
             devices = schedule.device_of[ends[0]], schedule.device_of[ends[1]]
-            on_link = costs.occupancy_between(*devices, size)
-            taken = [(port, size / speed) for port, speed in costs.ports.get(devices, ())]
-            taken = [one for one in taken or [(devices, on_link)] if contention and one[1]]
-            seconds[ends] = costs.latency_between(*devices) + max([on_link, *(part for _, part in taken)])
-            routes[ends] = [(numbers.setdefault(port, len(numbers)), part) for port, part in taken]
-    copies = graph.is_copy
-    travel = np.where(
-        copies, np.array(costs.host_copy)[graph.source_stage], seconds[graph.source_stage, graph.target_stage]
-    )
+            longest = on_link = costs.occupancy_between(*devices, size)
+            named = [(("port", name), size / speed) for name, speed in costs.ports.get(devices, ())]
+            routes[ends] = []
+            for port, taken in named or [(("link", *devices), on_link)]:
+                if contention and taken:
+                    routes[ends].append((numbers.setdefault(port, len(numbers)), taken))
+                    longest = max(longest, taken)
+            seconds[ends] = costs.latency_between(*devices) + longest
+    between_stages = seconds[graph.source_stage, graph.target_stage]
+    travel = np.where(graph.is_copy, np.array(costs.host_copy)[graph.source_stage], between_stages)
     for stage, copying in enumerate(costs.host_copy):
         sizes[stage, stage] = costs.stash_bytes[stage] - costs.boundary_bytes[stage]
         engine = numbers.setdefault(("host", schedule.device_of[stage]), len(numbers))
         routes[stage, stage] = [(engine, copying)] if copying else []
-    passing = np.flatnonzero(copies | (contention & (graph.source_stage != graph.target_stage)))
+    passing = np.flatnonzero(graph.is_copy | (contention & (graph.source_stage != graph.target_stage)))
     pairs = zip(graph.source_stage[passing].tolist(), graph.target_stage[passing].tolist(), strict=True)
     found = zip(passing.tolist(), (routes.get(pair) for pair in pairs), strict=True)
     return Journeys(travel, {edge: route for edge, route in found if route}, sizes)
