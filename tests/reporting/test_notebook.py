@@ -118,7 +118,7 @@ def test_a_schedule_and_a_large_timeline_stay_small():
     assert repr(built) == "<Schedule 1f1b: 64 stages on 64 devices, 512 micro-batches>"
     costs = schedules.StageCosts([1.0] * 64, [1.0] * 64, [1.0] * 64)
     words = " ".join(shown(schedules.simulate(built, costs)).words)
-    assert "a step of 1.73e+03 s" in words
+    assert "a step of 1.72e+03 s" in words
     assert "1f1b has 64 and 65,536: draw one replica or fewer micro-batches" in words
 
 

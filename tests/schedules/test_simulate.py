@@ -1,8 +1,11 @@
 """The simulator gives the known times of simple schedules."""
 
+import random
+from itertools import permutations
+
 import pytest
 
-from schedules import Action, Schedule, ScheduleError, StageCosts, build, simulate
+from schedules import Action, Schedule, ScheduleError, StageCosts, build, memory_moments, names, simulate
 
 
 def equal(stages, forward=1.0, inputs=1.0, weights=1.0, **more):
@@ -82,6 +85,22 @@ def test_1f1b_keeps_one_micro_batch_more_on_each_earlier_stage():
 def test_peak_bytes_follow_the_micro_batches_in_flight():
     timeline = simulate(build("1f1b", 4, 8), equal(4, stash_bytes=[10, 20, 30, 40]))
     assert timeline.peak_bytes == (40, 60, 60, 40)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_largest_of_the_moments_is_the_peak_for_any_sizes(name):
+    draw = random.Random(name)
+    schedule = build(name, 4, 8)
+    stash, waiting = ([draw.randint(0, 1000) for _ in range(schedule.stages)] for _ in range(2))
+    timeline = simulate(schedule, equal(schedule.stages, stash_bytes=stash, weight_stash_bytes=waiting))
+    for device, moments in enumerate(memory_moments(timeline)):
+        own = list(schedule.stages_of(device))
+        held = moments[:, :, 0] @ [stash[stage] for stage in own] + moments[:, :, 2] @ [
+            waiting[stage] for stage in own
+        ]
+        assert held.max() == timeline.peak_bytes[device]
+        for one, other in permutations(moments, 2):
+            assert (one > other).any()
 
 
 def test_the_input_backward_releases_what_the_weights_do_not_need():
