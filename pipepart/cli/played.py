@@ -10,7 +10,7 @@ from typing import Any
 import schedules
 from schedules import Schedule, StageCosts, Timeline
 from schedules.analysis.write_trace import Traced, to_trace
-from schedules.pictures.svg import Panel
+from schedules.pictures.layout import Panel
 
 from ..planning import Plan
 from .described_stages import DescribedStages

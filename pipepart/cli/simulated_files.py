@@ -30,7 +30,7 @@ def check_suffixes(files: Sequence[Path], schedules: int) -> None:
         schedules: how many are simulated.
 
     Raises:
-        UsageError: a suffix is unknown, a CSV would hold several schedules, or resvg is missing.
+        UsageError: a suffix is unknown, a CSV would hold several schedules, or Pillow is missing.
     """
     for file in files:
         if file.suffix not in _CONTENTS:
@@ -38,8 +38,8 @@ def check_suffixes(files: Sequence[Path], schedules: int) -> None:
             raise UsageError(f"-o {file}: the suffix says what to save, give one of {known}")
         if file.suffix == ".csv" and schedules > 1:
             raise UsageError(f"-o {file} holds one schedule, and {schedules} are given: save each by itself")
-        if file.suffix == ".png" and find_spec("resvg_py") is None:
-            raise UsageError(f"-o {file} needs resvg: pip install 'pipepart[png]', or save a .svg")
+        if file.suffix == ".png" and find_spec("PIL") is None:
+            raise UsageError(f"-o {file} needs Pillow: pip install 'pipepart[png]', or save a .svg")
 
 
 def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str) -> None:
@@ -53,19 +53,21 @@ def write_simulated(files: Sequence[Path], played: Sequence[Played], result: str
     Raises:
         UsageError: a file cannot be written, or the steps are too large for a picture.
     """
-    from schedules.pictures.draw import to_png
-    from schedules.pictures.svg import PictureError, to_svg
+    from schedules.pictures.layout import PictureError
+    from schedules.pictures.svg import to_svg
 
     for file in files:
         if file.suffix in (".svg", ".png"):
+            panels = [each.panel for each in played]
             try:
-                picture = to_svg([each.panel for each in played], _WIDTH, None)
+                if file.suffix == ".svg":
+                    write_text(file, to_svg(panels, _WIDTH, None))
+                else:
+                    from schedules.pictures.png import to_png
+
+                    write_bytes(file, to_png(panels, _WIDTH, None))
             except PictureError as error:
                 raise UsageError(f"-o {file}: {error}") from None
-            if file.suffix == ".svg":
-                write_text(file, picture)
-            else:
-                write_bytes(file, to_png(picture))
         elif file.suffix == ".csv":
             write_text(file, played[0].timeline.schedule.to_csv())
         elif file.suffix == ".json":

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from .svg import Panel, PictureError, figures, to_svg
+from .layout import Panel, PictureError, figures
+from .svg import to_svg
 
 _NOTEBOOK_WIDTH = 860  # pixels
 
@@ -60,13 +61,15 @@ class Drawn(ABC):
         title: str | None = None,
         scale: float = 2.0,
     ) -> bytes:
-        """Return the same picture as PNG, of ``scale * width`` pixels. Needs resvg: ``pip install pipepart[png]``.
+        """Return the same picture as PNG, of ``scale * width`` pixels. Needs Pillow: ``pip install pipepart[png]``.
 
         Raises:
             ValueError, OSError: as for `svg`.
-            ImportError: resvg is not installed.
+            ImportError: Pillow is not installed.
         """
-        data = to_png(to_svg(self.panels(labels), width, title), scale)
+        from .png import to_png  # Pillow, which is an optional extra
+
+        data = to_png(self.panels(labels), width, title, scale)
         if path is not None:
             Path(path).write_bytes(data)
         return data
@@ -74,22 +77,6 @@ class Drawn(ABC):
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook."""
         return panels_html(self.panels())
-
-
-def to_png(svg: str, scale: float = 2.0) -> bytes:
-    """Render an SVG picture as PNG with the fonts of the system, ``scale`` pixels for each of its pixels.
-
-    Raises:
-        ValueError: ``scale`` is not between 0.5 and 8.
-        ImportError: resvg is not installed.
-    """
-    if not 0.5 <= scale <= 8:
-        raise PictureError(f"scale={scale}: give a number of pixels per unit from 0.5 to 8")
-    try:
-        from resvg_py import svg_to_bytes  # an optional extra
-    except ImportError:
-        raise ImportError("png() needs resvg: pip install 'pipepart[png]', or take svg()") from None
-    return bytes(svg_to_bytes(svg_string=svg, zoom=scale))
 
 
 def panels_html(panels: Sequence[Panel]) -> str:

@@ -140,7 +140,8 @@ def test_png_has_the_boxes_of_the_svg(tmp_path: Path) -> None:
         assert corner == tuple(bytes.fromhex(fill[1:]))
 
 
-def test_png_without_resvg_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
+def test_png_without_pillow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "schedules.pictures.png", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'pipepart\[png\]'"):
         timeline("1f1b", 2, 2).png()
