@@ -10,9 +10,8 @@ from ..core.action import Action, Kind, ScheduleError
 from ..core.schedule import Schedule
 
 _Row = Sequence[Action]
-_LEAST_APART = (
-    4  # a forward and a backward that are nearer leave nothing between the copy out and the copy back
-)
+# Between a forward and a backward that are nearer, the copy out and the copy back leave nothing.
+_LEAST_APART = 4
 
 
 def split_overlaps(schedule: Schedule) -> Schedule:
