@@ -45,19 +45,19 @@ class Batch(NamedTuple):
 
     Attributes:
         sizes: samples of each micro-batch.
-        index: of this one.
+        number: of this one.
         regular: whether micro-batches differ in nothing but the number of samples.
         call_whole: calls the loss on the tensors of the mini-batch; None if its numbers do not follow the shapes.
     """
 
     sizes: Sequence[int]
-    index: int
+    number: int
     regular: bool
     call_whole: Callable[[Mapping[int, Tensor]], tuple[Tape, int | None]] | None
 
     def whole_extent(self, extent: int) -> int:
         """Return the extent of the mini-batch for one of this micro-batch."""
-        return extent * sum(self.sizes) // self.sizes[self.index]
+        return extent * sum(self.sizes) // self.sizes[self.number]
 
 
 class Pattern(NamedTuple):
@@ -89,7 +89,7 @@ def _term(part: Part, replay: Replay | None, tape: Tape) -> Term:
         return Term(tensor, part.coefficient)
     if any(tape.is_written(Ref(number)) for number in divisor.operands):
         raise LostError("it writes into a tensor by which it counts")
-    value = divisor.count(tape.value)
+    value = divisor.part(tape.value)
     count = Count(value, replay, not divisor.operands, divisor.least)
     if part.summed is not None and (isinstance(value, Tensor) or not value):
         return Term(part.summed(tape.value), part.coefficient, count)
@@ -131,7 +131,7 @@ class Analysis:
         in_proportion = [part.divisor is not None and not part.divisor.operands for part in parts]
         gradient = tape.value(number).requires_grad
         if all(in_proportion):  # the loss is a mean over samples, and so is its gradient
-            own = float(self._batch.sizes[self._batch.index])
+            own = float(self._batch.sizes[self._batch.number])
             parts, shift = (Part(number, gradient, divisor=Divisor(lambda _: own), divided=True),), 0.0
         elif (
             len(parts) == 1
@@ -155,8 +155,8 @@ class Analysis:
         """Return what computes the count of another micro-batch from its target."""
         if divisor is None:
             return None
-        count, operands = divisor.count, divisor.operands
-        sizes, index = self._batch.sizes, self._batch.index
+        count, operands = divisor.part, divisor.operands
+        sizes, index = self._batch.sizes, self._batch.number
         if not operands:
             return lambda _, other: count(_no_value) * sizes[other] / sizes[index]
         calls = {id(call): call for operand in operands for call in self._tape.needed(operand)}
@@ -235,7 +235,7 @@ class Analysis:
         if tracked and is_torch_loss(call.function):
             if sums:
                 raise LostError("takes a sum over samples, which differs from that of the mini-batch")
-            found = result_of(operation, self._batch.sizes[self._batch.index])
+            found = result_of(operation, self._batch.sizes[self._batch.number])
         elif sums:
             found = combined(operation)
         elif tracked and call.name in ("sum", "mean") and not operation.results[0].dim():
@@ -339,7 +339,7 @@ class Analysis:
             if isinstance(part, Ref) and isinstance(whole, Ref):
                 same = part.number == whole.number
             elif isinstance(part, int | float) and isinstance(whole, int | float) and part != whole:
-                same = part * sum(self._batch.sizes) == whole * self._batch.sizes[self._batch.index]
+                same = part * sum(self._batch.sizes) == whole * self._batch.sizes[self._batch.number]
                 scaled.append(index)
             else:
                 same = part is whole or (not isinstance(part, Tensor) and part == whole)

@@ -191,14 +191,14 @@ class MiniBatchLoss:
         function = self._loss.function
         values = (output,) if target is None else (output, target)
         moved = buffers_elsewhere(function, output)
-        followed = function is not None and len(self._batch.sizes) > 1 and self._batch.by_samples
+        followed = len(self._batch.sizes) > 1 and self._batch.by_samples and not _is_compiled(function)
         tape, given = None, {}
-        if followed and not _is_compiled(function):
+        if function is not None and followed:
             tape = Tape({id(copy): own for own, copy in moved.values()} | self._targets_in_common(target))
             given = self._give(tape, micro_batch, output, target)
         with tape or nullcontext():
             value = output if function is None else call_with_buffers(function, values, moved)
-        if tape is None:
+        if tape is None or function is None:
             taken = self._as_taken(value, micro_batch, None, None)
         else:
 
@@ -255,12 +255,12 @@ class MiniBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as its calls show."""
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
-            return self._of_pair(*value, tape, analysis)
+            return self._of_pair(value[0], value[1], tape, analysis)
         own = function is None or function is loss_of
         loss = check_returned(value) if own else check_scalar(value, title(function))
         if len(self._batch.sizes) == 1:
             return MicroBatchLoss(loss, Terms((Term(loss),)))
-        found: Pattern | str = "it is compiled, so that it cannot be followed"
+        found: Any = "it is compiled, so that it cannot be followed"
         if tape is not None and analysis is not None:
             found = self._pattern(tape, loss, analysis)
         elif function is None:

@@ -24,12 +24,12 @@ class Divisor(NamedTuple):
     """What a term is divided by: the sum of the counts of all micro-batches.
 
     Attributes:
-        count: computes the count of a micro-batch from its tensors.
+        part: computes the count of a micro-batch from its tensors.
         operands: the numbers of the tensors that it is computed from; none if it is in proportion to the samples.
         least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
     """
 
-    count: Callable[[Values], float | Tensor]
+    part: Callable[[Values], float | Tensor]
     operands: tuple[int, ...] = ()
     least: float = 0.0
 
