@@ -359,7 +359,9 @@ class Ranks:
                     start(done)
                 error = self._waited(done, timeout)
             if error is not None and error is not self.failure:
-                error = self.lost(error)  # while this rank counts as waiting: the peer's "closed" is then the reason
+                error = self.lost(
+                    error
+                )  # while this rank counts as waiting: the peer's "closed" is then the reason
         except BaseException as interrupt:  # among them a timeout
             self.tell(interrupt)
             raise
