@@ -14,22 +14,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch.optim import Optimizer
 
 from schedules import Kind, Schedule
 
 from ..autograd import graph_cut
+from .offload import CopyQueue
 from .sinks import LossSink
 from .stage_run import StageRun
 from .transport.ranks import RankTransport
 from .transport.reductions import Reductions
-from .transport.threads import Key, ThreadTransport, Transport
+from .transport.threads import Key, Transport
 
 Act = Callable[[Any], None]  # runs the action of a micro-batch; None stands for all micro-batches
 Compute = Callable[[Any, Any], Any]  # maps a micro-batch and what was received to what is sent
 Around = Callable[[Kind, StageRun, Compute], Compute]  # adds to a computation, such as taking its times
+
+
+class Emulation(Protocol):
+    """What emulates the devices of a pipeline: their memories, speeds and links."""
+
+    def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
+        """Before a run, on the caller's thread."""
+        ...
+
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
+        """Return the transport of one run."""
+        ...
+
+    def around(self, kind: Kind, run: StageRun, compute: Compute) -> Compute:
+        """Return the computation of a kind of action of a stage as its device runs it."""
+        ...
+
+    def copy_queue(self, worker: int, queue: CopyQueue) -> CopyQueue:
+        """Return the copies between a worker's device and the host; ``queue`` copies at any speed."""
+        ...
 
 
 @dataclass
@@ -39,11 +61,9 @@ class Exchange:
     Attributes:
         schedule, sink: of the step.
         inputs: the first stage's input for each micro-batch.
-        mailboxes: of the workers.
         transport: carries the messages.
         remote: the part of it that carries them between ranks, if there are several.
         reductions: over replicas on other ranks, if there are any.
-        fail: ends the step; None in one process, where it would keep the step alive.
         awaiting: for each worker the key of the message that it waits for.
         input_gradients: of each micro-batch's input, once the step has ended.
         sent_correction: whether the factor of the gradients was sent to other ranks.
@@ -52,11 +72,9 @@ class Exchange:
     schedule: Schedule
     sink: LossSink
     inputs: Sequence[Any]
-    mailboxes: ThreadTransport
     transport: Transport
     remote: RankTransport | None = None
     reductions: Reductions | None = None
-    fail: Callable[[BaseException], None] | None = None
     awaiting: list[Key | None] = field(init=False)
     input_gradients: list[graph_cut.Gradients] = field(init=False)
     sent_correction: bool = False
@@ -174,7 +192,9 @@ class StageActions:
         apart = exchange.schedule.model_stages
         arrived: list[Any] = []
         if exchange.reductions is not None:
-            self._add_up_on_ranks(exchange.reductions)
+            self._awaiting[self._worker] = Kind.REDUCE_GRAD, stage, 0
+            exchange.reductions.add_up(self._worker, run.stage.shared.own_parameters())
+            self._awaiting[self._worker] = None
         elif not run.stage.replica:
             others = range(stage + apart, exchange.schedule.stages, apart)
             arrived = [self._recv((Kind.REDUCE_GRAD, stage, 0, other)) for other in others]
@@ -198,21 +218,6 @@ class StageActions:
         for stage in remote.corrected:
             remote.send(self._stage, stage, (Kind.OPT_STEP, stage, 0), factor)
         exchange.sent_correction = True
-
-    def _add_up_on_ranks(self, reductions: Reductions) -> None:
-        """Add up the gradients of a stage over replicas on other ranks, while further stages still go backward."""
-        stage, mailboxes, fail = self._stage, self._exchange.mailboxes, self._exchange.fail
-
-        def arrived(number: int) -> None:
-            mailboxes.send(stage, stage, (Kind.REDUCE_GRAD, stage, number), None)
-
-        def wait(number: int) -> None:
-            self._awaiting[self._worker] = key = Kind.REDUCE_GRAD, stage, number
-            mailboxes.recv(stage, key)
-            self._awaiting[self._worker] = None
-
-        assert fail is not None
-        reductions.add_up(self._worker, self.run.stage.shared.own_parameters(), arrived, wait, fail)
 
     def _recv(self, key: Key) -> Any:
         self._awaiting[self._worker] = key

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 from ..input_error import InputTypeError
 from .model_part import ModelPart
 from .state.optimizers import StageOptimizers
+
+R = TypeVar("R")
 
 
 class AsModule:
@@ -94,13 +95,12 @@ class AsModule:
         """Clear all gradients."""
         self._part.zero_grad(set_to_none)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Put the model in evaluation mode within the block; afterwards each module is in its own mode again."""
+    def _evaluating(self, run: Callable[[], R]) -> R:
+        """Call a function with the model in evaluation mode; afterwards each module is in its own mode again."""
         modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
         try:
-            yield
+            self._model.eval()
+            return run()
         finally:
             for module, training in modes:
                 module.training = training

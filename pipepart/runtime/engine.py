@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -30,7 +30,7 @@ from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
 from ..workers.worker import Job, Worker, start_workers
-from .emulation import DeviceEmulation
+from .actions import Emulation
 from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, doing, wait_for
@@ -49,6 +49,8 @@ from .transport.pinned import PinnedCopies
 from .transport.skips import Routes
 
 _BUSY = "the pipeline is busy: another thread, or a layer inside it, is in a step"
+R = TypeVar("R")
+
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in
 
 
@@ -73,7 +75,7 @@ class Engine:
         orders: Orders,
         traces: Traces,
         batch_norms: DeferredBatchNorm,
-        emulation: DeviceEmulation | None = None,
+        emulation: Emulation | None = None,
         timeout: float | None = None,
         links: Links | None = None,
     ) -> None:
@@ -100,6 +102,8 @@ class Engine:
         self._routes = Routes(plan)
         self._compressed = Compressed(plan)
         self._copy_queues = copy_queues(plan, self._streams)
+        if emulation is not None:
+            self._copy_queues = [emulation.copy_queue(*pair) for pair in enumerate(self._copy_queues)]
         own = [(self._names[row], homes[row], plan.workers[row].threads) for row in self._rows]
         # Last of what can fail: it starts the threads.
         self.workers: list[Worker] = start_workers(own)
@@ -139,9 +143,10 @@ class Engine:
         if (claim := self._claim) is not None and claim.thread != threading.get_ident():
             raise RuntimeError(_BUSY)
 
-    @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Give the calling thread exclusive use of the stages within the block.
+    def exclusively(self, run: Callable[[], R]) -> R:
+        """Call a function while the calling thread has exclusive use of the stages.
+
+        A plain function, because an interrupt between the two halves of a context manager would leave the claim.
 
         Raises:
             RuntimeError: the engine is closed, or another thread has them.
@@ -153,8 +158,7 @@ class Engine:
                 self._claim = self._claim or claim
             if self._claim is not claim:
                 raise RuntimeError(_BUSY)
-            with self._batch_norms.gathering():
-                yield
+            return self._batch_norms.gathering(run)
         except BaseException as error:
             if self._links is not None and self._links.ranks.midway:  # the others would wait for this rank
                 self._leave_ranks(error)
@@ -226,21 +230,27 @@ class Engine:
         self, inputs: Sequence[Any], sink: OutputSink, form: Hashable = None, seed: int | None = None
     ) -> Step:
         """Run all forwards of a mini-batch and give the outputs to the caller."""
-        with self.claimed():
+
+        def run() -> Step:
             step = self.forwards(inputs, sink, form, seed)
             self.hold_for_caller(sink.outputs)
-        return step
+            return step
+
+        return self.exclusively(run)
 
     def backwards(self, forward: Step, sink: OutputSink, form: Hashable = None) -> Step:
         """Run the backwards of such forwards.
 
         With accelerators they run on the calling thread: see :meth:`pipepart.runtime.step.Step.backward_here`.
         """
-        with self.claimed():
+
+        def run() -> Step:
             parts = len(forward.input_gradients)
             step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
             self.execute(step, on_workers=all(device.type == "cpu" for device in self.devices))
-        return step
+            return step
+
+        return self.exclusively(run)
 
     def hold_for_caller(self, outputs: Any) -> None:
         """Keep the memory of outputs until the caller's streams have read them."""

@@ -52,14 +52,12 @@ class Stash(NamedTuple):
     Attributes:
         inputs: where the gradients of the stage's input will be.
         roots: where gradients of its output enter its graph.
-        ends: the number of autograd's next node after each layer.
         added: where gradients of losses that its layers added enter its graph.
         saved: what autograd saved for it, if that is offloaded.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
-    ends: Sequence[int]
     added: tuple[GradientEdge, ...] = ()
     saved: SavedTensors | None = None
 
@@ -78,17 +76,6 @@ class KeptInput(NamedTuple):
     versions: tuple[int, ...]
     buffers: Values
     roots: int | None = None
-
-
-class Held(NamedTuple):
-    """Numbers of micro-batches that a stage holds: as stash, as input only, and as deferred weight gradients.
-
-    Of a stash that is on the host it holds the input.
-    """
-
-    stashes: int
-    inputs: int
-    weights: int
 
 
 class StageRun:
@@ -221,10 +208,8 @@ class StageRun:
                 "a layer behind this stage has written over the stage's input, which its second forward needs: take "
                 "that layer's inplace=True away, or plan with recompute='never'"
             )
-        buffers = self.stage.buffers
-        replaced = buffers.replaced(kept.buffers) if kept.buffers or buffers.were_written_late else _NOTHING
         with torch.enable_grad(), self._modes.autocasting():
-            with self._added, replaced:
+            with self._added, self.stage.buffers.replaced(kept.buffers):
                 made = self.stage.run(kept.message, micro_batch, self._keys, ForwardPass.SECOND)
             _, stash = self._pass_on(micro_batch, made, self._added.taken())
         if kept.roots is not None and len(stash.roots) != kept.roots:
@@ -248,12 +233,7 @@ class StageRun:
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
-        deferred = self.deferred.pop(micro_batch)
-        try:
-            deferred.accumulate()
-        except BaseException as error:
-            self.stage.blame_weights(error, deferred.computed)
-            raise
+        self.deferred.pop(micro_batch).accumulate()
 
     def reduce(self, _: None, arrived: Sequence[Gradients]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
@@ -292,12 +272,6 @@ class StageRun:
         """Have the backward of a micro-batch start at one more tensor."""
         stash = self.stashes[micro_batch]
         self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
-
-    def held(self) -> Held:
-        """Return how much the stage holds at present. Any thread may call this."""
-        stashes = list(self.stashes.values())  # in one go: the stage's worker may add and remove some
-        away = sum(stash.saved is not None and stash.saved.is_on_host for stash in stashes)
-        return Held(len(stashes) - away, len(self.inputs) + away, len(self.deferred))
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that the stage itself holds, without those that autograd saved."""
@@ -340,7 +314,7 @@ class StageRun:
         else:
             check_nest(made.output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(made.output)
-        return message, Stash(made.inputs, roots, made.ends, added, saved)
+        return message, Stash(made.inputs, roots, added, saved)
 
     def _backward(
         self,
@@ -351,12 +325,7 @@ class StageRun:
         stash = self.stashes.pop(micro_batch)
         if stash.saved is not None:
             stash.saved.return_()
-        roots = stash.roots + stash.added
-        try:
-            run(roots, graph_cut.move_gradients(gradients, self.stage.device))
-        except BaseException as error:
-            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
-            raise
+        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
         found = self.stage.input_gradients.collect(stash.inputs)
         if self.stage.guard is not None:
             self.stage.guard.went_back(micro_batch, found)

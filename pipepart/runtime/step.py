@@ -22,8 +22,7 @@ from schedules import Action, Kind
 
 from ..workers.modes import Modes
 from ..workers.process_settings import quick_turns
-from .actions import Around, Compute, Exchange, StageActions
-from .emulation import DeviceEmulation
+from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
 from .observe.recorder import Recorder, StepWatch, WatchedTransport
 from .offload import CopyQueue
@@ -31,7 +30,7 @@ from .order import Order
 from .replay.randomness import RngKeys
 from .sinks import LossSink
 from .stage import Stage
-from .stage_run import Held, StageRun
+from .stage_run import StageRun
 from .transport.compress import Compressed
 from .transport.cuda import Callers, Pace, Streams, StreamTransport
 from .transport.links import Links, Table
@@ -66,7 +65,6 @@ class Step:
         awaiting: for each worker the key of the message that it waits for.
         failure: the exception that ended the step, if any did.
         failed_on: the device whose worker raised it; None for the caller's thread.
-        held: what each stage held when it was raised.
         recorder: of the times of actions and messages, if they are taken.
         guards: of the stages, if they are guarded against numbers that are not finite.
         skips: the transport, if live values go past stages.
@@ -84,7 +82,7 @@ class Step:
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
         streams: Streams | None = None,
-        emulation: DeviceEmulation | None = None,
+        emulation: Emulation | None = None,
         routes: Routes | None = None,
         copy_queues: Sequence[CopyQueue] = (),
         links: Links | None = None,
@@ -95,7 +93,6 @@ class Step:
         self.sink = sink
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
-        self.held: dict[int, Held] = {}
         self.here = range(len(schedule.actions)) if links is None else links.local
         self.guards = [stage.guard for stage in stages if stage.guard is not None]
         self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
@@ -123,7 +120,7 @@ class Step:
         )
         self._mailboxes = ThreadTransport(schedule)
         self._reductions = links and links.reductions
-        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes, self._mailboxes)
+        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes)
         self.awaiting, self.input_gradients = exchange.awaiting, exchange.input_gradients
         around: list[Around] = []
         transport: Transport = self._mailboxes
@@ -137,12 +134,12 @@ class Step:
             transport = self._remote = exchange.remote = RankTransport(
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
-            exchange.reductions, exchange.fail = self._reductions, self.fail
+            exchange.reductions = self._reductions
         watch = StepWatch.wanted(schedule, stages, recorder)
         if watch is not None:
             transport = WatchedTransport(transport, schedule, watch)
             around.append(watch.computing)
-        transport = compressed.transport(transport, schedule, recorder and recorder.errors)
+        transport = compressed.transport(transport, schedule)
         if schedule.versions:
             around.append(_on_version)
         self.skips = forward.skips if forward else None
@@ -258,7 +255,6 @@ class Step:
         self._mailboxes.stop()  # first of all: whatever goes wrong below, no worker waits for ever
         if self._remote is not None:
             self._remote.stop(error)
-        self.held = {number: run.held() for number, run in self.runs.items()}
 
     def finish(self) -> None:
         """Called after the last worker, whether the step has failed or not.

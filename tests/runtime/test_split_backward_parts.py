@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from pipepart.runtime.failure.blame import failed_layers
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 
 from pipepart.autograd import graph_cut
 from pipepart.autograd.split_backward import backward_inputs
-from pipepart.runtime.failure.blame import failed_layers
 from tests.support import plain
 from tests.support.two_parts import inputs, splits, train
 

@@ -13,8 +13,8 @@ clocks until then, which is microseconds per second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from schedules import Action, Kind, Schedule, Timeline, Transfer
 from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
 from ..stage import Stage
-from ..transport.compress import Errors
 from ..transport.threads import Key, Transport
 from .saved_bytes import KeptBytes
 
@@ -47,14 +46,11 @@ class RankRecord(NamedTuple):
         times: by row of the schedule, starts and ends of its actions.
         sent: messages that its stages have sent.
         peaks: by row, the most bytes that were kept, and the place of the action.
-        errors: of compressed messages, by sending and receiving stage: the sum of the squares of the values that were
-            sent, and that of their errors.
     """
 
     times: dict[int, tuple[list[float], ...]]
     sent: list[tuple[int, int, Key, int]]
     peaks: dict[int, tuple[int, int]]
-    errors: dict[tuple[int, int], tuple[float, float]]
 
 
 class Recorder:
@@ -69,14 +65,12 @@ class Recorder:
         kept: by each device, if that is counted.
         sent: messages to other devices, each when the action that made it has ended: sender, receiver, key, bytes.
         arrivals: of messages that streams carry, filled in as they are sent.
-        errors: of compressed messages, filled in as they are sent.
     """
 
     def __init__(self, schedule: Schedule, stages: Sequence[Stage], mini_batch: Any = None) -> None:
         self.schedule = schedule
         self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
         self.arrivals: dict[Key, torch.Event] = {}
-        self.errors: Errors = {}
         homes = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
         self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
         self.sent: list[tuple[int, int, Key, int]] = []
@@ -95,8 +89,7 @@ class Recorder:
             if row in rows
         }
         peaks = {row: (kept.peak, kept.peak_place) for row, kept in enumerate(self.kept) if row in rows}
-        errors = {way: (float(whole), float(lost)) for way, (whole, lost) in self.errors.items()}
-        return RankRecord(times, self.sent, peaks, errors)
+        return RankRecord(times, self.sent, peaks)
 
     def adopt(self, records: Sequence[RankRecord]) -> None:
         """Take over what the workers of all ranks have recorded."""
@@ -105,7 +98,6 @@ class Recorder:
             for row in range(self.schedule.devices)
         ]
         self.sent = [message for record in records for message in record.sent]
-        self.errors = {way: found for record in records for way, found in record.errors.items()}
         for record in records:
             for row, (peak, place) in record.peaks.items():
                 self.kept[row].peak, self.kept[row].peak_place = peak, place
@@ -173,9 +165,7 @@ class StepWatch:
         self._stages = stages
         self._device_of = schedule.device_of
         self._kept: Sequence[KeptBytes] = recorder.kept if recorder else ()
-        self._profiled = profiling()
-        self._nvtx = any(stage.device.type == "cuda" for stage in stages)
-        self.names = self._profiled or self._nvtx
+        self.names = profiling()
         self.counts = bool(self._kept)
 
     @classmethod
@@ -230,18 +220,9 @@ class StepWatch:
         with counting, self.named(str(Action(kind, stage, micro_batch))):
             return compute(micro_batch, received)
 
-    @contextmanager
-    def named(self, name: str) -> Iterator[None]:
-        """Open a range of that name in torch.profiler, if it is active, and in Nsight on CUDA devices."""
-        with profiler.record_function(f"pipepart {name}") if self._profiled else nullcontext():
-            if not self._nvtx:
-                yield
-                return
-            torch.cuda.nvtx.range_push(f"pipepart {name}")
-            try:
-                yield
-            finally:
-                torch.cuda.nvtx.range_pop()
+    def named(self, name: str) -> AbstractContextManager[object]:
+        """Return a range of that name in torch.profiler, if it is active."""
+        return profiler.record_function(f"pipepart {name}") if self.names else nullcontext()
 
 
 def profiling() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -85,20 +84,6 @@ class Trace(Drawn):
         median = self.median
         return self.predicted.makespan / median.makespan if self.predicted else None
 
-    @property
-    def compression_errors(self) -> dict[tuple[int, int], float]:
-        """The relative error of compressed messages, in the 2-norm, by sending and receiving stage.
-
-        That of activations is from a stage to a later one, that of gradients to an earlier one. Messages of all traced
-        steps and forwards count. Empty if no link is compressed. On accelerators, reading it waits for the devices.
-        """
-        sums: dict[tuple[int, int], tuple[float, float]] = {}
-        for one in (*self._steps, *self._forwards):
-            for way, (whole, lost) in one.errors.items() if isinstance(one, Recorder) else ():
-                before = sums.get(way, (0.0, 0.0))
-                sums[way] = before[0] + float(whole), before[1] + float(lost)
-        return {way: math.sqrt(lost / whole) if whole else 0.0 for way, (whole, lost) in sorted(sums.items())}
-
     def save(self, path: str | Path) -> None:
         """Write the median and the predicted step as a Chrome trace, one process each, for ui.perfetto.dev.
 
@@ -134,11 +119,7 @@ class Trace(Drawn):
         return to_html(self)
 
     def __repr__(self) -> str:
-        error = max(self.compression_errors.values(), default=None)
-        compressed = (
-            "" if error is None else f", compressed messages with a relative error of up to {error:.2g}"
-        )
-        return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}{compressed}>"
+        return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}>"
 
     def _repr_html_(self) -> str:
         """Show the median step beside the predicted one in a notebook."""

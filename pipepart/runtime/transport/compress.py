@@ -36,7 +36,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +51,6 @@ from ...cluster import CompressedType
 from ...planning import Plan
 from ...planning.compression import BLOCK, is_compressed, scale_type
 from .threads import Key, Transport
-
-# By sending and receiving stage: the sum of the squares of the values that were sent, and that of their errors.
-Errors = dict[tuple[int, int], tuple[Tensor | float, Tensor | float]]
 
 
 @dataclass(frozen=True)
@@ -91,11 +87,11 @@ class Compressed:
             pair: compress.dtype for pair, compress in links.items() if compress is not None
         }
 
-    def transport(self, inner: Transport, schedule: Schedule, errors: Errors | None) -> Transport:
-        """Return the transport of one step; ``errors`` collects the rounding errors, if it is given."""
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
+        """Return the transport of one step."""
         if not self._types:
             return inner
-        return CompressingTransport(inner, schedule, self._types, self._homes, errors)
+        return CompressingTransport(inner, schedule, self._types, self._homes)
 
 
 class CompressingTransport:
@@ -106,7 +102,6 @@ class CompressingTransport:
         schedule: of the step.
         types: of the compressed links, by sending and receiving worker.
         homes: the device of each worker.
-        errors: collects the rounding errors; None to not measure them.
     """
 
     def __init__(
@@ -115,13 +110,11 @@ class CompressingTransport:
         schedule: Schedule,
         types: Mapping[tuple[int, int], CompressedType],
         homes: list[torch.device],
-        errors: Errors | None,
     ) -> None:
         self._inner = inner
         self._worker_of = schedule.device_of
         self._types = types
         self._homes = homes
-        self._errors = errors
         # By sending and receiving stage and place in the message; each used by the worker of the sender alone.
         self._residuals: dict[tuple[int, int, int], Tensor] = {}
 
@@ -137,7 +130,6 @@ class CompressingTransport:
                         leaves[place] = self._encoded_gradient(sender, receiver, place, leaf, to)
                     elif leaf.requires_grad:
                         leaves[place] = encode(leaf, to)
-                        self._note(sender, receiver, leaf, leaves[place])
             message = pytree.tree_unflatten(leaves, nest)
         self._inner.send(sender, receiver, key, message)
 
@@ -167,19 +159,7 @@ class CompressingTransport:
             whole = gradient + residual
         encoded = encode(whole, to)
         self._residuals[way] = whole - decode(encoded)
-        self._note(sender, receiver, gradient, encoded)
         return encoded
-
-    @torch.no_grad()
-    def _note(self, sender: int, receiver: int, tensor: Tensor, encoded: Encoded) -> None:
-        """Add up the error of a message, without waiting for the device."""
-        if self._errors is None:
-            return
-        square = partial(torch.sum, dtype=torch.float64)
-        found = square(tensor.detach().square()), square((decode(encoded).detach() - tensor).square())
-        if (before := self._errors.get((sender, receiver))) is not None:
-            found = before[0] + found[0], before[1] + found[1]
-        self._errors[sender, receiver] = found
 
 
 @torch.no_grad()

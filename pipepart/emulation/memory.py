@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...autograd.own_copy import tensors
-from ...units import format_bytes
+from ..autograd.own_copy import tensors
+from ..units import format_bytes
 
 PARAMETERS, GRADIENTS, OPTIMIZER, OTHER = _CATEGORIES = ("parameters", "gradients", "optimizer", "other")
 _TAG = "_pipepart_tag"
