@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..runtime.offload import Copy, CpuCopyQueue
+from ..runtime.offload import Copy, CopyQueue
 from .transport import Clock
 
 
-class EmulatedHostLink(CpuCopyQueue):
+class EmulatedHostLink(CopyQueue):
     """Copies on the device's worker, which sleeps until the link would have carried the copy.
 
     Args:

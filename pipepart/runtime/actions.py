@@ -142,8 +142,8 @@ class StageActions:
         )
         if not run.is_last:
             self._transport.send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
-        if run.offloads:
-            run.start_offload(micro_batch)
+        if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
+            saved.start_out(run.stashes[micro_batch].inputs.leaves)
 
     def _backward(self, compute: Compute, micro_batch: int) -> None:
         """Receive the gradients of the output, and send those of the input and of shared parameters."""
@@ -163,8 +163,8 @@ class StageActions:
 
     def _gradients(self, run: StageRun, stage: int, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients that a backward starts from, for all roots of the stash."""
-        if run.offloads:
-            run.wait_reload(micro_batch)
+        if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
+            saved.wait()
         stash = run.stashes[micro_batch]
         gradients: graph_cut.Gradients = ()
         if stash.roots and not run.is_last:
@@ -183,7 +183,8 @@ class StageActions:
 
     def _offload(self, compute: Compute, micro_batch: int) -> None:
         """Wait until the stash is on the host, and free it here."""
-        self.run.wait_offload(micro_batch)
+        if (saved := self.run.saved_of(micro_batch)) is not None:
+            saved.wait()
         compute(micro_batch, None)
 
     def _reduce(self, compute: Compute, micro_batch: None) -> None:

@@ -29,11 +29,12 @@ from ..autograd.in_place import check_not_overwritten, version
 from ..autograd.nests import check_nest
 from ..autograd.own_copy import tensors
 from ..autograd.split_backward import WeightGradients, backward_inputs
+from ..capture import state_of
 from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
-from .offload import CopyQueue, SavedTensors, StageOffload, check_no_hooks
+from .offload import CopyQueue, SavedTensors, check_no_hooks, storages_of
 from .order import Order
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
@@ -44,6 +45,7 @@ from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
 _NOTHING = nullcontext()
+_CPU_QUEUE = CopyQueue()
 
 
 class Stash(NamedTuple):
@@ -111,7 +113,7 @@ class StageRun:
         modes: Modes,
         sink: LossSink,
         optimizers: Sequence[Optimizer | None] = (),
-        queue: CopyQueue | None = None,
+        queue: CopyQueue = _CPU_QUEUE,
     ) -> None:
         self.index = number = stage.index
         self.stage = stage
@@ -127,12 +129,12 @@ class StageRun:
         self._optimizer = optimizer = optimizers[number % len(optimizers)] if is_stepped else None
         self.versions = Versions(order.schedule, number, optimizer) if order.schedule.versions else None
         self._repeated = order.repeated[number] if modes.grad else frozenset()
-        self._offload: StageOffload | None = None
-        if modes.grad and order.offloaded[number] and queue is not None:
+        self._offloaded = order.offloaded[number] if modes.grad else frozenset()
+        self.offloads = bool(self._offloaded)
+        if self.offloads:
             check_no_hooks(modes)
-            modules = (layer for _, layer in stage.layers)
-            self._offload = StageOffload(order.offloaded[number], queue, stage.device, modules)
-        self.offloads = self._offload is not None
+            self._queue = queue
+            self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
         self._is_plain = not (modes.autocast or self._repeated or self.offloads)
         self._added = losses_of_stage()
         stage.begin()
@@ -148,9 +150,10 @@ class StageRun:
             return output
         kept = None
         saved = None
-        if self._offload is not None and micro_batch in self._offload.micro_batches:
+        if micro_batch in self._offloaded:
             message = graph_cut.move(message, self.stage.device)
-            saved = self._offload.saving(message)
+            staying = storages_of(tensors(message))
+            saved = SavedTensors(self._queue, self.stage.device, self._state, staying)
         with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
             with self._added:
                 if micro_batch in self._repeated:
@@ -168,30 +171,20 @@ class StageRun:
             self.stashes[micro_batch] = stash
         return output
 
-    def start_offload(self, micro_batch: int) -> None:
-        """Behind F: begin to copy what autograd saved to the host, without the stage's input."""
-        if (saved := self._saved_of(micro_batch)) is not None:
-            saved.start_out(self.stashes[micro_batch].inputs.leaves)
-
-    def wait_offload(self, micro_batch: int) -> None:
-        """Before OFFLOAD: wait for that copy."""
-        if (saved := self._saved_of(micro_batch)) is not None:
-            saved.wait_out()
+    def saved_of(self, micro_batch: int) -> SavedTensors | None:
+        """Return what autograd saved for a micro-batch, if that is offloaded."""
+        stash = self.stashes.get(micro_batch)
+        return None if stash is None else stash.saved
 
     def offload(self, micro_batch: int, _: None = None) -> None:
         """OFFLOAD: free what is on the host now."""
-        if (saved := self._saved_of(micro_batch)) is not None:
+        if (saved := self.saved_of(micro_batch)) is not None:
             saved.leave()
 
     def reload(self, micro_batch: int, _: None = None) -> None:
         """RELOAD: begin to copy it back."""
-        if (saved := self._saved_of(micro_batch)) is not None:
+        if (saved := self.saved_of(micro_batch)) is not None:
             saved.start_back()
-
-    def wait_reload(self, micro_batch: int) -> None:
-        """Before B or I: wait for the copy back."""
-        if (saved := self._saved_of(micro_batch)) is not None:
-            saved.wait_back()
 
     def recompute(self, micro_batch: int, _: None = None) -> None:
         """RECOMPUTE: run the layers again, for the graph that the backward needs.
@@ -287,10 +280,6 @@ class StageRun:
         """Release all tensors."""
         for held in (self.stashes, self.inputs, self.deferred):
             held.clear()
-
-    def _saved_of(self, micro_batch: int) -> SavedTensors | None:
-        stash = self.stashes.get(micro_batch)
-        return None if stash is None else stash.saved
 
     def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Made, KeptInput | None]:
         """Run the layers; the second value is None if they cannot be run a second time."""

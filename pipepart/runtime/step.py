@@ -108,12 +108,14 @@ class Step:
         for stage in stages:
             if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
-        queues = dict(enumerate(copy_queues))
+        queues = list(copy_queues)
         self.runs: dict[int, StageRun] = (
             forward.runs
             if forward
             else {
-                stage.index: StageRun(stage, order, self.keys, self.modes, sink, optimizers, queues.get(row))
+                stage.index: StageRun(
+                    stage, order, self.keys, self.modes, sink, optimizers, *queues[row : row + 1]
+                )
                 for stage in stages
                 if (row := self._worker_of[stage.index]) in self.here
             }

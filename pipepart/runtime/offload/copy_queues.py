@@ -17,7 +17,6 @@ A CPU has no such stream. Its worker copies, at OFFLOAD and at RELOAD.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,39 +45,25 @@ class Copy:
     done_at: float = 0.0
 
 
-class CopyQueue(ABC):
-    """The copies of one device. Called by the device's worker."""
+class CopyQueue:
+    """The copies of one device. Called by the device's worker.
 
-    @abstractmethod
+    This is the queue of a CPU, whose stages have the host's memory: each copy is one within that.
+    """
+
     def start_out(self, tensors: Sequence[Tensor]) -> Copy:
         """Begin to copy tensors to the host, behind what makes them. They must be kept until ``finish_out``."""
-
-    @abstractmethod
-    def wait(self, copy: Copy) -> None:
-        """Let what the worker computes from now on wait for the end of a copy."""
-
-    @abstractmethod
-    def finish_out(self, copy: Copy) -> Sequence[Tensor]:
-        """Return the tensors on the host, after ``wait``."""
-
-    @abstractmethod
-    def start_back(self, tensors: Sequence[Tensor]) -> Copy:
-        """Begin to copy tensors of the host to the device. They are usable after ``wait``."""
-
-
-class CpuCopyQueue(CopyQueue):
-    """The copies of a CPU, whose stages have the host's memory: each is a copy within that."""
-
-    def start_out(self, tensors: Sequence[Tensor]) -> Copy:
         return Copy(tensors)
 
     def wait(self, copy: Copy) -> None:
-        """Return at once: nothing is under way."""
+        """Let what the worker computes from now on wait for the end of a copy."""
 
     def finish_out(self, copy: Copy) -> Sequence[Tensor]:
+        """Return the tensors on the host, after ``wait``."""
         return own_copy(copy.tensors, graph_cut.emulated.to_host or Tensor.clone)
 
     def start_back(self, tensors: Sequence[Tensor]) -> Copy:
+        """Begin to copy tensors of the host to the device. They are usable after ``wait``."""
         bring = graph_cut.emulated.bring
         return Copy(own_copy(tensors) if bring is None else bring(tensors))
 
@@ -143,5 +128,5 @@ def copy_queues(plan: Plan, streams: Streams | None) -> list[CopyQueue]:
         if streams is not None and number in streams.local and has_streams(home):
             queues.append(StreamCopyQueue(home, streams.of_host_copies(number)))
         else:
-            queues.append(CpuCopyQueue())
+            queues.append(CopyQueue())
     return queues

@@ -11,13 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...autograd.own_copy import tensors
 from ...autograd.sparse import dense_parts
 from ...autograd.weight_gradients import Saved, unpacked
 from ...workers.modes import Modes
@@ -35,35 +33,6 @@ def check_no_hooks(modes: Modes) -> None:
             "saved_tensors_hooks are active on the calling thread, such as save_on_cpu, and a stage of this plan "
             "offloads what autograd saves: leave them around this call, or plan with offload='never'"
         )
-
-
-class StageOffload:
-    """The saved tensors of one stage during one step. Called by the stage's worker.
-
-    Args:
-        micro_batches: those that are offloaded.
-        queue: copies between the stage's device and the host.
-        device: of the stage.
-        modules: the layers, whose parameters and buffers stay on the device.
-    """
-
-    def __init__(
-        self,
-        micro_batches: frozenset[int],
-        queue: CopyQueue,
-        device: torch.device,
-        modules: Iterable[nn.Module],
-    ) -> None:
-        self.micro_batches = micro_batches
-        self._queue = queue
-        self._device = device
-        self._state = _storages(
-            tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
-        )
-
-    def saving(self, message: Any) -> SavedTensors:
-        """Return what takes the tensors that autograd saves for one of them; ``message`` is its input."""
-        return SavedTensors(self._queue, self._device, self._state, _storages(tensors(message)))
 
 
 class SavedTensors:
@@ -98,11 +67,11 @@ class SavedTensors:
 
     def start_out(self, kept: Iterable[Tensor]) -> None:
         """Begin the copy to the host; what shares memory with ``kept`` stays on the device."""
-        staying = self._staying | _storages(kept)
+        staying = self._staying | storages_of(kept)
         moved: list[Saved] = []
         stayed: list[Saved] = []
         for saved in self._alive():
-            storages = _storages([saved.tensor])
+            storages = storages_of([saved.tensor])
             if self._state.isdisjoint(storages):
                 moves = staying.isdisjoint(storages) and self._may_move(saved.tensor)
                 (moved if moves else stayed).append(saved)
@@ -110,9 +79,10 @@ class SavedTensors:
         if moved:
             self._copy = self._queue.start_out([saved.tensor for saved in moved])
 
-    def wait_out(self) -> None:
-        """Wait until the copy is on the host."""
-        self._wait()
+    def wait(self) -> None:
+        """Let what the worker computes from now on wait for the copy that is under way."""
+        if self._copy is not None:
+            self._queue.wait(self._copy)
 
     def leave(self) -> None:
         """Free the memory on the device. A tensor that was overwritten since stays: its use raises an error."""
@@ -133,10 +103,6 @@ class SavedTensors:
             self._saved = list(map(weakref.ref, alive))
             self._copy = self._queue.start_back([saved.tensor for saved in alive])
 
-    def wait_back(self) -> None:
-        """Wait until the copy is back on the device."""
-        self._wait()
-
     def return_(self) -> None:
         """Give autograd the tensors on the device."""
         if self._copy is None:
@@ -153,10 +119,6 @@ class SavedTensors:
             yield from (saved.tensor for saved in self._alive())
         elif self._copy is not None:
             yield from self._copy.tensors
-
-    def _wait(self) -> None:
-        if self._copy is not None:
-            self._queue.wait(self._copy)
 
     def _alive(self) -> list[Saved]:
         return [saved for reference in self._saved if (saved := reference()) is not None]
@@ -176,5 +138,6 @@ class SavedTensors:
         )
 
 
-def _storages(found: Iterable[Tensor]) -> frozenset[int]:
+def storages_of(found: Iterable[Tensor]) -> frozenset[int]:
+    """Return what identifies the memory of tensors."""
     return frozenset(part.untyped_storage()._cdata for tensor in found for part in dense_parts(tensor))
