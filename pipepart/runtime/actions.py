@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch.optim import Optimizer
 
 from schedules import Kind, Schedule
@@ -25,7 +24,6 @@ from ..autograd import graph_cut
 from .offload import CopyQueue
 from .sinks import LossSink
 from .stage_run import StageRun
-from .transport.ranks import RankTransport
 from .transport.reductions import Reductions
 from .transport.threads import Key, Transport
 
@@ -62,22 +60,18 @@ class Exchange:
         schedule, sink: of the step.
         inputs: the first stage's input for each micro-batch.
         transport: carries the messages.
-        remote: the part of it that carries them between ranks, if there are several.
         reductions: over replicas on other ranks, if there are any.
         awaiting: for each worker the key of the message that it waits for.
         input_gradients: of each micro-batch's input, once the step has ended.
-        sent_correction: whether the factor of the gradients was sent to other ranks.
     """
 
     schedule: Schedule
     sink: LossSink
     inputs: Sequence[Any]
     transport: Transport
-    remote: RankTransport | None = None
     reductions: Reductions | None = None
     awaiting: list[Key | None] = field(init=False)
     input_gradients: list[graph_cut.Gradients] = field(init=False)
-    sent_correction: bool = False
 
     def __post_init__(self) -> None:
         self.awaiting = [None for _ in self.schedule.actions]
@@ -129,7 +123,6 @@ class StageActions:
             Kind.I: self._backward,
             Kind.OFFLOAD: self._offload,
             Kind.REDUCE_GRAD: self._reduce,
-            Kind.OPT_STEP: self._update,
         }
         return {kind: partial(acts.get(kind, _alone), one) for kind, one in compute.items()}
 
@@ -158,8 +151,6 @@ class StageActions:
             self._exchange.input_gradients[micro_batch] = found
         elif found:
             self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
-        if self._exchange.remote is not None and run.is_last:
-            self._send_correction(self._exchange, self._exchange.remote)
 
     def _gradients(self, run: StageRun, stage: int, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients that a backward starts from, for all roots of the stash."""
@@ -203,22 +194,6 @@ class StageActions:
         if run.stage.replica:
             first = stage % apart
             self._transport.send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
-
-    def _update(self, compute: Compute, micro_batch: int | None) -> None:
-        """Receive the factor of the gradients, if another rank knows it, before the optimizer steps."""
-        exchange = self._exchange
-        if exchange.remote is not None and self._stage in exchange.remote.corrected:
-            exchange.sink.adopt_correction(float(self._recv((Kind.OPT_STEP, self._stage, 0))))
-        compute(micro_batch, None)
-
-    def _send_correction(self, exchange: Exchange, remote: RankTransport) -> None:
-        """After the first backward of the last stage that knows it, send that factor."""
-        if exchange.sent_correction or not exchange.sink.is_complete:
-            return
-        factor = torch.tensor(exchange.sink.correction(), dtype=torch.float64)
-        for stage in remote.corrected:
-            remote.send(self._stage, stage, (Kind.OPT_STEP, stage, 0), factor)
-        exchange.sent_correction = True
 
     def _recv(self, key: Key) -> Any:
         self._awaiting[self._worker] = key

@@ -133,7 +133,7 @@ class Step:
             around.append(emulation.around)
         self._remote: RankTransport | None = None
         if links is not None and table is not None:
-            transport = self._remote = exchange.remote = RankTransport(
+            transport = self._remote = RankTransport(
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
             exchange.reductions = self._reductions
