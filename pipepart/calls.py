@@ -11,6 +11,7 @@ import torch
 
 import schedules
 
+from .as_module import AsModule
 from .autograd import graph_cut
 from .capture import Chain
 from .data.gather import Merger
@@ -21,7 +22,6 @@ from .emulation import DeviceEmulation, MemoryUse, memory_of
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.agreed import Agreed, Call
-from .runtime.as_module import AsModule
 from .runtime.differentiable import differentiable
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory

@@ -24,6 +24,7 @@ from .distributed import join, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
+from .options import RunOptions, check_functions, check_keywords, check_runs
 from .planning import Plan, warn_of_changes
 from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
@@ -31,7 +32,6 @@ from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
 from .runtime.engine import Engine
 from .runtime.observe.trace import Traces
-from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
 from .runtime.placing import Initialize, InitialValues
 from .runtime.state.batch_norm import DeferredBatchNorm

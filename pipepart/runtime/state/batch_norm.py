@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...input_error import InputError
+from ...restoring import restoring
 from ..stage import Stage
 
 R = TypeVar("R")
@@ -54,17 +55,21 @@ class DeferredBatchNorm:
             if norm.training and norm.track_running_stats and norm.running_mean is not None
         }
         handles: list[RemovableHandle] = []
-        try:
+
+        def gathered() -> R:
             for norm, (own, stage) in sums.items():
                 hook = partial(own.add, stage)
                 handles.append(norm.register_forward_pre_hook(hook, with_kwargs=True))
                 norm.track_running_stats = False
-            result = run()
-        finally:
+            return run()
+
+        def restore() -> None:
             for norm in sums:
                 norm.track_running_stats = True
             for handle in handles:
                 handle.remove()
+
+        result = restoring(gathered, restore)
         for norm, (own, _) in sums.items():
             if own.count:
                 _update(norm, own)

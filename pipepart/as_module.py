@@ -8,9 +8,10 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..input_error import InputTypeError
-from .model_part import ModelPart
-from .state.optimizers import StageOptimizers
+from .input_error import InputTypeError
+from .restoring import restoring
+from .runtime.model_part import ModelPart
+from .runtime.state.optimizers import StageOptimizers
 
 R = TypeVar("R")
 
@@ -98,12 +99,16 @@ class AsModule:
     def _evaluating(self, run: Callable[[], R]) -> R:
         """Call a function with the model in evaluation mode; afterwards each module is in its own mode again."""
         modes = [(module, module.training) for module in self._model.modules()]
-        try:
+
+        def evaluated() -> R:
             self._model.eval()
             return run()
-        finally:
+
+        def restore() -> None:
             for module, training in modes:
                 module.training = training
+
+        return restoring(evaluated, restore)
 
     def clip_grad_norm_(
         self,
