@@ -133,7 +133,7 @@ class Calls(AsModule):
         )
         messages = [graph_cut.part(one) for one in batch.inputs]
         self._optimizers.zero_grad()
-        recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
+        recorder = self._traces.recorder(order.schedule, self._stages)
         step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
         try:
             self._engine.execute(step, scaled=scaler is not None)
@@ -222,11 +222,10 @@ class Calls(AsModule):
     def trace(self, *, memory: bool = False) -> Iterator[Trace]:
         """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
 
-        With ``memory``, also counts the bytes that each device keeps for its backwards (``peak_bytes`` of a step) and,
-        on strict devices, all that it has (``trace.memory_bytes``). That slows small layers down.
+        With ``memory``, ``trace.memory_bytes`` has the most bytes that each device had, if the pipeline is strict.
         """
         counted = self._emulation.peaks() if memory and self._emulation else nullcontext({})
-        with self._traces.opened(memory) as trace, counted as peaks:
+        with self._traces.opened() as trace, counted as peaks:
             trace.memory_bytes = peaks
             yield trace
 

@@ -15,7 +15,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -152,8 +152,8 @@ class StageRun:
         saved = None
         if micro_batch in self._offloaded:
             message = graph_cut.move(message, self.stage.device)
-            staying = storages_of(tensors(message))
-            saved = SavedTensors(self._queue, self.stage.device, self._state, staying)
+            staying = self._state | storages_of(tensors(message))
+            saved = SavedTensors(self._queue, self.stage.device, staying)
         with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
             with self._added:
                 if micro_batch in self._repeated:
@@ -265,16 +265,6 @@ class StageRun:
         """Have the backward of a micro-batch start at one more tensor."""
         stash = self.stashes[micro_batch]
         self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that the stage itself holds, without those that autograd saved."""
-        for stash in self.stashes.values():
-            yield from stash.inputs.leaves
-            yield from stash.saved.tensors() if stash.saved else ()
-        for kept in self.inputs.values():
-            yield from tensors(kept.message)
-        for deferred in self.deferred.values():
-            yield from deferred.tensors()
 
     def forget(self) -> None:
         """Release all tensors."""

@@ -137,7 +137,7 @@ class Step:
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
             exchange.reductions = self._reductions
-        watch = StepWatch.wanted(schedule, stages, recorder)
+        watch = StepWatch.wanted(schedule, recorder)
         if watch is not None:
             transport = WatchedTransport(transport, schedule, watch)
             around.append(watch.computing)
@@ -151,8 +151,6 @@ class Step:
         self._tables = {
             number: StageActions(run, exchange).table(around) for number, run in self.runs.items()
         }
-        if watch is not None and watch.counts:
-            self._tables = watch.noting(self._tables, self.runs_on)
         if emulation is not None:
             emulation.begin(optimizers)
         # A backward begins and ends on the streams of its forward, as autograd's do.

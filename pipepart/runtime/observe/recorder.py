@@ -28,15 +28,12 @@ from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
 from ..stage import Stage
 from ..transport.threads import Key, Transport
-from .saved_bytes import KeptBytes
 
 _now = time.perf_counter
 _ANCHORS = 5
 _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 
-Act = Callable[[Any], None]  # see pipepart.runtime.actions
-Tables = Mapping[int, Mapping[Kind, Act]]
-Compute = Callable[[Any, Any], Any]
+Compute = Callable[[Any, Any], Any]  # see pipepart.runtime.actions
 
 
 class RankRecord(NamedTuple):
@@ -45,12 +42,10 @@ class RankRecord(NamedTuple):
     Attributes:
         times: by row of the schedule, starts and ends of its actions.
         sent: messages that its stages have sent.
-        peaks: by row, the most bytes that were kept, and the place of the action.
     """
 
     times: dict[int, tuple[list[float], ...]]
     sent: list[tuple[int, int, Key, int]]
-    peaks: dict[int, tuple[int, int]]
 
 
 class Recorder:
@@ -59,17 +54,14 @@ class Recorder:
     Args:
         schedule: the actions.
         stages: those that it has.
-        mini_batch: the arguments of the run, to also count the bytes that devices keep; None not to count them.
 
     Attributes:
-        kept: by each device, if that is counted.
         sent: messages to other devices, each when the action that made it has ended: sender, receiver, key, bytes.
         arrivals: of messages that streams carry, filled in as they are sent.
     """
 
-    def __init__(self, schedule: Schedule, stages: Sequence[Stage], mini_batch: Any = None) -> None:
+    def __init__(self, schedule: Schedule, stages: Sequence[Stage]) -> None:
         self.schedule = schedule
-        self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
         self.arrivals: dict[Key, torch.Event] = {}
         homes = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
         self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
@@ -88,8 +80,7 @@ class Recorder:
             for row, times in enumerate(self._own_rows())
             if row in rows
         }
-        peaks = {row: (kept.peak, kept.peak_place) for row, kept in enumerate(self.kept) if row in rows}
-        return RankRecord(times, self.sent, peaks)
+        return RankRecord(times, self.sent)
 
     def adopt(self, records: Sequence[RankRecord]) -> None:
         """Take over what the workers of all ranks have recorded."""
@@ -98,9 +89,6 @@ class Recorder:
             for row in range(self.schedule.devices)
         ]
         self.sent = [message for record in records for message in record.sent]
-        for record in records:
-            for row, (peak, place) in record.peaks.items():
-                self.kept[row].peak, self.kept[row].peak_place = peak, place
 
     def _own_rows(self) -> list[tuple[list[float], ...]]:
         return [
@@ -120,8 +108,6 @@ class Recorder:
             self.schedule,
             starts,
             ends,
-            peak_bytes=tuple(float(kept.peak) for kept in self.kept),
-            peak_at=tuple(row[kept.peak_place] for row, kept in zip(starts, self.kept, strict=False)),
             transfers=self._transfers(starts, ends, arrived),
         )
 
@@ -156,46 +142,28 @@ class StepWatch:
 
     Args:
         schedule: the actions.
-        stages: those that it has.
         recorder: takes the times; None to take no times.
     """
 
-    def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
+    def __init__(self, schedule: Schedule, recorder: Recorder | None) -> None:
         self.recorder = recorder
-        self._stages = stages
         self._device_of = schedule.device_of
-        self._kept: Sequence[KeptBytes] = recorder.kept if recorder else ()
         self.names = profiling()
-        self.counts = bool(self._kept)
 
     @classmethod
-    def wanted(
-        cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None
-    ) -> StepWatch | None:
+    def wanted(cls, schedule: Schedule, recorder: Recorder | None) -> StepWatch | None:
         """Return a watch for a run; None if neither a recorder nor a profiler is active."""
-        return cls(schedule, stages, recorder) if recorder or profiling() else None
+        return cls(schedule, recorder) if recorder or profiling() else None
 
     def computing(self, kind: Kind, run: Any, compute: Compute) -> Compute:
-        """Return the computation of a kind of action of a stage with recording."""
+        """Return the computation of a kind of action of a stage with recording, in a named range of a profiler."""
         timed = self._timed(self.recorder, run.index, compute) if self.recorder else compute
-        return partial(self._compute, kind, run.index, timed) if self._kept or self.names else timed
 
-    def noting(self, tables: Tables, runs_on: Callable[[int], Sequence[Any]]) -> Tables:
-        """Return functions of actions that note what their device keeps after each.
+        def named(micro_batch: int | None, received: Any) -> Any:
+            with self.named(str(Action(kind, run.index, micro_batch))):
+                return timed(micro_batch, received)
 
-        Args:
-            tables: the functions of each stage.
-            runs_on: returns the stages of a device.
-        """
-
-        def act_and_note(act: Act, home: int, micro_batch: int | None) -> None:
-            act(micro_batch)
-            self._kept[home].note(tensor for run in runs_on(home) for tensor in run.tensors())
-
-        return {
-            stage: {kind: partial(act_and_note, act, self._device_of[stage]) for kind, act in table.items()}
-            for stage, table in tables.items()
-        }
+        return named if self.names else timed
 
     def _timed(self, recorder: Recorder, stage: int, compute: Compute) -> Compute:
         clock = recorder.clocks[self._device_of[stage]]
@@ -208,17 +176,6 @@ class StepWatch:
             return made
 
         return timed
-
-    def _compute(
-        self, kind: Kind, stage: int, compute: Compute, micro_batch: int | None, received: Any
-    ) -> Any:
-        """Compute in a named range, and count what autograd saves."""
-        counting = nullcontext()
-        if self._kept:
-            modules = (layer for _, layer in self._stages[stage].layers)
-            counting = self._kept[self._device_of[stage]].counting(modules)
-        with counting, self.named(str(Action(kind, stage, micro_batch))):
-            return compute(micro_batch, received)
 
     def named(self, name: str) -> AbstractContextManager[object]:
         """Return a range of that name in torch.profiler, if it is active."""

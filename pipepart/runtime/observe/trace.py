@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -30,16 +29,14 @@ class Trace(Drawn):
     Args:
         plan: the plan of the pipeline.
         steps: measured steps; :meth:`pipepart.Pipeline.trace` adds each step that runs.
-        memory: whether the bytes that devices keep for backwards are counted.
 
     Attributes:
-        memory_bytes: with ``memory``, the most bytes that each strict device had, by its name; to be held against
-            ``plan.device_bytes()``. Empty on other devices.
+        memory_bytes: of ``pipe.trace(memory=True)``, the most bytes that each strict device had, by its name; to be
+            held against ``plan.device_bytes()``. Empty on other devices.
     """
 
-    def __init__(self, plan: Plan, steps: Sequence[Timeline] = (), memory: bool = False) -> None:
+    def __init__(self, plan: Plan, steps: Sequence[Timeline] = ()) -> None:
         self.plan = plan
-        self.memory = memory
         self.memory_bytes: dict[str, int] = {}
         self._steps: list[Timeline | Recorder] = list(steps)
         self._forwards: list[Timeline | Recorder] = []
@@ -151,23 +148,18 @@ class Traces:
         return self._always or bool(self._open)
 
     @contextmanager
-    def opened(self, memory: bool) -> Iterator[Trace]:
+    def opened(self) -> Iterator[Trace]:
         """Open a trace of the steps that run within the block."""
-        trace = Trace(self._plan, memory=memory)
+        trace = Trace(self._plan)
         self._open.append(trace)
         try:
             yield trace
         finally:
             self._open.remove(trace)
 
-    def recorder(
-        self, schedule: schedules.Schedule, stages: Sequence[Stage], mini_batch: Any = None
-    ) -> Recorder | None:
+    def recorder(self, schedule: schedules.Schedule, stages: Sequence[Stage]) -> Recorder | None:
         """Return a recorder for a run that begins; None if no trace is open."""
-        if not self.wanted:
-            return None
-        counted = any(trace.memory for trace in self._open)
-        return Recorder(schedule, stages, mini_batch if counted else None)
+        return Recorder(schedule, stages) if self.wanted else None
 
     def add_step(self, recorder: Recorder | None) -> None:
         """Add a step that has run to the open traces."""

@@ -9,7 +9,7 @@ where they are: something else keeps them anyway.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
@@ -43,23 +43,16 @@ class SavedTensors:
     Args:
         queue: copies between the device and the host.
         device: of the stage.
-        state: storages of its parameters and buffers.
-        staying: other storages that stay on the device.
-
-    Attributes:
-        is_on_host: from ``leave`` to ``return_``.
+        staying: storages that stay on the device: parameters, buffers and the stage's input.
     """
 
-    def __init__(
-        self, queue: CopyQueue, device: torch.device, state: frozenset[int], staying: frozenset[int]
-    ) -> None:
+    def __init__(self, queue: CopyQueue, device: torch.device, staying: frozenset[int]) -> None:
         self._queue = queue
         self._device = device
-        self._state, self._staying = state, staying
+        self._staying = staying
         self._saved: list[weakref.ref[Saved]] = []  # autograd holds those that it still needs
-        self._stayed: list[weakref.ref[Saved]] = []
         self._copy: Copy | None = None
-        self.is_on_host = False
+        self._is_on_host = False
 
     def packing(self) -> AbstractContextManager[object]:
         """Take what autograd saves within the block."""
@@ -68,14 +61,12 @@ class SavedTensors:
     def start_out(self, kept: Iterable[Tensor]) -> None:
         """Begin the copy to the host; what shares memory with ``kept`` stays on the device."""
         staying = self._staying | storages_of(kept)
-        moved: list[Saved] = []
-        stayed: list[Saved] = []
-        for saved in self._alive():
-            storages = storages_of([saved.tensor])
-            if self._state.isdisjoint(storages):
-                moves = staying.isdisjoint(storages) and self._may_move(saved.tensor)
-                (moved if moves else stayed).append(saved)
-        self._saved, self._stayed = (list(map(weakref.ref, found)) for found in (moved, stayed))
+        moved = [
+            saved
+            for saved in self._alive()
+            if staying.isdisjoint(storages_of([saved.tensor])) and self._may_move(saved.tensor)
+        ]
+        self._saved = list(map(weakref.ref, moved))
         if moved:
             self._copy = self._queue.start_out([saved.tensor for saved in moved])
 
@@ -94,12 +85,12 @@ class SavedTensors:
             if saved is not None and not saved.is_overwritten:
                 saved.hold(on_host)
                 left.append(reference)
-        self._saved, self._copy, self.is_on_host = left, None, True
+        self._saved, self._copy, self._is_on_host = left, None, True
 
     def start_back(self) -> None:
         """Begin the copy back to the device."""
         alive = self._alive()
-        if self.is_on_host and alive:
+        if self._is_on_host and alive:
             self._saved = list(map(weakref.ref, alive))
             self._copy = self._queue.start_back([saved.tensor for saved in alive])
 
@@ -110,15 +101,7 @@ class SavedTensors:
         for reference, tensor in zip(self._saved, self._copy.tensors, strict=True):
             if (saved := reference()) is not None:
                 saved.hold(tensor)
-        self._saved, self._copy, self.is_on_host = [], None, False
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that are on the device, without parameters, and those that are being copied to it."""
-        yield from (saved.tensor for reference in self._stayed if (saved := reference()) is not None)
-        if not self.is_on_host:
-            yield from (saved.tensor for saved in self._alive())
-        elif self._copy is not None:
-            yield from self._copy.tensors
+        self._saved, self._copy, self._is_on_host = [], None, False
 
     def _alive(self) -> list[Saved]:
         return [saved for reference in self._saved if (saved := reference()) is not None]
