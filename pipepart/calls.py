@@ -13,6 +13,7 @@ import schedules
 
 from .as_module import AsModule
 from .autograd import graph_cut
+from .autograd.own_copy import tensors
 from .capture import Chain
 from .data.gather import Merger
 from .data.recorded import entered, gathered
@@ -31,6 +32,7 @@ from .runtime.order import Orders
 from .runtime.sinks import BatchLossSink, MicroBatchLossSink, OutputSink, loss_of_outputs, make_loss_sink
 from .runtime.stage import Stage
 from .runtime.step_gradients import StepGradients
+from .workers.streams import hold_for_caller
 
 
 class Calls(AsModule):
@@ -116,7 +118,9 @@ class Calls(AsModule):
         """Run forwards and backwards of a mini-batch, and those of the graph that made it."""
         batch, form, seed, _ = agreed
         order = self._orders.step(len(batch.inputs))
-        batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
+        batch = self._engine.pinned.with_targets(
+            order.schedule, batch, self._loss.reduction is Reduction.BATCH
+        )
         optimizers = self._optimizers.by_stage
         # Without those that the optimizers of the stages update.
         gradients = StepGradients(lambda: () if optimizers else self.parameters())
@@ -163,7 +167,9 @@ class Calls(AsModule):
         def run() -> Any:
             batch, form, seed, _ = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
             order = self._orders.forwards(len(batch.inputs))
-            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
+            batch = self._engine.pinned.with_targets(
+                order.schedule, batch, self._loss.reduction is Reduction.BATCH
+            )
             sink = make_loss_sink(
                 self._loss,
                 batch,
@@ -258,7 +264,7 @@ class Calls(AsModule):
         return self._side.begin(Call(call, args, kwargs, target, parts, options))
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
-        self._engine.hold_for_caller(sink.outputs)
+        hold_for_caller(tensors(sink.outputs))
         self._side.collect(sink.outputs, batch)
         with torch.no_grad():
             return self._side.from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))

@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 import torch
 from torch.optim import Optimizer
 
-from ..data.split import MicroBatches
+from ..autograd.own_copy import tensors
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
+from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
 from .actions import Emulation
 from .failure.nonfinite import first_not_finite
@@ -66,6 +67,9 @@ class Engine:
         emulation: of virtual devices, if they are emulated.
         timeout: a step is given up if no action ends for this many seconds; None for no limit.
         links: to other ranks, if the workers are those of several; the engine has its own rank's only.
+
+    Attributes:
+        pinned: copies from the caller's pinned memory.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class Engine:
         self._names = [device.name for device in plan.workers]
         self._homes = homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes, self._rows)
-        self._pinned = PinnedCopies(homes, self._rows)
+        self.pinned = PinnedCopies(homes, self._rows)
         self._routes = Routes(plan)
         self._compressed = Compressed(plan)
         self._copy_queues = copy_queues(plan, self._streams)
@@ -166,7 +170,7 @@ class Engine:
         finally:
             if self._claim is claim:
                 try:
-                    self._pinned.wait()
+                    self.pinned.wait()
                 finally:  # calls nothing: an interrupt is raised in calls
                     self._claim = None
 
@@ -188,7 +192,7 @@ class Engine:
         return Step(
             order,
             self._stages,
-            self._pinned.inputs(order.schedule, inputs),
+            self.pinned.inputs(order.schedule, inputs),
             sink,
             forward=forward,
             optimizers=optimizers,
@@ -202,18 +206,6 @@ class Engine:
             table=self._links and self._links.table(form),
             seed=seed,
         )
-
-    def with_targets(self, order: Order, batch: MicroBatches, at_once: bool) -> MicroBatches:
-        """Return a mini-batch with its targets on the devices of the loss, if they are in pinned memory.
-
-        Args:
-            order: of the step.
-            batch: the mini-batch.
-            at_once: whether the loss is computed for the whole mini-batch at once.
-        """
-        if at_once:
-            return batch._replace(target=self._pinned.targets(order.schedule, [batch.target])[0])
-        return batch._replace(targets=list(self._pinned.targets(order.schedule, batch.targets)))
 
     def forwards(
         self, inputs: Sequence[Any], sink: LossSink, form: Hashable = None, seed: int | None = None
@@ -233,7 +225,7 @@ class Engine:
 
         def run() -> Step:
             step = self.forwards(inputs, sink, form, seed)
-            self.hold_for_caller(sink.outputs)
+            hold_for_caller(tensors(sink.outputs))
             return step
 
         return self.exclusively(run)
@@ -251,11 +243,6 @@ class Engine:
             return step
 
         return self.exclusively(run)
-
-    def hold_for_caller(self, outputs: Any) -> None:
-        """Keep the memory of outputs until the caller's streams have read them."""
-        if self._streams:
-            self._streams.hold_for_caller(outputs)
 
     def execute(self, step: Step, scaled: bool = False, on_workers: bool = True) -> None:
         """Run a step to its end.
@@ -280,9 +267,7 @@ class Engine:
                 step.finish()
             else:
                 step.backward_here()
-        except (
-            BaseException
-        ) as error:  # after the workers, of a failed device: the worker's own error says more
+        except BaseException as error:  # the error of a worker comes first, and says more
             step.fail(error)
         if step.guards:
             step.failure = first_not_finite(step.guards, step.sink, step.failure)
@@ -350,9 +335,7 @@ class Engine:
                             raise failure
                 else:
                     wait_for(step, done, self._timeout, self.workers, self._rows, self._names, ranks)
-        except (
-            BaseException
-        ) as interrupt:  # KeyboardInterrupt, the watchdog's, or the failure of another rank
+        except BaseException as interrupt:  # Ctrl-C, the timeout's, or the failure of another rank
             step.fail(interrupt)
             if ranks is not None:
                 ranks.tell(interrupt)

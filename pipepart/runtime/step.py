@@ -20,8 +20,10 @@ from torch.optim import Optimizer
 
 from schedules import Action, Kind
 
+from ..autograd.own_copy import tensors
 from ..workers.modes import Modes
 from ..workers.process_settings import quick_turns
+from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
 from .observe.recorder import Recorder, StepWatch, WatchedTransport
@@ -243,7 +245,7 @@ class Step:
             # This thread is on other streams than the caller was, which copy gradients to inputs that are elsewhere.
             # Threads of other devices go on meanwhile, and may let go of gradients while a further step goes on here.
             streams.end(streams.callers())
-            streams.hold_for_caller(self.input_gradients)
+            hold_for_caller(tensors(self.input_gradients))
 
     def fail(self, error: BaseException, worker: int | None = None) -> None:
         """End the step: the first error is kept, and every worker that waits or will wait gives up."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..autograd.sparse import record_stream
 
-_WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
+_WITHOUT_STREAMS = frozenset({"meta", "mps"})  # where all there is runs in one order
 
 
 class Wait(Enum):

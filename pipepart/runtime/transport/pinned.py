@@ -15,6 +15,7 @@ from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
+from ...data.split import MicroBatches
 from ...workers.streams import Wait, has_streams, sleeping_event, waits
 
 
@@ -34,12 +35,17 @@ class PinnedCopies:
         """Return the inputs of the micro-batches, with copies in place of pinned tensors."""
         return self._copied(schedule, inputs, lambda stage: schedule.previous_stage(stage) is None)
 
-    def targets(self, schedule: Schedule, targets: Sequence[Any]) -> Sequence[Any]:
-        """Return the targets of the micro-batches, with copies in place of pinned tensors.
+    def with_targets(self, schedule: Schedule, batch: MicroBatches, at_once: bool) -> MicroBatches:
+        """Return a mini-batch with its targets on the devices of the loss, if they are in pinned memory.
 
-        A single target for several micro-batches is copied to the device of the last of them.
+        Args:
+            schedule: of the step.
+            batch: the mini-batch.
+            at_once: whether the loss is computed for the whole mini-batch at once, after the last micro-batch.
         """
-        return self._copied(schedule, targets, lambda stage: schedule.next_stage(stage) is None)
+        targets = [batch.target] if at_once else batch.targets
+        copied = list(self._copied(schedule, targets, lambda stage: schedule.next_stage(stage) is None))
+        return batch._replace(target=copied[0]) if at_once else batch._replace(targets=copied)
 
     def wait(self) -> None:
         """Wait until the caller may write its pinned memory again."""
