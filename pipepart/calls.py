@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -230,10 +230,15 @@ class Calls(AsModule):
 
         With ``memory``, ``trace.memory_bytes`` has the most bytes that each device had, if the pipeline is strict.
         """
-        counted = self._emulation.peaks() if memory and self._emulation else nullcontext({})
-        with self._traces.opened() as trace, counted as peaks:
-            trace.memory_bytes = peaks
-            yield trace
+        emulation = self._emulation if memory else None
+        if emulation:
+            emulation.reset_peaks()
+        with self._traces.opened() as trace:
+            try:
+                yield trace
+            finally:
+                used = emulation.memory() if emulation else {}
+                trace.memory_bytes = {name: use.peak for name, use in used.items()}
 
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.

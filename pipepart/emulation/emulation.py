@@ -80,18 +80,10 @@ class DeviceEmulation:
         """The memory in use by name of each device of this process; empty without ``strict``."""
         return {ledger.device: ledger.use() for ledger in self._own} if self._strict else {}
 
-    @contextmanager
-    def peaks(self) -> Iterator[dict[str, int]]:
-        """Yield the most bytes of each device within the block, by its name; empty without ``strict``."""
-        found: dict[str, int] = {}
-        ledgers = self._own if self._strict else []
-        for ledger in ledgers:
-            ledger.watch(found)
-        try:
-            yield found
-        finally:
-            for ledger in ledgers:
-                ledger.unwatch(found)
+    def reset_peaks(self) -> None:
+        """Begin to look for the peaks of all devices anew."""
+        for ledger in self._own:
+            ledger.reset_peak()
 
     def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
         """Assign parameters, gradients and optimizer state to their devices, which the caller may have replaced.

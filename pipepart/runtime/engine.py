@@ -43,7 +43,7 @@ from .sinks import LossSink, OutputSink
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step
-from .transport.compress import Compressed
+from .transport.compress import compressed_links
 from .transport.cuda import Streams
 from .transport.links import Links
 from .transport.pinned import PinnedCopies
@@ -104,7 +104,7 @@ class Engine:
         self._streams = Streams.of(homes, self._rows)
         self.pinned = PinnedCopies(homes, self._rows)
         self._routes = Routes(plan)
-        self._compressed = Compressed(plan)
+        self._compressed = compressed_links(plan)
         self._copy_queues = copy_queues(plan, self._streams)
         if emulation is not None:
             self._copy_queues = [emulation.copy_queue(*pair) for pair in enumerate(self._copy_queues)]

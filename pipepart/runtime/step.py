@@ -33,7 +33,7 @@ from .replay.randomness import RngKeys
 from .sinks import LossSink
 from .stage import Stage
 from .stage_run import StageRun
-from .transport.compress import Compressed
+from .transport.compress import CompressedLinks, CompressingTransport
 from .transport.cuda import Callers, Pace, Streams, StreamTransport
 from .transport.links import Links, Table
 from .transport.ranks import RankTransport
@@ -79,7 +79,7 @@ class Step:
         inputs: Sequence[Any],
         sink: LossSink,
         *,
-        compressed: Compressed,
+        compressed: CompressedLinks,
         forward: Step | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
@@ -143,7 +143,9 @@ class Step:
         if watch is not None:
             transport = WatchedTransport(transport, schedule, watch)
             around.append(watch.computing)
-        transport = compressed.transport(transport, schedule)
+        if compressed:
+            devices = [stage.device for stage in stages]
+            transport = CompressingTransport(transport, schedule, compressed, devices)
         if schedule.versions:
             around.append(_on_version)
         self.skips = forward.skips if forward else None

@@ -34,8 +34,9 @@ training in comparisons (Rudakov et al., 2024, arXiv:2401.07788).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +52,8 @@ from ...cluster import CompressedType
 from ...planning import Plan
 from ...planning.compression import BLOCK, is_compressed, scale_type
 from .threads import Key, Transport
+
+CompressedLinks = Mapping[tuple[int, int], CompressedType]  # by sending and receiving worker
 
 
 @dataclass(frozen=True)
@@ -71,27 +74,14 @@ class Encoded(NamedTuple):
     scales: Tensor | None
 
 
-class Compressed:
-    """The links between the workers of a pipeline that are compressed.
-
-    Args:
-        plan: has the links.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
-        names = [device.name for device in plan.workers]
-        pairs = ((a, b) for a in range(len(names)) for b in range(len(names)) if a != b)
-        links = {(a, b): plan.cluster.link_between(names[a], names[b]).compress for a, b in pairs}
-        self._types: Mapping[tuple[int, int], CompressedType] = {
-            pair: compress.dtype for pair, compress in links.items() if compress is not None
-        }
-
-    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
-        """Return the transport of one step."""
-        if not self._types:
-            return inner
-        return CompressingTransport(inner, schedule, self._types, self._homes)
+def compressed_links(plan: Plan) -> CompressedLinks:
+    """Return the compressed links of a plan, by sending and receiving worker."""
+    names = [device.name for device in plan.workers]
+    links = {
+        (a, b): plan.cluster.link_between(names[a], names[b]).compress
+        for a, b in permutations(range(len(names)), 2)
+    }
+    return {pair: compress.dtype for pair, compress in links.items() if compress is not None}
 
 
 class CompressingTransport:
@@ -101,20 +91,16 @@ class CompressingTransport:
         inner: carries messages.
         schedule: of the step.
         types: of the compressed links, by sending and receiving worker.
-        homes: the device of each worker.
+        devices: of each stage.
     """
 
     def __init__(
-        self,
-        inner: Transport,
-        schedule: Schedule,
-        types: Mapping[tuple[int, int], CompressedType],
-        homes: list[torch.device],
+        self, inner: Transport, schedule: Schedule, types: CompressedLinks, devices: Sequence[torch.device]
     ) -> None:
         self._inner = inner
         self._worker_of = schedule.device_of
         self._types = types
-        self._homes = homes
+        self._devices = devices
         # By sending and receiving stage and place in the message; each used by the worker of the sender alone.
         self._residuals: dict[tuple[int, int, int], Tensor] = {}
 
@@ -139,7 +125,7 @@ class CompressingTransport:
         if not isinstance(key[0], Kind) or self._type(_sender(key), receiver, key) is None:
             return message
         # Fewer bytes go to an accelerator before they are decoded; a process gets messages in the memory of its host.
-        message = graph_cut.move(message, self._homes[self._worker_of[receiver]])
+        message = graph_cut.move(message, self._devices[receiver])
         return pytree.tree_map(_restored, message, is_leaf=_is_encoded)
 
     def _type(self, sender: int, receiver: int, key: Key) -> CompressedType | None:
