@@ -70,7 +70,7 @@ def cut(how: How, **options: Any) -> Pipeline:
 @on(2, How("zb-v", 2, 2, replicas=2), slow=True)
 @on(4, How("1f1b", 2, replicas=2, recompute="always"), slow=True)
 @on(4, How("zb-h1", 2, replicas=2, recompute="except-last"), slow=True)
-@on(4, How("gpipe", 1, replicas=4))
+@on(2, How("gpipe", 1, replicas=2))
 @on(2, How("1f1b", 2, replicas=2, tied=True, stage_optimizers=True))
 @on(4, How("1f1b", 2, replicas=2, caller=True, micro_batches=4), slow=True)
 @on(2, How("1f1b", 2, compress="bf16"), slow=True)
