@@ -8,9 +8,9 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .distributed.model_part import ModelPart
 from .input_error import InputTypeError
 from .restoring import restoring
-from .runtime.model_part import ModelPart
 from .runtime.state.optimizers import StageOptimizers
 
 R = TypeVar("R")

@@ -188,7 +188,6 @@ class Pipeline(Calls):
                 plan,
                 self._stages,
                 self._orders,
-                self._traces,
                 DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
                 self._emulation,
                 timeout,

@@ -36,7 +36,6 @@ from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, doing, wait_for
 from .observe.recorder import Recorder
-from .observe.trace import Traces
 from .offload import copy_queues
 from .order import Order, Orders
 from .sinks import LossSink, OutputSink
@@ -62,7 +61,6 @@ class Engine:
         plan: has the devices.
         stages: all stages of the plan's schedule.
         orders: the orders of actions.
-        traces: record the steps while a trace is open.
         batch_norms: BatchNorm layers whose statistics are updated once per step.
         emulation: of virtual devices, if they are emulated.
         timeout: a step is given up if no action ends for this many seconds; None for no limit.
@@ -77,7 +75,6 @@ class Engine:
         plan: Plan,
         stages: Sequence[Stage],
         orders: Orders,
-        traces: Traces,
         batch_norms: DeferredBatchNorm,
         emulation: Emulation | None = None,
         timeout: float | None = None,
@@ -87,7 +84,6 @@ class Engine:
         self._plan = plan
         self._stages = stages
         self._orders = orders
-        self._traces = traces
         self._batch_norms = batch_norms
         self._emulation = emulation
         self._timeout = timeout
@@ -212,10 +208,8 @@ class Engine:
     ) -> Step:
         """Run all forwards of a mini-batch."""
         order = self._orders.forwards(len(inputs))
-        recorder = self._traces.recorder(order.schedule, self._stages)
-        step = self.new_step(order, inputs, sink, recorder=recorder, form=form, seed=seed)
+        step = self.new_step(order, inputs, sink, form=form, seed=seed)
         self.execute(step)
-        self._traces.add_forward(recorder)
         return step
 
     def forwards_for_caller(

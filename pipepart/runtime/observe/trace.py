@@ -39,17 +39,11 @@ class Trace(Drawn):
         self.plan = plan
         self.memory_bytes: dict[str, int] = {}
         self._steps: list[Timeline | Recorder] = list(steps)
-        self._forwards: list[Timeline | Recorder] = []
 
     @property
     def steps(self) -> list[Timeline]:
         """The training steps: forward and backward of a mini-batch each."""
         return list(map(_timeline, self._steps))
-
-    @property
-    def forwards(self) -> list[Timeline]:
-        """The calls of the pipeline as a module: forwards only."""
-        return list(map(_timeline, self._forwards))
 
     @property
     def median(self) -> Timeline:
@@ -167,12 +161,6 @@ class Traces:
             self._last = recorder
             for trace in self._open:
                 trace._steps.append(recorder)
-
-    def add_forward(self, recorder: Recorder | None) -> None:
-        """Add the forwards of a mini-batch to the open traces."""
-        if recorder:
-            for trace in self._open:
-                trace._forwards.append(recorder)
 
 
 def _timeline(step: Timeline | Recorder) -> Timeline:
