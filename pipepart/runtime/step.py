@@ -26,7 +26,7 @@ from ..workers.process_settings import quick_turns
 from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
-from .observe.recorder import Recorder, StepWatch, WatchedTransport
+from .observe.recorder import RecordedTransport, Recorder, named, profiling
 from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
@@ -139,10 +139,10 @@ class Step:
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
             exchange.reductions = self._reductions
-        watch = StepWatch.wanted(schedule, recorder)
-        if watch is not None:
-            transport = WatchedTransport(transport, schedule, watch)
-            around.append(watch.computing)
+        if recorder is not None:
+            transport = RecordedTransport(transport, schedule, recorder)
+            around.append(recorder.timed)
+        around += [named] if profiling() else []
         if compressed:
             devices = [stage.device for stage in stages]
             transport = CompressingTransport(transport, schedule, compressed, devices)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -67,6 +66,19 @@ class Recorder:
         self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
         self.sent: list[tuple[int, int, Key, int]] = []
         self._rows: Sequence[Sequence[Sequence[float]]] = ()
+
+    def timed(self, kind: Kind, run: Any, compute: Compute) -> Compute:
+        """Return the computation of a kind of action of a stage that notes its start and end."""
+        clock = self.clocks[self.schedule.device_of[run.index]]
+        starts, ends, now = clock.starts, clock.ends, clock.now
+
+        def computed(micro_batch: int | None, received: Any) -> Any:
+            starts.append(now())
+            made = compute(micro_batch, received)
+            ends.append(now())
+            return made
+
+        return computed
 
     def share(self, rows: Sequence[int], offset: float) -> RankRecord:
         """Return what the workers of one rank have recorded; waits for devices that still compute.
@@ -137,82 +149,35 @@ class Recorder:
         return tuple(sorted(found, key=attrgetter("start")))
 
 
-class StepWatch:
-    """Observes actions and messages for a recorder, a torch profiler, or both.
-
-    Args:
-        schedule: the actions.
-        recorder: takes the times; None to take no times.
-    """
-
-    def __init__(self, schedule: Schedule, recorder: Recorder | None) -> None:
-        self.recorder = recorder
-        self._device_of = schedule.device_of
-        self.names = profiling()
-
-    @classmethod
-    def wanted(cls, schedule: Schedule, recorder: Recorder | None) -> StepWatch | None:
-        """Return a watch for a run; None if neither a recorder nor a profiler is active."""
-        return cls(schedule, recorder) if recorder or profiling() else None
-
-    def computing(self, kind: Kind, run: Any, compute: Compute) -> Compute:
-        """Return the computation of a kind of action of a stage with recording, in a named range of a profiler."""
-        timed = self._timed(self.recorder, run.index, compute) if self.recorder else compute
-
-        def named(micro_batch: int | None, received: Any) -> Any:
-            with self.named(str(Action(kind, run.index, micro_batch))):
-                return timed(micro_batch, received)
-
-        return named if self.names else timed
-
-    def _timed(self, recorder: Recorder, stage: int, compute: Compute) -> Compute:
-        clock = recorder.clocks[self._device_of[stage]]
-        starts, ends, now = clock.starts, clock.ends, clock.now
-
-        def timed(micro_batch: int | None, received: Any) -> Any:
-            starts.append(now())
-            made = compute(micro_batch, received)
-            ends.append(now())
-            return made
-
-        return timed
-
-    def named(self, name: str) -> AbstractContextManager[object]:
-        """Return a range of that name in torch.profiler, if it is active."""
-        return profiler.record_function(f"pipepart {name}") if self.names else nullcontext()
-
-
 def profiling() -> bool:
     """Return True if a torch profiler is active, on this thread or on all threads."""
     return profiler._is_profiler_enabled
 
 
-class WatchedTransport:
-    """A transport that shows a watch the messages that go from one device to another."""
+def named(kind: Kind, run: Any, compute: Compute) -> Compute:
+    """Return the computation of a kind of action of a stage in a range of torch.profiler, named by the action."""
 
-    def __init__(self, inner: Transport, schedule: Schedule, watch: StepWatch) -> None:
+    def computed(micro_batch: int | None, received: Any) -> Any:
+        with profiler.record_function(f"pipepart {Action(kind, run.index, micro_batch)}"):
+            return compute(micro_batch, received)
+
+    return computed
+
+
+class RecordedTransport:
+    """A transport that notes for a recorder the messages that go from one device to another."""
+
+    def __init__(self, inner: Transport, schedule: Schedule, recorder: Recorder) -> None:
         self._inner = inner
-        self._watch = watch
         self._device_of = schedule.device_of
-        self._sent = watch.recorder.sent if watch.recorder else None
-        if not watch.names:
-            self.recv = inner.recv
+        self._sent = recorder.sent
+        self.recv = inner.recv
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send the message, and record it if it leaves the device."""
         if self._device_of[sender] != self._device_of[receiver] and message is not None:
-            if self._sent is not None:
-                self._sent.append((sender, receiver, key, _bytes(message)))
-            if self._watch.names:
-                with self._watch.named(f"send {_label(receiver, key)}"):
-                    self._inner.send(sender, receiver, key, message)
-                return
+            self._sent.append((sender, receiver, key, _bytes(message)))
         self._inner.send(sender, receiver, key, message)
-
-    def recv(self, receiver: int, key: Key) -> Any:
-        """Receive the message within a named range of the profiler."""
-        with self._watch.named(f"recv {_label(receiver, key)}"):
-            return self._inner.recv(receiver, key)
 
 
 class _Clock:
@@ -261,11 +226,6 @@ def _bytes(message: Any) -> int:
     if type(message) is torch.Tensor and message.layout is torch.strided:
         return message.nbytes
     return bytes_of(message)
-
-
-def _label(receiver: int, key: Key) -> str:
-    """Return the label of the action that receives a message."""
-    return str(Action(_carried(key[0]), receiver, _micro_batch(key)))
 
 
 def _carried(kind: Kind | int) -> Kind:
