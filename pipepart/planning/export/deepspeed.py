@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from ..plans.plan_record import PlanRecord
-from .conditions import micro_batches_of, names_of, recomputes
-from .engine import Engine, commented, python_list
+from ..plans.plan import Plan
+from .engine import Engine, commented, micro_batches_of, modules_of, python_list
 
 _CODE = '''
 
@@ -26,38 +25,27 @@ class PlannedPipelineModule(PipelineModule):
 '''
 
 
-def _notes(plan: PlanRecord) -> Iterator[str]:
-    count = micro_batches_of(plan)
+def _notes(plan: Plan) -> Iterator[str]:
     yield (
         "Use PlannedPipelineModule(layers, num_stages=len(PARTS) - 1, loss_fn=...) with one layer for each in LAYERS, "
-        "in this order. partition_method cannot name a cut by hand"
+        "in this order. A layer gets what the one before it returned"
     )
-    yield f"Set gradient_accumulation_steps to {count} in the configuration: a step has {count} micro-batches"
-    if plan.profile is not None and any(info.modules for info in plan.profile.layers):
-        yield (
-            "The profiled model is no nn.Sequential: what its forward does between these modules has to be done in the "
-            "layers"
-        )
-    if recomputes(plan):
+    yield f"Set gradient_accumulation_steps to {micro_batches_of(plan)} in the configuration"
+    if any(stage.recompute != "never" for stage in plan.stages):
         most = max(len(stage.layers) for stage in plan.stages)
         yield f"All stages recompute: give activation_checkpoint_interval={most}"
 
 
-def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan, notes: Sequence[str]) -> Mapping[str, str]:
     parts = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
     text = [
         commented("Stages of a plan of pipepart, for DeepSpeed.", notes),
         "from deepspeed.pipe import PipelineModule\n\n",
-        python_list("LAYERS", names_of(plan)),
+        python_list("LAYERS", modules_of(plan)),
         f"PARTS = {parts}  # stage s has the layers PARTS[s] to PARTS[s + 1] - 1\n",
         _CODE,
     ]
     return {"deepspeed_module.py": "".join(text)}
 
 
-ENGINE = Engine(
-    _files,
-    _notes,
-    schedules=("1f1b",),
-    far_values="A layer gets what the one before it returned, so that layers have to return what is used later",
-)
+ENGINE = Engine(_files, _notes, schedules=("1f1b",))

@@ -11,7 +11,7 @@ import schedules
 from schedules import Kind, Timeline
 
 from ..costs.stage_memory import COLUMNS, DEFERRED, INPUT, MESSAGES, STASH, VERSION, WORKSPACE, Floats
-from .plan_record import PlanRecord
+from .plan import Plan
 from .stage_plan import StagePlan, sizes_of
 
 
@@ -36,7 +36,7 @@ class DeviceMemory:
         return np.sum(list(self.bytes.values()), axis=0)
 
 
-def memory_over_time(plan: PlanRecord, timeline: Timeline) -> tuple[DeviceMemory, ...]:
+def memory_over_time(plan: Plan, timeline: Timeline) -> tuple[DeviceMemory, ...]:
     """Return the memory of each device over a step, in the order of the schedule's rows.
 
     The peak of a device equals :meth:`~pipepart.planning.Plan.device_bytes` for the same timeline.
