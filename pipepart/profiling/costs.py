@@ -74,8 +74,8 @@ class LayerCost(Value):
         input_workspace_bytes: temporary memory of action I, as ``workspace_bytes``. None for ``workspace_bytes``.
         weight_workspace_bytes: temporary memory of action W, besides ``deferred_bytes``. None for ``workspace_bytes``.
         deferred_bytes: memory held from I to W: inputs of the operations on weights, and their output gradients.
-        slowdown: factor by which the layer is slower while the other devices of a CPU compute. The seconds in the
-            profile of a plan include it.
+        slowdown: factor by which the layer is slower while the other devices of a CPU compute. The seconds do not
+            include it.
     """
 
     forward: Timing = Timing()

@@ -73,10 +73,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: [device.update(speed=1e-320) for device in d["cluster"]["devices"]],
         ["holds a plan whose costs are too large", "forward_seconds: Input should be"],
     ),
-    "too few costs": (
-        lambda d: costs(d)["layers"].pop(),
-        ["profile: costs.0: 7 layers have costs, and the profile has 8 layers"],
-    ),
     "costs of one number twice": (
         lambda d: d["profile"]["costs"].append(costs(d)),
         ["profile: there are two entries of costs for 4 micro-batches"],
@@ -84,10 +80,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     "memory kept by no layer": (
         lambda d: costs(d)["saved"][1].update(layers=[8], input_of=[-1]),
         ["profile: costs.0: saved.1 names layers [8, -1]: indices run from 0 to 7"],
-    ),
-    "two layers of a name in the profile": (
-        lambda d: d["profile"]["layers"][1].update(name="layer0"),
-        ["profile: two layers are called 'layer0'"],
     ),
     "sharing with no layer": (
         lambda d: d["profile"]["layers"][3].update(
@@ -98,10 +90,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     "more trained than there is": (
         lambda d: d["profile"]["layers"][1].update(gradient_bytes=9),
         ["profile: layer 'layer1' has 9 bytes of gradients, which is more than its 4 bytes of parameters"],
-    ),
-    "an unknown optimizer": (
-        lambda d: d["profile"].update(optimizer="lion"),
-        ["profile: the state of optimizer 'lion' is not known: choose one of 'adam'"],
     ),
     # several at once
     "layers, devices and schedule": (

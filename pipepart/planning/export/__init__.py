@@ -30,5 +30,4 @@ def export_plan(plan: Plan, name: str) -> Export:
     engine = ENGINES[name]
     if faults := engine.faults_of(plan):
         raise InputError(f"{name} cannot run this plan:\n  " + "\n  ".join(faults))
-    notes = engine.notes_of(plan)
-    return Export(name, MappingProxyType(dict(engine.files(plan, notes))), notes)
+    return Export(name, MappingProxyType(dict(engine.files(plan))))

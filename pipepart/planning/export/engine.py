@@ -22,8 +22,7 @@ class Engine:
     """The plans that an engine can run, and functions that write a plan for it.
 
     Attributes:
-        files: from a plan and all notes, returns file name -> text. Called only for plans without faults.
-        notes: returns further settings of the engine, and differences from the plan.
+        files: returns file name -> text for a plan without faults.
         faults: returns reasons why the engine cannot run a plan, beyond those that follow from the fields below.
         schedules: names of the schedules that the engine has; empty if it reads the order of the actions.
         recomputes: True if the engine can recompute all stages.
@@ -31,8 +30,7 @@ class Engine:
         adds_up_ties: returns True if the engine sums the gradients of two layers that share tensors, by layer name.
     """
 
-    files: Callable[[Plan, Sequence[str]], Mapping[str, str]]
-    notes: Callable[[Plan], Iterable[str]]
+    files: Callable[[Plan], Mapping[str, str]]
     faults: Callable[[Plan], Iterable[str]] = lambda plan: ()
     schedules: tuple[str, ...] = ()
     recomputes: bool = True
@@ -42,31 +40,6 @@ class Engine:
     def faults_of(self, plan: Plan) -> list[str]:
         """Return the reasons why the engine cannot run a plan: those for all engines, or else those for this one."""
         return list(_faults_for_all(plan)) or [*self._missing_features(plan), *self.faults(plan)]
-
-    def notes_of(self, plan: Plan) -> tuple[str, ...]:
-        """Return the notes on a plan for users of the engine."""
-        notes = [
-            "Pipeline ranks and their devices: "
-            + ", ".join(f"{rank} is {device.name}" for rank, device in enumerate(plan.first_replica.workers)),
-            "The engine weighs the losses of micro-batches in its own way, and draws other random numbers than "
-            "pipepart, which weighs them as the loss of the whole mini-batch does",
-        ]
-        if plan.replicas > 1:
-            devices = "; ".join(", ".join(names) for names in plan.replica_devices)
-            notes.append(
-                f"The plan has {plan.replicas} replicas: run this with a data-parallel degree of {plan.replicas}, each "
-                f"with {micro_batches_of(plan)} of {plan.micro_batches} micro-batches. The others are on {devices}"
-            )
-        notes += self.notes(plan)
-        if self.takes_far_values and (far := _far_value(plan, arguments=True)):
-            notes.append(
-                f"Stages get values of the stage before only, and have to compute others themselves: {far}"
-            )
-        if self.schedules and plan.split_critical:
-            notes.append(
-                "The backwards that the plan splits into two parts stay whole: the same gradients, later"
-            )
-        return tuple(notes)
 
     def _missing_features(self, plan: Plan) -> Iterator[str]:
         """Yield the features of the plan that the fields exclude."""
@@ -126,8 +99,21 @@ def modules_of(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {name: called.get(name) or (name,) for stage in plan.stages for name in stage.layers}
 
 
-def commented(title: str, notes: Sequence[str]) -> str:
-    """Format a title and notes as comment lines (``#``), for the head of a Python file or shell script."""
+def head_of(plan: Plan, title: str) -> str:
+    """Return comment lines (``#``) for the head of a file: a title, and what its user has to know of the plan."""
+    ranks = ", ".join(f"{rank} is {device.name}" for rank, device in enumerate(plan.first_replica.workers))
+    notes = [f"Pipeline ranks: {ranks}", f"Micro-batches of a step: {micro_batches_of(plan)} a replica"]
+    if plan.replicas > 1:
+        others = "; ".join(", ".join(names) for names in plan.replica_devices)
+        notes.append(
+            f"Run this with a data-parallel degree of {plan.replicas}; the other replicas are on {others}"
+        )
+    if any(stage.recompute != "never" for stage in plan.stages):
+        notes.append("All stages recompute their forwards")
+    if far := _far_value(plan, arguments=True):
+        notes.append(
+            f"Stages get values of the stage before only, and have to compute others themselves: {far}"
+        )
     lines = textwrap.wrap(title, _WIDTH - 2)
     for note in notes:
         lines += textwrap.wrap(note, _WIDTH - 2, initial_indent="- ", subsequent_indent="  ")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ..plans.plan import Plan
-from .engine import Engine, commented, micro_batches_of, modules_of, order_of
+from .engine import Engine, head_of, modules_of, order_of
 
 
 def _faults(plan: Plan) -> Iterator[str]:
@@ -34,21 +34,7 @@ def _faults(plan: Plan) -> Iterator[str]:
             )
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    names, blocks = list(modules_of(plan)), _blocks(plan)
-    first, end = blocks[0], blocks[-1] + 1
-    yield (
-        f"Layout: E is {', '.join(names[:first])}; t is each of the {len(blocks)} layers {names[first]} to "
-        f"{names[end - 1]}; L is {', '.join(names[end:])} and the loss"
-    )
-    yield (
-        f"--global-batch-size is {micro_batches_of(plan)} times --micro-batch-size times the data-parallel size, for "
-        f"{micro_batches_of(plan)} micro-batches a step"
-    )
-    yield "Megatron builds its own model: give it the layers and sizes of the model that was profiled"
-
-
-def _files(plan: Plan, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan) -> Mapping[str, str]:
     options = [
         f"--num-layers {len(_blocks(plan))}",
         f"--pipeline-model-parallel-size {order_of(plan).devices}",
@@ -59,9 +45,7 @@ def _files(plan: Plan, notes: Sequence[str]) -> Mapping[str, str]:
         options.append("--untie-embeddings-and-output-weights")
     if plan.stages[0].recompute != "never":
         options.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
-    head = commented(
-        "Pipeline options of a plan of pipepart, for Megatron-LM: source this file in bash.", notes
-    )
+    head = head_of(plan, "Pipeline options of a plan of pipepart, for Megatron-LM: source this file in bash.")
     lines = "".join(f"    {option}\n" for option in options)
     return {"megatron.sh": f"{head}PIPELINE_ARGS=(\n{lines})\n"}
 
@@ -98,6 +82,4 @@ def _layout(plan: Plan) -> str:
     return "E" + "|".join(texts) + "L"
 
 
-ENGINE = Engine(
-    _files, _notes, _faults, schedules=("1f1b", "interleaved-1f1b"), adds_up_ties=_is_embedding_tie
-)
+ENGINE = Engine(_files, _faults, schedules=("1f1b", "interleaved-1f1b"), adds_up_ties=_is_embedding_tie)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from ..plans.plan import Plan
 from ..plans.value_ways import value_ways
-from .engine import Engine, commented, micro_batches_of, modules_of, order_of, python_list
+from .engine import Engine, head_of, micro_batches_of, modules_of, order_of, python_list
 
 _CODE = '''
 
@@ -49,18 +49,7 @@ def _faults(plan: Plan) -> Iterator[str]:
             )
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    yield (
-        "Cut the model by pipe = torch.distributed.pipelining.pipeline(model, mb_args=(one micro-batch,), "
-        "split_spec=SPLIT_POINTS), then step build_schedule(build_stages(pipe, rank, device), loss_fn)"
-    )
-    yield (
-        "The losses of micro-batches weigh the same: use a loss that is a mean over samples and micro-batches of one "
-        "size, or scale_grads=False with a sum"
-    )
-
-
-def _files(plan: Plan, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan) -> Mapping[str, str]:
     order, modules, by_hand = order_of(plan), modules_of(plan), _has_neighbours(plan)
     title = (
         "Stages and schedule of a plan of pipepart, for torch.distributed.pipelining of torch 2.9 or later."
@@ -69,7 +58,7 @@ def _files(plan: Plan, notes: Sequence[str]) -> Mapping[str, str]:
         f"    {modules[stage.layers[0]][0]!r}: SplitPoint.BEGINNING,\n" for stage in plan.stages[1:]
     )
     text = [
-        commented(title, notes),
+        head_of(plan, title),
         "from pathlib import Path\n\n"
         f"from torch.distributed.pipelining import {'PipelineStage, ' if by_hand else ''}SplitPoint\n"
         "from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime\n\n",
@@ -102,4 +91,4 @@ def _borders_with_several_values(plan: Plan) -> list[str]:
     ]
 
 
-ENGINE = Engine(_files, _notes, _faults, recomputes=False, takes_far_values=False)
+ENGINE = Engine(_files, _faults, recomputes=False, takes_far_values=False)

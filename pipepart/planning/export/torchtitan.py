@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from schedules.core.placement import looped, wave
 
 from ..plans.plan import Plan
-from .engine import Engine, commented, micro_batches_of, modules_of, order_of, python_list
+from .engine import Engine, head_of, modules_of, order_of, python_list
 
 _PATH = re.compile(r"[^.]+(\.[0-9]+)?")  # a child of the model, or an element of its ModuleList or ModuleDict
 
@@ -48,23 +48,10 @@ def _faults(plan: Plan) -> Iterator[str]:
             yield f"module {path!r} is called in {count} stages: colocate its layers"
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    yield (
-        f"The schedule has {micro_batches_of(plan)} micro-batches: set training.local_batch_size to as many times "
-        "parallelism.pipeline_parallel_microbatch_size"
-    )
-    yield (
-        "A stage runs the forward of the model without the modules of other stages, on what the stage before returned. "
-        "It computes all else itself, such as masks. Parameters beside modules stay in every model part"
-    )
-    if any(stage.recompute != "never" for stage in plan.stages):
-        yield "All stages recompute: turn on full activation checkpointing. It keeps the input of every layer"
-
-
-def _files(plan: Plan, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan) -> Mapping[str, str]:
     order = order_of(plan)
     text = [
-        commented("Pipeline options of a plan of pipepart, for torchtitan.", notes),
+        head_of(plan, "Pipeline options of a plan of pipepart, for torchtitan."),
         "from pathlib import Path\n\n",
         python_list("MODULE_FQNS_PER_MODEL_PART", _parts(plan)),
         _CODE.format(degree=order.devices, schedule=_schedule_name(plan)),
@@ -89,4 +76,4 @@ def _parts(plan: Plan) -> list[list[str]]:
     ]
 
 
-ENGINE = Engine(_files, _notes, _faults)
+ENGINE = Engine(_files, _faults)

@@ -15,14 +15,11 @@ class Export:
 
     Attributes:
         engine: name of the engine.
-        files: file name -> text.
-        notes: further settings of the engine, and differences from the plan. The file with the stages begins with these
-            notes.
+        files: file name -> text. The file with the stages begins with comments on what the plan needs besides.
     """
 
     engine: str
     files: Mapping[str, str] = field(hash=False)
-    notes: tuple[str, ...]
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the files into a folder, which is created if needed, and return their paths.

@@ -207,8 +207,8 @@ def test_values_that_are_used_far_behind_are_named() -> None:
         plan.export("torch-pipelining")
     for engine in ("torchtitan", "megatron", "deepspeed"):
         exported = plan.export(engine)
-        assert any(note.endswith(says) for note in exported.notes)
-        assert "tok_embeddings" in "".join(exported.files.values())
+        text = " ".join("".join(exported.files.values()).replace("#", "").split())
+        assert says in text
 
 
 @pytest.mark.parametrize("engine", ["torchtitan", "megatron", "deepspeed"])
