@@ -108,12 +108,12 @@ def replan(
         ValueError: as :func:`refine` and :func:`plan` do, or ``profile`` is None and the plan has no profile.
         InfeasiblePlanError: as :func:`plan` does.
     """
-    keywords = vars(plan.constraints).copy()
+    profile, keywords = profile or plan.profile, vars(plan.constraints).copy()
+    if profile is None:
+        raise InputError(
+            "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
+        )
     if plan.profile is None:
-        if profile is None:
-            raise InputError(
-                "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
-            )
         keywords |= {
             "schedule": plan.schedule,
             "micro_batches": plan.micro_batches,
@@ -121,7 +121,7 @@ def replan(
         }
         keywords["chunks"] = plan.chunks if plan.chunks > 1 and plan.schedule != SEARCH else None
         keywords["compress"] = plan.cluster.compressed or None
-    refined = refine(profile or plan.profile, plan, trace)
+    refined = refine(profile, plan, trace)
     if options.get("schedule", keywords["schedule"]) != keywords["schedule"]:
         keywords["chunks"] = None  # use the default of the new schedule
     return make_plan(refined, cluster or plan.cluster, **{**keywords, **options})

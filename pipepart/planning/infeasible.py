@@ -68,9 +68,7 @@ def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
     static = sum(stage.static_bytes for stage in stages.values())
     transient = max(stage.transient_bytes for stage in stages.values())
     spans = [
-        f"{number} ({stage.layers[0]} to {stage.layers[-1]})"
-        if len(stage.layers) > 1
-        else f"{number} ({stage.layers[0]})"
+        f"{number} ({' to '.join(dict.fromkeys((stage.layers[0], stage.layers[-1])))})"
         for number, stage in stages.items()
     ]
     modes = sorted({f"recompute={stage.recompute!r}" for stage in stages.values()} - {"recompute='never'"})

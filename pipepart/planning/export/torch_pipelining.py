@@ -41,7 +41,7 @@ def _faults(plan: Plan) -> Iterator[str]:
     for number, stage in enumerate(plan.stages[1:], 1):
         name = stage.layers[0]
         called = modules[name]
-        if len(called) > 1 or calls[called[0]] > 1:
+        if len(called) > 1 or any(calls[path] > 1 for path in called):
             times = ", ".join(f"{path!r}, which is called {calls[path]} times" for path in called)
             yield (
                 f"stage {number} begins with layer {name!r}, and a split point is one module that is called once, not "
