@@ -128,16 +128,10 @@ class Plan(Document):
     @property
     def compressed(self) -> str:
         """Text for users: how messages between stages are compressed; empty without compression."""
-        pairs = {
-            (row[source], row[target])
-            for row in self._devices
-            for source, target in sending_pairs(self.stages)
-        }
+        pairs = {(row[at], row[to]) for row in self._devices for at, to in sending_pairs(self.stages)}
         links = [self.cluster.link_between(*pair) for pair in pairs if pair[0] != pair[1]]
-        dtypes = sorted({link.compress.dtype for link in links if link.compress is not None})
-        if not dtypes:
-            return ""
-        return f"activations and gradients as {' and '.join(dtypes)}: not the numbers of plain training"
+        dtypes = " and ".join(sorted({link.compress.dtype for link in links if link.compress is not None}))
+        return f"activations and gradients as {dtypes}: not the numbers of plain training" if dtypes else ""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -285,8 +279,9 @@ class Plan(Document):
             bottleneck_bound: lower bound of the bottleneck in seconds, stored in the prediction.
         """
         assert self.profile is not None
-        profile, cluster = self.with_overhead() if costs is None else (self.profile, self.cluster)
+        profile, cluster = self.profile, self.cluster
         if costs is None:
+            profile, cluster = self.with_overhead()
             gathers = self.constraints.reduction == "batch"
             measured = profile.at(self.micro_batches)
             costs = ChainCosts(profile, measured, gathers_outputs=gathers, may_relay=cluster.links_differ)
@@ -299,11 +294,10 @@ class Plan(Document):
         for number, stage in enumerate(fresh.all_stages):
             key = number // len(stages), stage.device
             loads[key] = loads.get(key, 0.0) + stage.load_seconds
-        needs = dict.fromkeys((device.name for device in cluster.devices), 0)
-        needs |= fresh._device_bytes(counts)
+        needs = fresh._device_bytes(counts)
         prediction = Prediction(
             step_seconds=timeline.makespan + cluster.step_seconds,
-            memory_bytes=tuple(needs.values()),
+            memory_bytes=tuple(needs.get(device.name, 0) for device in cluster.devices),
             bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),
             bottleneck_bound=bottleneck_bound,
