@@ -161,7 +161,9 @@ class Changes:
         named, frugal = self.options, replace(self._with_schedule(self.options), recompute="auto")
         if named.schedule in ("auto", SEARCH):
             named = self._with_schedule(named)
-        suggestions = self.planned(self.single(named)) or self.planned([frugal, *self.single(frugal)])
+        suggestions = self.planned(self.single(named))
+        if not suggestions and frugal != named:
+            suggestions = self.planned([frugal, *self.single(frugal)])
         more_devices = self._fewest_devices(named) or (None if suggestions else self._fewest_devices(frugal))
         if more_devices or suggestions or nearest.plan is None:
             return [*suggestions, *([more_devices] if more_devices else [])]
