@@ -19,7 +19,7 @@ from .execution_order import best_interval_split
 from .parse import ParsedGraph, Tensors, parse
 from .presolve import presolve
 from .problem import UNLIMITED, Problem, Split
-from .search import Effort, SearchResult, search
+from .search import SearchResult, search
 
 
 class CutDoesNotFit(InputError):
@@ -135,7 +135,7 @@ def cut(
     if int(problem.bytes.sum()) > sum(kind.memory * len(kind.devices) for kind in problem.types):
         raise _does_not_fit(parsed, "nothing fits", clock)
     smaller = presolve(problem)
-    result = search(smaller.problem, Effort(clock=clock))
+    result = search(smaller.problem, clock)
     if result.split is not None:
         return _cut(parsed, cluster, smaller.restore(result.split), result)
     if result.optimal:

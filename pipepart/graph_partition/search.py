@@ -32,7 +32,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,27 +47,15 @@ from .problem import Problem, Split
 # A cut counts as optimal if no cut has a bottleneck that is smaller by more than this fraction.
 RESOLUTION = 1e-9
 
+# The effort is counted in steps, so that equal calls give equal cuts.
+MOST_SETS = 400_000  # maximum number of downsets in memory
 MOST_BITS = 2**30  # maximum size of all downsets in memory: 128 MB
+MOST_PAIRS = 200_000_000  # maximum number of pairs of borders to check
 BEAM_SETS = 20_000  # maximum number of borders of a beam
 BEAM_CELLS = 24_000_000  # maximum of borders times nodes of a beam
 BEAM_PAIRS = 20_000_000  # maximum number of pairs of borders that a beam checks
 BEAM_GAP = 5e-4  # a beam stops at a gap of this fraction of the bottleneck
 BEAMS = 2  # maximum number of beams
-
-
-@dataclass(frozen=True)
-class Effort:
-    """The work that a search may do, counted in steps, so that equal calls give equal cuts.
-
-    Attributes:
-        sets: maximum number of downsets in memory.
-        pairs: maximum number of pairs of borders to check.
-        clock: time limit. With a time limit, results may differ between runs.
-    """
-
-    sets: int = 400_000
-    pairs: int = 200_000_000
-    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True)
@@ -79,9 +67,15 @@ class SearchResult:
     optimal: bool
 
 
-def search(problem: Problem, effort: Effort) -> SearchResult:
-    """Return the cut with the smallest bottleneck."""
-    bounds = _Search(problem, effort)
+def search(problem: Problem, clock: Clock, most_sets: int = MOST_SETS) -> SearchResult:
+    """Return the cut with the smallest bottleneck.
+
+    Args:
+        problem: the graph and the devices.
+        clock: time limit. With a time limit, results may differ between runs.
+        most_sets: maximum number of downsets in memory.
+    """
+    bounds = _Search(problem, clock, most_sets)
     try:
         proven = bounds.run()
     except OutOfTime:
@@ -102,8 +96,9 @@ class _Search:
         high: bottleneck of ``split`` in seconds; without a cut, an upper bound on the bottleneck of any cut.
     """
 
-    def __init__(self, problem: Problem, effort: Effort) -> None:
-        self._problem, self._effort = problem, effort
+    def __init__(self, problem: Problem, clock: Clock, most_sets: int) -> None:
+        self._problem, self._clock = problem, clock
+        self._most_sets = min(most_sets, max(1, MOST_BITS // len(problem)))
         self.low = _simple_lower_bound(problem)
         self.high = _simple_upper_bound(problem) * (1 + RESOLUTION)
         self.split: Split | None = None
@@ -121,12 +116,11 @@ class _Search:
         self._cut_execution_order()
         if is_one_order or (self.split and self._gap_is_at_most(RESOLUTION)):
             return True
-        most = min(self._effort.sets, max(1, MOST_BITS // len(self._problem)))
-        sets = self._borders(1 - RESOLUTION, most)
+        sets = self._borders(1 - RESOLUTION, self._most_sets)
         if sets is None and self.split:
             self._search_beams()
-            sets = self._borders(1 - RESOLUTION, most)
-        if sets is not None and self._close(sets, self._effort.pairs, RESOLUTION):
+            sets = self._borders(1 - RESOLUTION, self._most_sets)
+        if sets is not None and self._close(sets, MOST_PAIRS, RESOLUTION):
             return True
         return self.split is not None and self._gap_is_at_most(RESOLUTION)
 
@@ -138,8 +132,7 @@ class _Search:
         # Start with a small limit: short intervals are quick to check and usually contain the optimum.
         most = self.high
         limit = min(1.25 * self.low, most)
-        clock = self._effort.clock
-        while not (split := best_interval_split(self._problem, clock, limit)) and limit < most:
+        while not (split := best_interval_split(self._problem, self._clock, limit)) and limit < most:
             limit = min(2 * limit, most) if limit else most
         if split:
             self.offer(split)
@@ -147,7 +140,7 @@ class _Search:
     def _borders(self, fraction: float, most: int, *, thin: bool = False) -> Downsets | None:
         """Return the downsets that can be borders of a cut with a bottleneck of at most ``fraction * high``."""
         capacity = Capacity(self._problem, self.high * fraction)
-        return downsets(self._problem, capacity, most, self._effort.clock, thin=thin)
+        return downsets(self._problem, capacity, most, self._clock, thin=thin)
 
     def _search_beams(self) -> None:
         """Improve the cut by a search among borders that few tensors cross.
@@ -174,7 +167,7 @@ class _Search:
         The current cut is often optimal, so the first decision is just below its bottleneck. If that decision fails,
         the cut is proven optimal. Otherwise decisions in the middle of the gap and just below the bottleneck alternate.
         """
-        decider = Decider(self._problem, sets, self._effort.clock, pairs)
+        decider = Decider(self._problem, sets, self._clock, pairs)
         just_below = True
         while not self._gap_is_at_most(resolution):
             limit = self.high * (1 - resolution) if just_below else (self.low + self.high) / 2
