@@ -133,6 +133,7 @@ class MemoryCount(Allocations, Observer):
         self._last = layers - 1
         self._first = 0  # index in the chain of the running part's first layer
         self._in_forward = False
+        self._is_split = False  # whether the running pass has a split backward
         self._pieces: list[_Piece] = []
         self._by_address: dict[int, _Piece] = {}
         self._known: frozenset[int] = frozenset()  # addresses in use before the current forward
@@ -159,11 +160,12 @@ class MemoryCount(Allocations, Observer):
         self.ignored = {piece.untyped_storage()._cdata for tensor in tensors for piece in dense_parts(tensor)}
         self._first = first
         self._by_address.clear()
+        self._is_split = False
         with self, saved_tensors_hooks(self._pack, _Saved.unpack):
             part.run(value, self)
-        split = _SplitCount(self._costs[first:], self.ignored)
-        with split:
-            part.run(value, split, split=True)
+        self._is_split = True
+        with self:
+            part.run(value, self, split=True)
 
     def memory(self) -> Memory:
         """Return the memory of the whole chain, after all parts were added."""
@@ -203,6 +205,8 @@ class MemoryCount(Allocations, Observer):
         )
 
     def forward_starts(self, index: int, value: Any) -> None:
+        if self._is_split:
+            return
         index += self._first
         tensors = dense_tensors(value)
         if index:
@@ -219,6 +223,8 @@ class MemoryCount(Allocations, Observer):
         self.mark()
 
     def forward_ends(self, index: int, output: Any) -> None:
+        if self._is_split:
+            return
         index += self._first
         self._in_forward = False
         tensors = dense_tensors(output)
@@ -243,8 +249,25 @@ class MemoryCount(Allocations, Observer):
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self.mark()
 
+    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
+        if deferred is None:
+            return
+        cost = self._costs[self._first + index]
+        cost.input_workspace_bytes = self.peak - self.start
+        storages = {
+            part.untyped_storage()._cdata: part.untyped_storage().nbytes()
+            for tensor in deferred.tensors()
+            for part in dense_parts(tensor)
+        }
+        cost.deferred_bytes = sum(size for address, size in storages.items() if address not in self.ignored)
+        self.mark()
+
     def backward_ends(self, index: int) -> None:
-        self._costs[self._first + index].workspace_bytes = self.peak - self.start
+        cost, workspace = self._costs[self._first + index], self.peak - self.start
+        if self._is_split:
+            cost.weight_workspace_bytes = workspace
+        else:
+            cost.workspace_bytes = workspace
 
     def _pack(self, tensor: Tensor) -> _Saved:
         """Wrap a tensor that autograd saves. The wrapper is freed if the forward drops its graph."""
@@ -260,38 +283,6 @@ class MemoryCount(Allocations, Observer):
             piece = self._by_address[storage._cdata] = _Piece(storage.nbytes())
             self._pieces.append(piece)
         return piece
-
-
-class _SplitCount(Allocations, Observer):
-    """Counts the workspace of both parts of a split backward, and the memory held between them.
-
-    Args:
-        costs: filled with the counts, one entry per layer of the pass.
-        ignored: as for :class:`Allocations`.
-    """
-
-    def __init__(self, costs: Sequence[LayerBytes], ignored: set[int]) -> None:
-        super().__init__(ignored)
-        self._costs = costs
-
-    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
-        self.mark()
-
-    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
-        assert deferred is not None
-        self._costs[index].input_workspace_bytes = self.peak - self.start
-        storages = {
-            part.untyped_storage()._cdata: part.untyped_storage().nbytes()
-            for tensor in deferred.tensors()
-            for part in dense_parts(tensor)
-        }
-        self._costs[index].deferred_bytes = sum(
-            size for address, size in storages.items() if address not in self.ignored
-        )
-        self.mark()
-
-    def backward_ends(self, index: int) -> None:
-        self._costs[index].weight_workspace_bytes = self.peak - self.start
 
 
 class _Saved:
