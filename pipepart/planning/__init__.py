@@ -21,8 +21,7 @@ from .request import check_options
 from .suggestions import InfeasiblePlanError, Suggestion
 
 if TYPE_CHECKING:
-    from ..graph_partition.infeasible import CutDoesNotFit
-    from ..graph_partition.partition import Cut, cut
+    from ..graph_partition.partition import Cut, CutDoesNotFit, cut
 
 __all__ = [
     "Alternative",

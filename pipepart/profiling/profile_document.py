@@ -14,8 +14,8 @@ from ..document import Document
 from ..input_error import InputError
 from ..pages import notebook_html
 from ..units import counted, format_seconds
-from .analytic.roofline import Roofline
 from .costs import Costs, Overhead
+from .roofline import Roofline
 
 if TYPE_CHECKING:
     from ..capture import LayerGraph
