@@ -12,6 +12,7 @@ from schedules.searching.clock import Clock
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
 from ..joint.search import search_jointly
+from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from ..request import Request
@@ -29,6 +30,7 @@ _SHORT_EFFORT, _SHORT_OPERATIONS = 1.2, 300_000
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
 _WITHOUT_PLAN = 3.0  # times the effort to spend as long as no plan fits
+_OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
 
@@ -45,6 +47,9 @@ class _Results:
     """
 
     def __init__(self) -> None:
+        self._cuts: dict[
+            Candidate, list[EvaluatedCut]
+        ] = {}  # of unfinished candidates, if they were searched
         self.plans: dict[Candidate, Plan] = {}
         self.unfinished: dict[Candidate, float] = {}
         self.failed: list[Candidate] = []
@@ -63,11 +68,23 @@ class _Results:
         cuts = CutSearch(candidate, clock).best_cuts()
         at_least = candidate.least_with_splits(cuts) if cuts else math.inf
         if cuts and not self.can_beat(at_least):
-            self.unfinished[candidate] = at_least
+            self.unfinished[candidate], self._cuts[candidate] = at_least, cuts
         elif cuts and (plan := best_plan(candidate, cuts, clock)) is not None:
             self.plans[candidate] = plan
         else:
             self.failed.append(candidate)
+
+    def plan_others(self, clock: Clock) -> None:
+        """Make the plans of a few other schedules, to list them with their figures."""
+        for candidate in sorted(self._cuts, key=self.unfinished.__getitem__):
+            schedules = {planned.schedule for planned in self.plans}
+            if len(schedules) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
+                return
+            if candidate.schedule not in schedules:
+                plan = best_plan(candidate, self._cuts[candidate], clock)
+                if plan is not None:
+                    self.plans[candidate] = plan
+                    del self.unfinished[candidate]
 
 
 def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
@@ -85,6 +102,8 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     results = _plan_candidates(request, candidates, clock, progress)
     joint = _search_jointly(request, parts, results, clock, progress)
+    if results.plans:
+        results.plan_others(clock)
     plans = [*results.plans.values(), *joint]
     if not plans:
         return None
