@@ -76,7 +76,7 @@ class Candidate:
         per_action = _ACTION_SECONDS if self.chunks == 1 else _CHUNKED_ACTION_SECONDS
         per_action = _SEARCHED_ACTION_SECONDS if self.schedule in _SEARCHED else per_action
         seconds = self.stages * (self.part.micro_batches * per_action + _STAGE_SECONDS)
-        return seconds + _PLAN_SECONDS * self.part.groups.replicas
+        return seconds + _PLAN_SECONDS * (1 + self.part.groups.replicas)
 
     @property
     def effort_seconds(self) -> float:
