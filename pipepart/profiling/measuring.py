@@ -161,10 +161,12 @@ def measure_sizes(task: Task, parts: MicroBatches, done: Callable[[float], None]
 def _between(small: LayerTimes, large: LayerTimes, share: float) -> LayerTimes:
     """Interpolate linearly between the times of two micro-batches: ``small`` at share 0, ``large`` at share 1."""
 
-    def number(low: float | None, high: float | None) -> float | None:
-        return None if low is None or high is None else low + (high - low) * share
+    def number(low: float, high: float) -> float:
+        return low + (high - low) * share
 
     def field(low: Any, high: Any) -> Any:
+        if low is None or high is None:
+            return None
         if isinstance(low, Timing):
             return Timing(seconds=number(low.seconds, high.seconds), spread=number(low.spread, high.spread))
         return number(low, high)
