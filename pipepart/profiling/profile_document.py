@@ -38,8 +38,8 @@ class Profile(Document):
         torch_version: the installed version of torch.
         notes: which modules of a recorded model were opened or left whole, and why; whether times are estimates.
         roofline: the roofline that times were estimated from; None if they were measured.
-        overhead: runtime overhead on this machine's CPU. Zero in the profile of a plan, which counts the overhead in
-            the seconds of its layers, devices and links.
+        overhead: runtime overhead on this machine's CPU. A plan counts it in the seconds of its stages, devices and
+            links.
     """
 
     model: str
