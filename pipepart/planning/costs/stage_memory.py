@@ -30,16 +30,13 @@ Mode = Literal["never", "except-last", "always", "offload"]
 RECOMPUTES: frozenset[Mode] = frozenset({"except-last", "always"})
 ModeChoice = Literal["auto", "never", "except-last", "always", "offload", "stash"]
 
-# The recompute modes that a stage may use: the fastest mode first, the mode with the smallest memory last.
-MODES: Mapping[RecomputeChoice, tuple[Recompute, ...]] = {
+# The modes that a stage may use for each choice: the fastest mode first, the mode with the smallest memory last.
+# Whether recompute or offload is faster depends on the cut, so they are tried separately.
+MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
     "auto": ("never", "except-last", "always"),
     "never": ("never",),
     "except-last": ("except-last",),
     "always": ("always",),
-}
-# Whether recompute or offload is faster depends on the cut, so they are tried separately.
-MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
-    **MODES,
     "offload": ("never", "offload"),
     "stash": ("offload",),
 }
