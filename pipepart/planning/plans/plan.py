@@ -330,14 +330,8 @@ class Plan(Document):
                 stages take equal times. The second covers real steps with other times than simulated.
         """
         if timeline is not None:
-            return self._device_bytes(StashCounts(self.build_schedule(), timeline, self.summed_replicas))
+            return self._device_bytes(StashCounts(self.build_schedule(), timeline, self._summed_replicas))
         return self._device_bytes(self._stash_counts(self.simulate()))
-
-    @property
-    def summed_replicas(self) -> int:
-        """Number of replicas whose gradients are summed on the devices of the first replica."""
-        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
-        return replicas * self.first_replica.build_schedule().replicas
 
     def export(self, engine: str) -> Export:
         """Return the plan in the files of another engine; ``save(folder)`` of the result writes them.
@@ -372,6 +366,12 @@ class Plan(Document):
         """The device names of the stages, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
 
+    @property
+    def _summed_replicas(self) -> int:
+        """Number of replicas whose gradients are summed on the devices of the first replica."""
+        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
+        return replicas * self.first_replica.build_schedule().replicas
+
     def _order(self, micro_batches: int) -> StepOrder:
         return StepOrder(
             schedule=self.schedule,
@@ -385,8 +385,8 @@ class Plan(Document):
 
     def _stash_counts(self, timeline: schedules.Timeline) -> StashCounts:
         """Return the stash counts of a step of this plan, and of a step in which all stages take equal times."""
-        even = even_counts(self._order(self.micro_batches), self.summed_replicas)
-        return StashCounts(self.build_schedule(), timeline, self.summed_replicas, even)
+        even = even_counts(self._order(self.micro_batches), self._summed_replicas)
+        return StashCounts(self.build_schedule(), timeline, self._summed_replicas, even)
 
     def _device_bytes(self, counts: StashCounts) -> dict[str, int]:
         stages, schedule = self.all_stages, self.build_schedule()
