@@ -20,7 +20,7 @@ from ...profiling import Profile
 from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
-from ..costs.step_bound import step_bound
+from ..costs.step_bound import bound_on_cluster
 from ..overhead import most_on_a_host, serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replicas import all_stages, stage_devices
@@ -195,11 +195,8 @@ class Plan(Document):
         """
         if self.profile is None:
             return 0.0
-        speeds = [device.speed for device in self.cluster.devices]
-        action = min(device.action_seconds for device in self.cluster.devices)
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        costs = self.with_overhead()[0].at(self.micro_batches)
-        return step_bound(costs, speeds, copies, action) + self.cluster.step_seconds
+        return bound_on_cluster(self.profile, self.cluster, self.micro_batches, copies)
 
     @property
     def step_gap(self) -> float:
