@@ -178,16 +178,6 @@ def test_a_plan_that_was_edited_costs_what_its_layers_cost(
     check_costs(schedule, layers, cluster, micro_batches, data, tmp_path)
 
 
-@pytest.mark.slow
-@each_schedule
-@given(**EDITED)
-@settings(max_examples=30, deadline=None, suppress_health_check=AS_DRAWN)
-def test_many_plans_that_were_edited_cost_what_their_layers_cost(
-    schedule, layers, cluster, micro_batches, data, tmp_path
-):
-    check_costs(schedule, layers, cluster, micro_batches, data, tmp_path)
-
-
 def check_costs(
     schedule: str, layers: list[Layer], cluster: Cluster, micro_batches: int, data: Any, folder: Path
 ) -> None:
