@@ -29,6 +29,7 @@ class Cluster(Document):
     """Devices, and the links between them.
 
     Attributes:
+        kind: of the file.
         devices: at least one device.
         link: the link between any two devices of a host.
         links: links of single device pairs, which replace ``link`` and ``network`` for these pairs.
@@ -43,6 +44,7 @@ class Cluster(Document):
             it to what the profile measured.
     """
 
+    kind: Literal["cluster"] = "cluster"
     devices: tuple[Device, ...] = Field(min_length=1)
     link: Link = Link()
     links: tuple[PairLink, ...] = ()

@@ -10,15 +10,13 @@ import schedules
 from schedules import Kind, Timeline
 
 from ..planning import Plan, refine
-from ..planning.nearby import Nearby, nearby_plans, recomputing_stages, with_mode, with_split_ties
+from ..planning.nearby import nearby_plans, with_split_ties
 from ..runtime.observe.trace import Trace
-from ..units import counted, format_bytes, format_seconds
+from ..units import counted, format_seconds
 from .quantity import longer
 
 _WORTH = 0.005  # a change that saves less of the step is none
 _NOTICED = 0.02  # a part of the step that is worth a word
-_FULL = 0.9  # of a device's memory, from which on it is worth a word
-_TELLING = 0.5  # of the step; a proven bound that is farther away says nothing
 _KINDS = {
     "forwards": (Kind.F, Kind.RECOMPUTE),
     "backwards": (Kind.B, Kind.I, Kind.W),
@@ -26,7 +24,7 @@ _KINDS = {
 
 
 def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
-    """Return at most three sentences: what limits the step, the first thing to change, and how full the devices are.
+    """Return at most three sentences: what limits the step, and the first thing to change.
 
     With a trace the first one compares the measured step with the prediction, and the others hold for the measured
     costs. Each figure is that of a plan with the change, simulated. A plan without a profile has none of them.
@@ -49,8 +47,7 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
     limit, bottleneck = _limit(plan)
     found += [*_slower_than_one_device(plan), limit]
     if len(plan.cluster) > 1:
-        found.append(_change(plan, nearby_plans(plan, bottleneck), measured=trace is not None))
-    found += _memory(plan)
+        found.append(_change(plan, bottleneck, measured=trace is not None))
     return tuple(found[:3])
 
 
@@ -130,7 +127,7 @@ def _with_free_messages(plan: Plan, timeline: Timeline) -> float:
     return schedules.simulate(timeline.schedule, free).makespan
 
 
-def _change(plan: Plan, nearby: Sequence[Nearby], measured: bool) -> str:
+def _change(plan: Plan, bottleneck: Sequence[int], measured: bool) -> str:
     """Say which change saves the most, or that none does."""
     step = plan.predicted.step_seconds
     untied = with_split_ties(plan)
@@ -139,67 +136,18 @@ def _change(plan: Plan, nearby: Sequence[Nearby], measured: bool) -> str:
             "Allowing layers that share parameters in different stages (`--allow-split-ties`) would save "
             f"{_part(saved)}, on {counted(len(untied.workers), 'device')}."
         )
+    nearby = nearby_plans(plan, bottleneck)
     saved = 1 - nearby[0].plan.predicted.step_seconds / step if nearby else 0.0
     if saved >= _WORTH:
-        best = nearby[0]
-        text = f"{_capital(best.change)} would save {_part(saved)}"
-        if best.estimated:
+        change = nearby[0].change
+        text = f"{change[0].upper()}{change[1:]} would save {_part(saved)}"
+        if nearby[0].estimated:
             return f"{text}, if times are in proportion to the samples: profile that number."
         return f"{text}: replan with the trace." if measured else f"{text}."
-    if plan.step_bound and plan.step_gap < _WORTH:
-        return f"Nothing to gain: the step is within {plan.step_gap:.1%} of the least that any plan can take."
-    near = plan.step_bound and plan.step_gap < _TELLING
-    bound = (
-        f"no plan of as many micro-batches can save more than {_part(1 - 1 / (1 + plan.step_gap))}"
-        if near
-        else ""
-    )
-    if len(plan.workers) == 1 and plan.alternatives:
-        return "No plan that was compared is faster on more devices."
-    if not nearby:
-        return f"{_capital(bound)}." if bound else "No other cut of these stages fits and is allowed."
-    tried = dict.fromkeys(
-        "a layer moved over a border" if one.change.startswith("moving") else one.change for one in nearby
-    )
-    text = f"No small change saves time (tried: {'; '.join(tried)})"
-    return f"{text}; {bound}." if bound else f"{text}."
-
-
-def _memory(plan: Plan) -> list[str]:
-    """Say which device is nearly full, and what recomputing or not recomputing would change."""
-    needs = plan.device_bytes()
-    limits = {name: plan.cluster.device(name).memory_bytes for name in needs}
-    used = {name: needs[name] / limit for name, limit in limits.items() if limit}
-    if not used:
-        return []
-    name = max(used, key=lambda name: used[name])
-    if used[name] < _FULL:
-        return []
-    step = plan.predicted.step_seconds
-    text = f"{name} is at {_part(used[name])} of its memory"
-    if recomputing := recomputing_stages(plan):
-        other = with_mode(plan, "never", recomputing).predict()
-        saved = 1 - other.predicted.step_seconds / step
-        more = max(
-            (need - limit for owner, need in other.device_bytes().items() if (limit := limits[owner])),
-            default=0,
-        )
-        if saved < _WORTH or more <= 0:
-            return [f"{text}."]
-        return [
-            f"{text}: without recompute the step would take {_part(saved)} less, and a device lacks "
-            f"{format_bytes(more)}."
-        ]
-    numbers = [at for at, stage in enumerate(plan.stages) if stage.device == name and stage.mode == "never"]
-    if not numbers:
-        return [f"{text}."]
-    other = with_mode(plan, "always", numbers).predict()
-    freed = needs[name] - other.device_bytes()[name]
-    if freed <= 0:
-        return [f"{text}."]
-    cost = longer(other.predicted.step_seconds / step, "as long a step")
-    how = f"for {cost}" if cost == "as long a step" else f"for a step {cost}"
-    return [f"{text}: recomputing {_stages(numbers).lower()} would free {format_bytes(freed)} {how}."]
+    if not plan.step_bound:
+        return "No small change saves time."
+    most = _part(1 - 1 / (1 + plan.step_gap))
+    return f"No small change saves time; no plan with as many micro-batches can save more than {most}."
 
 
 def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
@@ -237,10 +185,6 @@ def _seconds(timeline: Timeline, plan: Plan) -> dict[tuple[int, str], float]:
 
 def _stages(numbers: Sequence[int]) -> str:
     return f"Stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _part(share: float) -> str:

@@ -19,6 +19,7 @@ class Plan(PlanRecord):
     """A model cut into stages, and the schedule that runs them.
 
     Attributes:
+        kind: of the file.
         stages: in pipeline order.
         cluster: the devices that the stages run on.
         schedule: name of the schedule, or ``"search"``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -40,6 +40,7 @@ _MODE_TEXTS: dict[Mode, str] = {
 class PlanRecord(Document):
     """The fields of a plan, without validation; see :class:`~pipepart.planning.Plan`."""
 
+    kind: Literal["plan"] = "plan"
     stages: tuple[StagePlan, ...] = Field(min_length=1)
     cluster: Cluster
     schedule: str
