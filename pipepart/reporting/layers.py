@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -155,27 +154,15 @@ def _together(name: str, run: Sequence[_Row]) -> _Row:
 
 
 def _shapes(profile: Profile, costs: Costs) -> list[str]:
-    """Shapes of the outputs at this size; the layers know those at the first one."""
+    """Shapes of the outputs at this size, two at most; the layers know those at the first one."""
     first, texts = profile.costs[0].samples, []
     for layer in profile.layers:
         shown = []
-        for spec in layer.outputs:
+        for spec in layer.outputs[:_MOST_SHAPES]:
             extents = [costs.samples if i == 0 and n == first else n for i, n in enumerate(spec.shape)]
             shape = "×".join(map(str, extents)) or "scalar"
             shown.append(shape if spec.dtype == "float32" else f"{shape} {spec.dtype}")
-        texts.append(_shapes_text(shown))
+        if more := len(layer.outputs) - len(shown):
+            shown.append(f"{more} more")
+        texts.append(", ".join(shown) or NONE)
     return texts
-
-
-def _shapes_text(shapes: Sequence[str]) -> str:
-    """List the shapes of what a layer passes on, equal ones once, and count all but the first two.
-
-    >>> _shapes_text(["4×16"]), _shapes_text(["2×8", "4×16", "4×16"]), _shapes_text(["1", "2", "3", "3"])
-    ('4×16', '2×8, 2 of 4×16', '1, 2, 2 more')
-    """
-    counts = Counter(shapes)
-    listed = list(counts.items())[:_MOST_SHAPES]
-    texts = [shape if count == 1 else f"{count} of {shape}" for shape, count in listed]
-    if rest := len(shapes) - sum(count for _, count in listed):
-        texts.append(f"{rest} more")
-    return ", ".join(texts) or NONE

@@ -15,7 +15,7 @@ from .layers import layer_table
 from .plan_tables import memory_table, stage_table
 from .quantity import TimeUnit, longer
 from .simulated import idle_table
-from .table import Column, FittingTable, bars, times
+from .table import Column, FittingTable, bars
 
 if TYPE_CHECKING:
     from ..graph_partition.partition import Cut
@@ -40,7 +40,7 @@ def _profile(profile: Profile) -> str:
 
 
 def _plan(plan: Plan) -> str:
-    """Return the stages with their layers and times, the devices with their memory, and the predicted timeline."""
+    """Return the stages with their layers and times, the memory of each device, and the predicted timeline."""
     head = str(plan).partition("\n")[0]
     actions = 2 * len(plan.stages) * plan.micro_batches
     if plan.prediction is None:
@@ -52,14 +52,17 @@ def _plan(plan: Plan) -> str:
     else:
         names = [device.name for device in plan.workers]
         picture = panels_html([plan.simulate().panel(labels=names)])
-    tables = [stage_table(plan), memory_table(plan)]
-    shown = [html_table(table, most_rows=_MOST_ROWS, most_rank=4) for table in tables]
-    return _cell(head, *shown, picture)
+    tables = [
+        html_table(table, most_rows=_MOST_ROWS, most_rank=1)
+        for table in (stage_table(plan), memory_table(plan))
+    ]
+    return _cell(head, *tables, picture)
 
 
 def _cut(cut: Cut) -> str:
     """Return one row a stage: its device, its first and last node, and its load."""
     longest = cut.bottleneck or 1.0
+    unit = TimeUnit.for_all(cut.loads)
     table = FittingTable(
         "Stages",
         [
@@ -67,7 +70,7 @@ def _cut(cut: Cut) -> str:
             Column("device", [device.name for device in cut.devices], text=True),
             Column("nodes", [_ends([str(node) for node in nodes]) for nodes in cut.stages], text=True),
             Column("count", [str(len(nodes)) for nodes in cut.stages]),
-            times("load", cut.loads, TimeUnit.for_all(cut.loads)),
+            Column(f"load\n{unit.name}", list(map(unit.text, cut.loads))),
             bars([load / longest for load in cut.loads], rank=0),
         ],
     )

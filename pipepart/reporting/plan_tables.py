@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.text import Text
 
-from ..planning import Alternative, InfeasiblePlanError, Plan
+from ..planning import Alternative, InfeasiblePlanError, Plan, value_ways
 from ..planning.plans.searched_order import SEARCH
 from ..planning.suggestions import suggestions_text
 from .folding import span
 from .quantity import NONE, TimeUnit, percent
 from .table import Column, FittingTable, bars, lines_to_copy, percents, sizes, times
+
+# Values listed for each border, and users of each value; the others are counted.
+_MOST_VALUES = 5
+_MOST_USERS = 3
 
 
 def stage_table(plan: Plan) -> FittingTable:
@@ -97,6 +101,45 @@ def memory_table(plan: Plan) -> FittingTable:
         ],
         notes=notes,
     )
+
+
+def borders_table(plan: Plan) -> FittingTable | None:
+    """Make a table of the live values that cross each border, the largest first; None if the model is a chain."""
+    if not (ways := value_ways(plan)):
+        return None
+    rows: list[tuple[str, str, int, str, str]] = []
+    for border in range(len(plan.stages) - 1):
+        crossing = sorted((way for way in ways if way.crosses(border)), key=lambda way: -way.bytes)
+        shown = crossing if len(crossing) <= _MOST_VALUES + 1 else crossing[:_MOST_VALUES]
+        label = f"{border} | {border + 1}"
+        for way in shown:
+            value = f"output of {way.maker}" if way.maker else "argument"
+            users = _listed(way.users_behind(border))
+            rows.append((label, value, way.bytes, users, " → ".join(map(str, way.stages))))
+            label = ""
+        if rest := crossing[len(shown) :]:
+            rows.append(("", f"{len(rest)} more", sum(way.bytes for way in rest), "", ""))
+    borders, values, counts, used_by, stages = zip(*rows, strict=True)
+    return FittingTable(
+        "Live values that cross the borders of stages",
+        [
+            Column("border", borders, text=True),
+            Column("value", values, text=True),
+            sizes("bytes", counts),
+            Column("used behind\nthe border by", used_by, rank=1, text=True),
+            Column("stages that have it", stages, text=True),
+        ],
+        notes=[
+            "For each micro-batch, from one of these stages straight to the next. Gradients return the same way."
+        ],
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Format names as in "a, b, c and 4 more"."""
+    shown = names if len(names) <= _MOST_USERS + 1 else names[:_MOST_USERS]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return ", ".join(shown) + more
 
 
 def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:

@@ -110,7 +110,6 @@ def schedules_table(timelines: Sequence[Timeline], peaks: Sequence[float], memor
             Column(
                 f"{memory},\nat most",
                 [f"{peak:g}" if counted else size(round(peak)) for peak in peaks],
-                numbers=peaks,
             ),
         ],
         notes=[_IN_FLIGHT] if counted else [],

@@ -91,7 +91,6 @@ class Column:
         name: what to call it when it is left out; by default the title in one line.
         text: whether cells are words, aligned left and folded if needed. Numbers are aligned right and never fold.
         style: of its cells.
-        numbers: what the cells show, to sort them by; None for a cell without a number.
         parts: of a column of bars, the length of each from 0 to 1; None is no bar.
     """
 
@@ -101,7 +100,6 @@ class Column:
     name: str | None = None
     text: bool = False
     style: str = ""
-    numbers: Sequence[float | None] = ()
     parts: Sequence[float | None] = ()
 
     @property
@@ -118,24 +116,24 @@ class Column:
 def times(header: str, seconds: Sequence[float | None], unit: TimeUnit, rank: int = 0, **more: Any) -> Column:
     """Make a column of times in a unit, which its title names; None is a dash."""
     cells = [NONE if each is None else unit.text(each) for each in seconds]
-    return Column(f"{header}\n{unit.name}", cells, rank, numbers=seconds, **more)
+    return Column(f"{header}\n{unit.name}", cells, rank, **more)
 
 
 def sizes(header: str, counts: Sequence[int | None], rank: int = 0, **more: Any) -> Column:
     """Make a column of bytes; None is a dash."""
-    return Column(header, list(map(size, counts)), rank, numbers=counts, **more)
+    return Column(header, list(map(size, counts)), rank, **more)
 
 
 def percents(header: str, parts: Sequence[float | None], rank: int = 0, **more: Any) -> Column:
     """Make a column of fractions as percent; None is an empty cell."""
     cells = ["" if part is None else percent(part) for part in parts]
-    return Column(header, cells, rank, numbers=parts, **more)
+    return Column(header, cells, rank, **more)
 
 
 def bars(parts: Sequence[float | None], rank: int) -> Column:
     """Make a column of bars, of at most 8 characters, for parts from 0 to 1; None is no bar."""
     cells = ["" if part is None else _bar(part) for part in parts]
-    return Column("", cells, rank, text=True, style="cyan", numbers=parts, parts=tuple(parts))
+    return Column("", cells, rank, text=True, style="cyan", parts=tuple(parts))
 
 
 def _bar(part: float) -> str:

@@ -73,7 +73,7 @@ def test_nothing_to_gain_is_said() -> None:
     made = plan(profile, Cluster.parse(["1GiB"]), schedule="sequential")
     assert findings(made) == (f"All stages are on {made.stages[0].device}: there is nothing to balance.",)
     made = plan(_profile([1.0, 1.0], counts=(8,)), Cluster.parse(["1GiB"] * 2), schedule="auto")
-    assert findings(made)[-1].startswith(("Nothing to gain", "No small change saves time"))
+    assert findings(made)[-1].startswith("No small change saves time")
 
 
 def _tied() -> Profile:
@@ -123,17 +123,6 @@ def test_a_pipeline_that_gains_nothing_is_told() -> None:
     made = _by_hand(small, ["a", "b"], Cluster.virtual(2))
     assert findings(made)[0].startswith("The pipeline gains nothing: a step of ")
     assert ", against 16 µs for the same micro-batches on one device" in findings(made)[0]
-
-
-def test_a_full_device_is_told_what_recompute_frees() -> None:
-    profile = _profile([1.0, 1.0])
-    made = _by_hand(profile, ["a", "b"], Cluster.parse(["1GiB"] * 2))
-    need = max(made.device_bytes().values())
-    tight = _by_hand(profile, ["a", "b"], made.cluster.with_memory(int(need / 0.95)))
-    text = findings(tight)[2]
-    assert text.startswith(
-        f"{tight.stages[0].device} is at 95% of its memory: recomputing stage 0 would free "
-    )
 
 
 def test_a_trace_names_the_stage_that_takes_longer() -> None:

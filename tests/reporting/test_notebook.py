@@ -78,18 +78,18 @@ def test_of_a_long_profile_the_first_and_the_last_layers_are_shown(profile: Prof
 def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages: Plan):
     found = shown(two_stages)
     assert found.tags.count("svg") > 1
-    devices = [row for row in rows(two_stages) if row and row[0].startswith("virtual")]
-    assert [row[:3] for row in devices] == [
-        ["virtual:0", "0", "embedding – body.a_layer_with_a_very_long_name.attention"],
-        ["virtual:1", "1", "head"],
+    stages = [row for row in rows(two_stages) if row[1:] and row[1].startswith("virtual")]
+    assert [row[:3] for row in stages] == [
+        ["0", "virtual:0", "embedding – body.a_layer_with_a_very_long_name.attention"],
+        ["1", "virtual:1", "head"],
     ]
+    devices = [row for row in rows(two_stages) if row and row[0].startswith("virtual")]
     assert all("64.0 MiB" in row for row in devices)
 
 
 def test_several_stages_of_a_device_are_in_one_row(four_chunks: Plan):
-    _, *devices = [row for row in rows(four_chunks) if len(row) > 1]
+    devices = [row for row in rows(four_chunks) if row and row[0].startswith("device:")]
     assert [row[:2] for row in devices] == [["device:1", "0, 2"], ["device:0", "1, 3"]]
-    assert devices[0][2] == "embedding1; embedding2"
 
 
 def test_a_plan_without_figures_is_shown(two_stages: Plan):
