@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,14 +12,12 @@ from ..planning import Plan, refine
 from ..planning.nearby import nearby_plans, with_split_ties
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_seconds
+from .plan_tables import stage_numbers
 from .quantity import longer
+from .steps import WORDS, action_seconds
 
 _WORTH = 0.005  # a change that saves less of the step is none
 _NOTICED = 0.02  # a part of the step that is worth a word
-_KINDS = {
-    "forwards": (Kind.F, Kind.RECOMPUTE),
-    "backwards": (Kind.B, Kind.I, Kind.W),
-}
 
 
 def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
@@ -60,7 +57,10 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
                                         ─────── imbalance ───────
     """
     timeline = plan.simulate()
-    step, sums = timeline.makespan, _seconds_of_sums(timeline)
+    step, sums = timeline.makespan, [0.0] * timeline.schedule.devices
+    for (stage, kind), seconds in action_seconds(timeline).items():
+        if kind == Kind.REDUCE_GRAD:
+            sums[timeline.schedule.device_of[stage]] += sum(seconds)
     work = [busy - own for busy, own in zip(timeline.busy, sums, strict=True)]
     row = max(range(len(work)), key=lambda device: work[device])
     device, mean, most = plan.workers[row].name, sum(work) / len(work), work[row]
@@ -82,8 +82,9 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
         return f"The devices compute for {_part(mean / step)} of the step: little is lost.", numbers
     if name == "imbalance":
         verb = "is" if len(numbers) == 1 else "are"
+        which = f"Stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers)}"
         return (
-            f"{_stages(numbers)} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the "
+            f"{which} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the "
             "devices.",
             numbers,
         )
@@ -98,15 +99,6 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
         f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains.",
         numbers,
     )
-
-
-def _seconds_of_sums(timeline: Timeline) -> list[float]:
-    """Return for how long each device adds up gradients of replicas."""
-    rows = zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
-    return [
-        sum(end - start for action, start, end in zip(*row, strict=True) if action.kind == Kind.REDUCE_GRAD)
-        for row in rows
-    ]
 
 
 def _slower_than_one_device(plan: Plan) -> list[str]:
@@ -159,32 +151,21 @@ def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
     if abs(off) < _NOTICED * predicted.makespan:
         return f"{text}."
     than = f"{text} than predicted" if how != "as predicted" else text
-    own, expected = _seconds(median, plan), _seconds(predicted, plan)
+    own, expected = (
+        {key: sum(seconds) for key, seconds in action_seconds(step).items() if key[0] < len(plan.stages)}
+        for step in (median, predicted)
+    )
     key = max(own, key=lambda key: (own[key] - expected.get(key, 0.0)) * (1 if off > 0 else -1))
     late = sum(each.delay for each in median.idle) / len(median.idle)
     if off > 0 and late > max(own[key] - expected.get(key, 0.0), _NOTICED * median.makespan):
         return f"{than}: actions start late, for {_part(late / median.makespan)} of the devices' time."
     if not expected.get(key) or abs(own[key] - expected[key]) < abs(off) / 4:
         return f"{than}: no stage explains it alone."
-    number, kind = key
-    device = plan.stages[number].device
-    times = own[key] / expected[key]
-    return f"{than}: the {kind} of stage {number} on {device} take {times:.2f} times what was profiled."
-
-
-def _seconds(timeline: Timeline, plan: Plan) -> dict[tuple[int, str], float]:
-    """Return the seconds of the forwards and of the backwards of each stage."""
-    names = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
-    found: dict[tuple[int, str], float] = defaultdict(float)
-    for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True):
-        for action, start, end in zip(*row, strict=True):
-            if action.kind in names and action.stage < len(plan.stages):
-                found[action.stage, names[action.kind]] += end - start
-    return dict(found)
-
-
-def _stages(numbers: Sequence[int]) -> str:
-    return f"Stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    stage, kind = key
+    return (
+        f"{than}: each {WORDS.get(kind, kind.value)} of stage {stage} on {plan.stages[stage].device} takes "
+        f"{own[key] / expected[key]:.2f} times what was profiled."
+    )
 
 
 def _part(share: float) -> str:

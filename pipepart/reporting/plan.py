@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -13,7 +11,7 @@ from ..planning.pasting import as_options
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_bytes, format_seconds
 from .findings import findings
-from .plan_tables import alternatives_table, memory_table, owned_stages, stage_numbers, stage_table
+from .plan_tables import alternatives_table, few, memory_table, owned_stages, stage_numbers, stage_table
 from .quantity import percent
 from .table import labelled_lines
 from .timeline import drawn_timeline
@@ -76,21 +74,15 @@ def plan_summary(plan: Plan) -> Group:
         lines.append(("compressed", plan.compressed))
     lines += [("queue", text) for text in plan.queues]
     if unused:
-        lines.append(("unused", _few(unused)))
+        lines.append(("unused", few(unused, _MOST_NAMES)))
     if shared := _shared(plan):
-        text = f"parameters or buffers of {_few(shared)} are kept in sync; figures leave out the second copy"
-        lines.append(("shared", text))
+        names = few(shared, _MOST_NAMES)
+        lines.append(("shared", f"{names} share parameters or buffers; figures leave out the second copy"))
     if plan.prediction is None:
         lines.append(("prediction", "none: the plan was written by hand"))
     else:
         lines += _prediction(plan)
     return labelled_lines("Plan", lines)
-
-
-def _few(names: Sequence[str]) -> str:
-    """The names, or the first of many."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _shared(plan: Plan) -> list[str]:

@@ -114,7 +114,7 @@ def borders_table(plan: Plan) -> FittingTable | None:
         label = f"{border} | {border + 1}"
         for way in shown:
             value = f"output of {way.maker}" if way.maker else "argument"
-            users = _listed(way.users_behind(border))
+            users = few(way.users_behind(border), _MOST_USERS)
             rows.append((label, value, way.bytes, users, " → ".join(map(str, way.stages))))
             label = ""
         if rest := crossing[len(shown) :]:
@@ -133,13 +133,6 @@ def borders_table(plan: Plan) -> FittingTable | None:
             "For each micro-batch, from one of these stages straight to the next. Gradients return the same way."
         ],
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Format names as in "a, b, c and 4 more"."""
-    shown = names if len(names) <= _MOST_USERS + 1 else names[:_MOST_USERS]
-    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-    return ", ".join(shown) + more
 
 
 def alternatives_table(plan: Plan, compact: bool = False) -> FittingTable:
@@ -200,3 +193,10 @@ def owned_stages(plan: Plan) -> dict[str, list[int]]:
 def stage_numbers(numbers: Sequence[int], stages: int | None = None) -> str:
     """Format stage numbers as in "0, 2"; with ``stages`` per replica, number within the replica."""
     return ", ".join(str(number % stages if stages else number) for number in numbers)
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """Format names as in "a, b, c and 4 more"; one more than ``most`` is shown, too."""
+    shown = names if len(names) <= most + 1 else names[:most]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return ", ".join(shown) + more

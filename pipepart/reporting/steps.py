@@ -20,7 +20,7 @@ from .simulated import idle_table
 from .table import Column, FittingTable, labelled_lines, times
 from .timeline import drawn_timeline
 
-_WORDS = {
+WORDS = {
     Kind.F: "forward",
     Kind.B: "backward",
     Kind.I: "backward for the inputs",
@@ -99,7 +99,7 @@ def action_table(trace: Trace) -> FittingTable:
     unit = TimeUnit.for_all([*measured.values(), *predicted.values()])
     columns = [
         Column("stage", [str(stage) for stage, _ in keys]),
-        Column("action", [_WORDS.get(kind, kind.value) for _, kind in keys], text=True),
+        Column("action", [WORDS.get(kind, kind.value) for _, kind in keys], text=True),
         Column("a step", [f"{counts[key]}×" for key in keys], rank=1),
         times("measured", [measured[key] for key in keys], unit),
     ]
@@ -121,7 +121,15 @@ def _medians(timelines: Sequence[Timeline]) -> dict[tuple[int, Kind], float]:
     """Return the median seconds of the actions of each stage and kind."""
     found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
     for timeline in timelines:
-        for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True):
-            for action, start, end in zip(*row, strict=True):
-                found[action.stage, action.kind].append(end - start)
+        for key, seconds in action_seconds(timeline).items():
+            found[key] += seconds
     return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+
+def action_seconds(timeline: Timeline) -> dict[tuple[int, Kind], list[float]]:
+    """Return the seconds of each action, by stage and kind."""
+    found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True):
+        for action, start, end in zip(*row, strict=True):
+            found[action.stage, action.kind].append(end - start)
+    return found

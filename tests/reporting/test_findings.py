@@ -134,8 +134,8 @@ def test_a_trace_names_the_stage_that_takes_longer() -> None:
     ratio = slow.makespan / made.predicted.step_seconds
     first, second, third = findings(made, Trace(made, [slow]))
     assert first == (
-        f"Measured {slow.makespan:.2f} s a step, {ratio - 1:.0%} longer than predicted: the forwards of stage 1 on "
-        f"{cluster.devices[1].name} take 1.50 times what was profiled."
+        f"Measured {slow.makespan:.2f} s a step, {ratio - 1:.0%} longer than predicted: each forward of stage 1 on "
+        f"{cluster.devices[1].name} takes 1.50 times what was profiled."
     )
     assert "stage 1" in second.lower() or "bubble" in second
     assert third.endswith("replan with the trace.") or third.startswith("No small change")
