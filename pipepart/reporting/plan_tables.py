@@ -72,15 +72,14 @@ def memory_table(plan: Plan) -> FittingTable:
     rows = [[stages[number] for number in numbers] for numbers in owned.values()]
     total = [needs[device] for device in owned]
     static = [sum(stage.static_bytes for stage in row) for row in rows]
-    workspace = [max(stage.transient_bytes for stage in row) for row in rows]
-    kept = [need - fixed - most for need, fixed, most in zip(total, static, workspace, strict=True)]
+    # An asynchronous stage may hold no gradients at its peak.
+    activations = [max(need - fixed, 0) for need, fixed in zip(total, static, strict=True)]
     limits = [plan.cluster.device(device).memory_bytes for device in owned]
     used = [need / limit if limit else None for need, limit in zip(total, limits, strict=True)]
     several = any(len(row) > 1 for row in rows)
     loads = [sum(stage.load_seconds for stage in row) for row in rows]
     notes = [
-        "Kept: for the backwards of the micro-batches in flight. Workspace: what the action at the peak needs besides, "
-        "and messages that wait."
+        "Activations: at the peak, what micro-batches in flight keep for their backwards, workspace, waiting messages."
     ]
     if plan.replicas > 1:
         notes.append("Each replica has its own parameters and gradients; only the first has optimizer state.")
@@ -93,9 +92,8 @@ def memory_table(plan: Plan) -> FittingTable:
             Column("stages", [stage_numbers(numbers, len(plan.stages)) for numbers in owned.values()]),
             *([times("load", loads, TimeUnit.for_all(loads))] if several else []),
             sizes("parameters,\noptimizer", static),
-            sizes("kept for\nbackward", kept, 1),
             Column("in\nflight", [str(max(stage.in_flight for stage in row)) for row in rows], rank=3),
-            sizes("workspace", workspace, 2),
+            sizes("activations", activations, 1),
             sizes("total", total, style="bold"),
             *([sizes("limit", limits), percents("used", used), bars(used, rank=4)] if any(limits) else []),
         ],
