@@ -38,11 +38,14 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
         found.append(_measured(plan, trace, trace.predicted))
     if plan.profile is None or plan.prediction is None or not plan.prediction.step_seconds:
         return tuple(found)
+    slower = _slower_than_one_device(
+        plan, plan.predicted.step_seconds if trace is None else trace.median.makespan
+    )
     if trace is not None:
         steps = [step for step in trace.steps if step.schedule.micro_batches == plan.micro_batches]
         plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
     limit, bottleneck = _limit(plan)
-    found += [*_slower_than_one_device(plan), limit]
+    found += [*slower, limit]
     if len(plan.cluster) > 1:
         found.append(_change(plan, bottleneck, measured=trace is not None))
     return tuple(found[:3])
@@ -101,8 +104,9 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
     )
 
 
-def _slower_than_one_device(plan: Plan) -> list[str]:
-    step, one_device = plan.predicted.step_seconds, plan.predicted.serial_seconds
+def _slower_than_one_device(plan: Plan, step: float) -> list[str]:
+    """Say so if a step, predicted or measured, is no faster than the profile predicts it for one device."""
+    one_device = plan.predicted.serial_seconds
     if one_device > step * (1 - _NOTICED):
         return []
     return [

@@ -125,6 +125,16 @@ def test_a_pipeline_that_gains_nothing_is_told() -> None:
     assert ", against 16 µs for the same micro-batches on one device" in findings(made)[0]
 
 
+def test_a_measured_step_is_held_against_one_device_as_it_was_profiled() -> None:
+    made = _by_hand(_profile([1.0, 1.0]), ["a", "b"], Cluster.parse(["1GiB"] * 2))
+    slow = schedules.simulate(made.build_schedule(), schedules.StageCosts([4.0] * 2, [4.0] * 2, [4.0] * 2))
+    one_device = made.predicted.serial_seconds
+    assert slow.makespan > one_device > made.predicted.step_seconds
+    assert findings(made, Trace(made, [slow]))[1].startswith(
+        f"The pipeline gains nothing: a step of {slow.makespan:.2f} s, against {one_device:.2f} s"
+    )
+
+
 def test_a_trace_names_the_stage_that_takes_longer() -> None:
     profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
     made = _by_hand(profile, ["ab", "cd"], cluster)

@@ -10,8 +10,6 @@ import typer
 from ..errors import UsageError
 from ..options import option
 
-_READING = 0.4  # of the time, for the files; the rest makes the page
-
 
 def report_command(
     plans: Annotated[
@@ -60,11 +58,11 @@ def report_command(
     with progress_bar(None, "writing the report", after=1.0) as done:
         runs = []
         for at, path in enumerate(plans):
-            done(_READING * at / len(plans))
+            done(at / len(plans))
             plan = read(Plan, path)
             measured = Trace(plan, [read_step(traces[at], plan, path)]) if traces else None
             runs.append(Run(plan, measured, names[at]))
-        page = report_html(*runs, progress=lambda part: done(_READING + (1 - _READING) * part))
+        page = report_html(*runs)
     write_file(output, page)
 
 
