@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import schedules
 from schedules import Kind, Timeline
 
 from ..planning import Plan, refine
-from ..planning.nearby import nearby_plans, with_split_ties
+from ..planning.planner import shorter_steps
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_seconds
 from .plan_tables import stage_numbers
@@ -44,15 +43,14 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
     if trace is not None:
         steps = [step for step in trace.steps if step.schedule.micro_batches == plan.micro_batches]
         plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
-    limit, bottleneck = _limit(plan)
-    found += [*slower, limit]
+    found += [*slower, _limit(plan)]
     if len(plan.cluster) > 1:
-        found.append(_change(plan, bottleneck, measured=trace is not None))
+        found.append(_change(plan, measured=trace is not None))
     return tuple(found[:3])
 
 
-def _limit(plan: Plan) -> tuple[str, list[int]]:
-    """Say what most of the step is lost to, and return the stages of the busiest device.
+def _limit(plan: Plan) -> str:
+    """Say what most of the step is lost to.
 
     ::
 
@@ -71,7 +69,7 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
     if len(work) == 1:
         unused = len(plan.cluster) - 1
         rest = f"{counted(unused, 'other device')} {'is' if unused == 1 else 'are'} unused"
-        return f"All stages are on {device}: {rest if unused else 'there is nothing to balance'}.", numbers
+        return f"All stages are on {device}: {rest if unused else 'there is nothing to balance'}."
     without_messages = _with_free_messages(plan, timeline)
     parts = {
         "imbalance": most - mean,
@@ -82,26 +80,16 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
     name = max(parts, key=lambda part: parts[part])
     share = parts[name] / step
     if share < _NOTICED:
-        return f"The devices compute for {_part(mean / step)} of the step: little is lost.", numbers
+        return f"The devices compute for {_part(mean / step)} of the step: little is lost."
     if name == "imbalance":
         verb = "is" if len(numbers) == 1 else "are"
         which = f"Stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers)}"
-        return (
-            f"{which} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the "
-            "devices.",
-            numbers,
-        )
+        return f"{which} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the devices."
     if name == "messages":
-        return f"Messages between devices make the step {_part(step / without_messages - 1)} longer.", numbers
+        return f"Messages between devices make the step {_part(step / without_messages - 1)} longer."
     if name == "sums":
-        return (
-            f"Adding up the gradients of {plan.replicas} replicas takes {_part(share)} of the step.",
-            numbers,
-        )
-    return (
-        f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains.",
-        numbers,
-    )
+        return f"Adding up the gradients of {plan.replicas} replicas takes {_part(share)} of the step."
+    return f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains."
 
 
 def _slower_than_one_device(plan: Plan, step: float) -> list[str]:
@@ -123,27 +111,25 @@ def _with_free_messages(plan: Plan, timeline: Timeline) -> float:
     return schedules.simulate(timeline.schedule, free).makespan
 
 
-def _change(plan: Plan, bottleneck: Sequence[int], measured: bool) -> str:
-    """Say which change saves the most, or that none does."""
+def _change(plan: Plan, measured: bool) -> str:
+    """Say which change of the request saves the most, or that none does."""
     step = plan.predicted.step_seconds
-    untied = with_split_ties(plan)
-    if untied and (saved := 1 - untied.predicted.step_seconds / step) >= _WORTH:
-        return (
-            "Allowing layers that share parameters in different stages (`--allow-split-ties`) would save "
-            f"{_part(saved)}, on {counted(len(untied.workers), 'device')}."
-        )
-    nearby = nearby_plans(plan, bottleneck)
-    saved = 1 - nearby[0].plan.predicted.step_seconds / step if nearby else 0.0
+    changes = shorter_steps(plan, edited=measured or not plan.alternatives)
+    saved = 1 - changes[0].step_seconds / step if changes else 0.0
     if saved >= _WORTH:
-        change = nearby[0].change
-        text = f"{change[0].upper()}{change[1:]} would save {_part(saved)}"
-        if nearby[0].estimated:
+        best = changes[0]
+        keywords = best.command_line
+        text = f"Planning again{f' with `{keywords}`' if keywords else ''} would save {_part(saved)}"
+        if len(best.plan.workers) > len(plan.workers):
+            text += f", on {counted(len(best.plan.workers), 'device')}"
+        if best.estimated:
             return f"{text}, if times are in proportion to the samples: profile that number."
         return f"{text}: replan with the trace." if measured else f"{text}."
+    text = "No change of one keyword of the request gives a shorter step"
     if not plan.step_bound:
-        return "No small change saves time."
+        return f"{text}."
     most = _part(1 - 1 / (1 + plan.step_gap))
-    return f"No small change saves time; no plan with as many micro-batches can save more than {most}."
+    return f"{text}; no plan of as many micro-batches can save more than {most}."
 
 
 def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:

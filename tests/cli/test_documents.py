@@ -31,7 +31,7 @@ def test_every_document_is_what_is_saved_and_reads_back(
         result = run(line)
         assert result.exit_code == 0, result.output
         document = json.loads(result.stdout)
-        assert document["version"] == 1
+        assert document["version"] == 2
         file = directory / line.partition("-o ")[2].partition(" ")[0]
         assert json.loads(file.read_text()) == document
         kind.load(file)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from .. import options
 from ..errors import UsageError
 from ..options import option
@@ -27,12 +25,6 @@ def cluster_command(
         str | None,
         option("RATE", "Of a host's port to the network: 25GB/s.", group="Devices"),
     ] = None,
-    measure_again: Annotated[
-        bool,
-        typer.Option(
-            "--measure-again", help="Measure the links of this machine, also if that was done before."
-        ),
-    ] = False,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -52,10 +44,6 @@ def cluster_command(
         )
     if (hosts > 1) != bool(network):
         raise UsageError("--hosts N and --network 25GB/s go together: hosts are joined by a network")
-    if measure_again and (devices or cluster or described):
-        raise UsageError(
-            "--measure-again measures all accelerators of this machine: leave out what names devices"
-        )
     if described and not (devices or cluster):
         found = Cluster.parse(
             described, link=bandwidth, hosts=hosts, devices_per_host=devices_per_host, network=network
@@ -63,5 +51,5 @@ def cluster_command(
     elif devices or cluster or described:
         found = make_cluster(devices, cluster, described or (), bandwidth)
     else:
-        found = Cluster.local(measure="again" if measure_again else True)
+        found = Cluster.local()
     deliver(found, lambda: [cluster_report(found)], as_json=as_json, path=output)

@@ -22,8 +22,8 @@ def export_command(
 ) -> None:
     """Write a plan in the files of another engine; print them without -o.
 
-    A plan that the engine cannot run is refused, with what to plan instead. Comments in the files say what to tell the
-    engine beside them, and what differs there from the plan.
+    A plan that the engine cannot run is refused, with what to plan instead. Comments in the files name the devices of
+    the ranks.
     """
     from ...planning import Plan
     from ..files import read

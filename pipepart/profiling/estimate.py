@@ -1,25 +1,101 @@
-"""Counts the floating point operations of a torch operation, and the bytes that it reads and writes."""
+"""Estimates the seconds of each layer from a roofline, without running a kernel.
+
+::
+
+    layers on the meta device ──▶ a pass: torch's operations of each layer ──▶ flops, bytes ──Roofline──▶ seconds
+                                  forward │ backward for inputs │ for weights
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ...autograd.sparse import dense_tensors
+from ..autograd import graph_cut
+from ..autograd.dispatch_mode import DispatchMode
+from ..autograd.sparse import dense_tensors
+from ..autograd.split_backward import WeightGradients
+from .costs import Timing
+from .layer_pass import LayerPass, Observer
+from .roofline import Roofline, Work
+from .timing import LayerTimes
 
 _aten = torch.ops.aten
+_PARTS = ("forward", "backward_input", "backward_weight")
+WorkTable = dict[tuple[str, int], list[Work]]  # key: part, index of the layer (of the loss: number of layers)
 
 
-class Work(NamedTuple):
-    """Work of one operation: floating point operations of matrix products, and bytes read and written."""
+def estimate_times(
+    chain: LayerPass, micro_batch: Any, micro_batches: int, roofline: Roofline
+) -> list[LayerTimes]:
+    """Estimate the times of each layer of a chain on the meta device, then of its loss if there is one.
 
-    flops: float
-    bytes: float
+    Args:
+        chain: the layers with their loss.
+        micro_batch: the input of the first layer.
+        micro_batches: number of micro-batches of a step. The time of a backward is the mean over them.
+        roofline: the speed of the device.
+    """
+    chain.zero_grad()
+    first, later = WorkOfLayers(), WorkOfLayers()
+    for counted in (first, later):  # the first micro-batch of a step has no gradients to add to
+        with counted:
+            chain.run(micro_batch, counted, split=True)
+
+    def timing(part: str, index: int) -> Timing:
+        first_seconds, later_seconds = (
+            roofline.seconds(counted.work[part, index]) for counted in (first, later)
+        )
+        return Timing(seconds=(first_seconds + (micro_batches - 1) * later_seconds) / micro_batches)
+
+    return [
+        LayerTimes(*(timing(part, index) for part in _PARTS), split_seconds=0.0)
+        for index in range(len(chain.calls))
+    ]
+
+
+class WorkOfLayers(DispatchMode, Observer):
+    """Lists the operations of each part of each layer while a pass with a split backward runs.
+
+    Attributes:
+        work: the operations of each part of each layer, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: WorkTable = defaultdict(list)
+        self._into: list[Work] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        work = work_of(func, args, kwargs, result)
+        if work is not None:
+            self._into.append(work)
+        return result
+
+    def forward_starts(self, index: int, value: Any) -> None:
+        self._into = self.work["forward", index]
+
+    def forward_ends(self, index: int, output: Any) -> None:
+        self._into = []  # discards operations of the pass between layers
+
+    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        self._into = self.work["backward_input", index]
+
+    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
+        self._into = self.work["backward_weight", index]
+
+    def backward_ends(self, index: int) -> None:
+        self._into = []
 
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work | None:

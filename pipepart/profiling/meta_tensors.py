@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...autograd.dispatch_mode import DispatchMode
-from ...autograd.own_copy import tensors
-from ...capture import grouped_product, shadow_parameters
-from ...input_error import InputError
+from ..autograd.dispatch_mode import DispatchMode
+from ..autograd.own_copy import tensors
+from ..capture import grouped_product, shadow_parameters
+from ..input_error import InputError
 
 META = torch.device("meta")
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION

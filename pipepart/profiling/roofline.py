@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from ...document import Document
-from ...input_error import InputError
-from .work import Work
+from ..document import Document
+from ..input_error import InputError
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PARTS = re.compile(
@@ -18,6 +17,13 @@ _PARTS = re.compile(
     r"\s*,\s*(?P<bytes>[0-9.]+)\s*(?P<unit>[MGTP])B/s(\s*,\s*(?P<seconds>[0-9.]+)\s*us)?\s*"
 )
 _ORDERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+class Work(NamedTuple):
+    """Work of one operation: floating point operations of matrix products, and bytes read and written."""
+
+    flops: float
+    bytes: float
 
 
 class Roofline(Document):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import Floats, Problem
+from .problem import Floats, Problem
 
 # Relative rounding tolerance: a load at most this fraction above a limit is within the limit.
 SLACK = 1e-12
@@ -16,7 +16,7 @@ class Capacity:
 
     A border splits the devices into a set before it and a set after it. The border is possible only if, for some split,
     the work before it is within the capacity of the first set and the work after it within that of the second. If
-    transfers count on all devices of a set (``DeviceType.pays``), they also use up capacity of that set.
+    transfers count on all devices (``DeviceType.pays``), they also use up capacity of both sets.
 
     Attributes:
         seconds: the bottleneck T.
@@ -24,7 +24,6 @@ class Capacity:
         transfer_weight: minimum capacity that one second of transfer uses.
         device_capacity: capacity of one device of each type, [types].
         total: capacity of the available devices in each device state, [states].
-        pays: whether transfers count on all available devices in each device state, [states].
     """
 
     def __init__(self, problem: Problem, seconds: float) -> None:
@@ -32,20 +31,13 @@ class Capacity:
         self.seconds = seconds
         self.prefix_work: Floats = np.concatenate([np.zeros(1), np.cumsum(problem.work)])
         self.device_capacity = each = seconds * problem.device_weights
-        pays = np.array([device_type.pays for device_type in problem.types])
-        self.transfer_weight = float(problem.device_weights[pays].min(initial=1.0))
+        all_pay = all(device_type.pays for device_type in problem.types)
+        self.transfer_weight = float(problem.device_weights.min()) if all_pay else 0.0
         self.total: Floats = np.asarray(available @ each, dtype=np.float64)
-        self.pays: NDArray[np.bool_] = available @ ~pays == 0
-        used = available[-1] - available
-        before, after = used @ each, self.total
-        self._splits: list[tuple[bool, bool, Floats, Floats]] = []
-        for left in (True, False):
-            for right in (True, False):
-                chosen = np.nonzero(((used @ ~pays == 0) == left) & (self.pays == right))[0]
-                order = chosen[np.argsort(before[chosen], kind="stable")]
-                if len(order):
-                    self._splits.append((left, right, before[order], after[order]))
         self._slack = SLACK * float(self.total[-1])
+        before = (available[-1] - available) @ each
+        order = np.argsort(before, kind="stable")
+        self._before, self._after = before[order], self.total[order]
 
     def allows(self, inside: Floats, outside: Floats, crossing: Floats) -> NDArray[np.bool_]:
         """Return which sets may be borders, [sets].
@@ -55,14 +47,10 @@ class Capacity:
             outside: lower bound on the work of all nodes after each border, [sets].
             crossing: lower bound on the seconds of the nets that cross each border, [sets].
         """
-        result = np.zeros(len(inside), dtype=bool)
-        for left, right, before, after in self._splits:
-            need = inside + self.transfer_weight * crossing if left else inside
-            rest = outside + self.transfer_weight * crossing if right else outside
-            # Capacity before and after add up to a constant, so the smallest sufficient capacity before the border
-            # leaves the largest capacity after it.
-            place = np.searchsorted(before, need - self._slack)
-            result |= (place < len(before)) & (
-                after[np.minimum(place, len(before) - 1)] >= rest - self._slack
-            )
-        return result
+        need = inside + self.transfer_weight * crossing
+        rest = outside + self.transfer_weight * crossing
+        # Capacity before and after add up to a constant, so the smallest sufficient capacity before the border leaves
+        # the largest capacity after it.
+        place = np.searchsorted(self._before, need - self._slack)
+        possible = place < len(self._before)
+        return possible & (self._after[np.minimum(place, len(self._before) - 1)] >= rest - self._slack)
