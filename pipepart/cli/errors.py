@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from ..input_error import Refused
-
-if TYPE_CHECKING:
-    from typer import Context
 
 
 class UsageError(typer.BadParameter):
@@ -31,7 +28,7 @@ class Commands(TyperGroup):
     layer, a loss, the factory or pipepart itself, keep their traceback.
     """
 
-    def invoke(self, ctx: Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the command of a command line."""
         try:
             return super().invoke(ctx)

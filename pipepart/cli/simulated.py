@@ -172,7 +172,7 @@ def on_described_stages(order: Schedule, latency: float, **numbers: Sequence[flo
             so it describes the same model under schedules with one and with several stages per device.
     """
     stages, devices = order.model_stages, order.devices
-    each: dict[str, list[float]] = {}
+    each: dict[str, Any] = {}
     for keyword, values in numbers.items():
         if len(values) not in (1, stages):
             option = "--" + keyword.removesuffix("_bytes").replace("_", "-")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -88,7 +88,7 @@ def check_command(
     )
     if plan is not None and fixed:
         raise UsageError(f"{', '.join(fixed)}: the plan says that, leave it out or leave --plan out")
-    lists = {"schedules": schedules, "recompute": recompute, "dtypes": dtypes}
+    lists: dict[str, Any] = {"schedules": schedules, "recompute": recompute, "dtypes": dtypes}
     made, where = read(Plan, plan) if plan else None, None
     if devices or cluster:
         where = make_cluster(devices, cluster)

@@ -47,7 +47,8 @@ def explain_command(
             raise UsageError(f"--trace {trace} goes with one plan: explain each of the two with its own")
         stems = [path.stem for path in plans]
         one, other = stems if len(set(stems)) == 2 else map(str, plans)
-        show(*difference_reports(*read_plans, (one, other)))
+        before, after = read_plans
+        show(*difference_reports(before, after, (one, other)))
         return
     (plan,) = read_plans
     traced = Trace(plan, [read_step(trace, plan, plans[0])]) if trace else None
