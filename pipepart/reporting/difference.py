@@ -73,10 +73,8 @@ def _choices(plan: Plan) -> dict[str, str]:
 def _figures(plan: Plan) -> dict[str, tuple[str, float | None]]:
     """Return predicted figures as text and number; without a number those of which no ratio is told."""
     if (predicted := plan.prediction) is None:
-        return dict.fromkeys(
-            ("step", "one device", "samples per second", "bubble", "bottleneck", "fullest device"),
-            (NONE, None),
-        )
+        names = ("step", "one device", "samples per second", "bubble", "bottleneck", "fullest device")
+        return dict.fromkeys(names, (NONE, None))
     step, memory = predicted.step_seconds, max(predicted.memory_bytes)
     rate = plan.profile.batch / step if plan.profile and step else None
     return {

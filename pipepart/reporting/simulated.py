@@ -8,8 +8,7 @@ from rich.console import Group
 
 from schedules import Timeline
 
-from ..units import counted as number_of
-from ..units import format_seconds
+from ..units import counted, format_seconds
 from .plan_tables import stage_numbers
 from .quantity import TimeUnit, longer, percent, size
 from .table import Column, FittingTable, bars, labelled_lines, percents, sizes, times
@@ -29,8 +28,8 @@ def simulation_summary(timeline: Timeline, bound: float = 0.0) -> Group:
     lines = [
         (
             "schedule",
-            f"{schedule.name}, {number_of(schedule.micro_batches, 'micro-batch', 'es')}, "
-            f"{number_of(schedule.model_stages, 'stage')} on {number_of(schedule.devices, 'device')}",
+            f"{schedule.name}, {counted(schedule.micro_batches, 'micro-batch', 'es')}, "
+            f"{counted(schedule.model_stages, 'stage')} on {counted(schedule.devices, 'device')}",
         ),
         ("makespan", format_seconds(makespan)),
         ("bubble", f"{percent(timeline.bubble)} of the devices' time is idle"),
@@ -48,13 +47,13 @@ def simulation_summary(timeline: Timeline, bound: float = 0.0) -> Group:
     return labelled_lines("Simulation", lines)
 
 
-def idle_table(timeline: Timeline, devices: Sequence[str] = (), *, counted: bool = False) -> FittingTable:
+def idle_table(timeline: Timeline, devices: Sequence[str] = (), *, in_flight: bool = False) -> FittingTable:
     """Make a table with one row per device: busy time, waits, peak stash.
 
     Args:
         timeline: simulated or measured.
         devices: their names; numbers if left out.
-        counted: the stashes of a device's stages are 1 together: they count the micro-batches in flight.
+        in_flight: the stashes of a device's stages are 1 together: they count the micro-batches in flight.
     """
     schedule, idle = timeline.schedule, timeline.idle
     unit = TimeUnit.for_all([timeline.makespan])
@@ -75,7 +74,7 @@ def idle_table(timeline: Timeline, devices: Sequence[str] = (), *, counted: bool
         percents("idle", shares),
         bars(shares, rank=4),
     ]
-    if counted:
+    if in_flight:
         columns.append(Column("in flight,\nat most", [f"{peak:g}" for peak in timeline.peak_bytes]))
     elif any(timeline.peak_bytes):
         columns.append(sizes("stash,\nat most", list(map(round, timeline.peak_bytes)), 1))
@@ -92,7 +91,7 @@ def schedules_table(timelines: Sequence[Timeline], peaks: Sequence[float], memor
         peaks: of each schedule, that of its fullest device: bytes, or micro-batches if ``memory`` is ``"in flight"``.
         memory: what is counted: ``"memory"``, ``"stash"`` or ``"in flight"``.
     """
-    counted = memory == "in flight"
+    in_flight = memory == "in flight"
     seconds = [timeline.makespan for timeline in timelines]
     shortest = min(seconds)
     return FittingTable(
@@ -109,8 +108,8 @@ def schedules_table(timelines: Sequence[Timeline], peaks: Sequence[float], memor
             percents("bubble", [timeline.bubble for timeline in timelines]),
             Column(
                 f"{memory},\nat most",
-                [f"{peak:g}" if counted else size(round(peak)) for peak in peaks],
+                [f"{peak:g}" if in_flight else size(round(peak)) for peak in peaks],
             ),
         ],
-        notes=[_IN_FLIGHT] if counted else [],
+        notes=[_IN_FLIGHT] if in_flight else [],
     )

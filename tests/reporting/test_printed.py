@@ -221,7 +221,7 @@ def test_simulated_schedules_and_clusters(printed: Printed) -> None:
         *(simulation_summary(own, bound) for bound in (12.0, 17.0)),
         simulation_summary(played("pipedream")),
         idle_table(own, ["one", "two"]),
-        idle_table(played("1f1b", stash=(1, 1)), counted=True),
+        idle_table(played("1f1b", stash=(1, 1)), in_flight=True),
         schedules_table([own, played("gpipe")], [max(own.peak_bytes)] * 2, memory="stash"),
         cluster_report(boxes),
         cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),

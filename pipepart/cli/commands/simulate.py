@@ -134,11 +134,11 @@ def simulate_command(
     figures = SimulatedSteps(schedules=tuple(step.figures for step in steps))
     for file in files:
         _save(file, steps, figures.model_dump_json(indent=1) + "\n")
-    counted = plan is None and stash is None
+    in_flight = plan is None and stash is None
 
     def reports() -> list[RenderableType]:
         if len(steps) > 1:
-            memory = "memory" if plan else "in flight" if counted else "stash"
+            memory = "memory" if plan else "in flight" if in_flight else "stash"
             return [
                 schedules_table(
                     [step.timeline for step in steps], [max(step.peaks) for step in steps], memory=memory
@@ -147,7 +147,7 @@ def simulate_command(
         (step,) = steps
         return [
             plan_summary(step.plan) if step.plan else simulation_summary(step.timeline, step.bound),
-            idle_table(step.timeline, step.devices, counted=counted),
+            idle_table(step.timeline, step.devices, in_flight=in_flight),
             drawn_timeline(step.timeline, devices=step.devices if plan else ()),
         ]
 
