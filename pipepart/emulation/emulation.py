@@ -15,11 +15,13 @@ from torch.utils import _pytree as pytree
 from schedules import Kind, Schedule
 from schedules.core.action import HOST_COPIES
 
-from ...autograd import graph_cut
-from ...planning import Plan
-from ..stage import Stage
-from ..transport.threads import Transport
+from ..autograd import graph_cut
+from ..planning import Plan
+from ..runtime.offload import CopyQueue
+from ..runtime.stage import Stage
+from ..runtime.transport.threads import Transport
 from .device import ExplicitMoves, StrictDevice
+from .host_link import EmulatedHostLink
 from .memory import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, storages, tag_of
 from .transport import Clock, EmulatedTransport, StrictTransport
 
@@ -63,6 +65,9 @@ class DeviceEmulation:
             if plan.cluster.emulated
             else None
         )
+        self._host_bandwidths = [
+            device.host_bandwidth if plan.cluster.emulated else None for device in plan.workers
+        ]
         self._message_seconds = plan.cluster.message_seconds
         self._ledgers = [Ledger(device.name, device.memory_bytes) for device in plan.workers]
         self._own = [ledger for row, ledger in enumerate(self._ledgers) if local is None or row in local]
@@ -75,18 +80,10 @@ class DeviceEmulation:
         """The memory in use by name of each device of this process; empty without ``strict``."""
         return {ledger.device: ledger.use() for ledger in self._own} if self._strict else {}
 
-    @contextmanager
-    def peaks(self) -> Iterator[dict[str, int]]:
-        """Yield the most bytes of each device within the block, by its name; empty without ``strict``."""
-        found: dict[str, int] = {}
-        ledgers = self._own if self._strict else []
-        for ledger in ledgers:
-            ledger.watch(found)
-        try:
-            yield found
-        finally:
-            for ledger in ledgers:
-                ledger.unwatch(found)
+    def reset_peaks(self) -> None:
+        """Begin to look for the peaks of all devices anew."""
+        for ledger in self._own:
+            ledger.reset_peak()
 
     def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
         """Assign parameters, gradients and optimizer state to their devices, which the caller may have replaced.
@@ -119,6 +116,11 @@ class DeviceEmulation:
                 return compute(micro_batch, received)
 
         return computed
+
+    def copy_queue(self, worker: int, queue: CopyQueue) -> CopyQueue:
+        """Return the copies between a device and the host: at the speed of its link, if that is emulated."""
+        bandwidth = self._host_bandwidths[worker]
+        return queue if bandwidth is None else EmulatedHostLink(bandwidth, self._clock)
 
     @contextmanager
     def computing(self, kind: Kind, stage: int) -> Iterator[None]:

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...autograd.in_place import Counter, check_counters, sent_counters
-from ...autograd.sparse import bytes_of
-from ...cluster import Link
-from ..transport.cuda import is_fetched
-from ..transport.threads import Key, Transport
+from ..autograd.in_place import Counter, check_counters, sent_counters
+from ..autograd.sparse import bytes_of
+from ..cluster import Link
+from ..runtime.transport.cuda import is_fetched
+from ..runtime.transport.threads import Key, Transport
 from .device import StrictDevice
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...autograd.own_copy import tensors
-from ...units import format_bytes
+from ..autograd.own_copy import tensors
+from ..units import format_bytes
 
 PARAMETERS, GRADIENTS, OPTIMIZER, OTHER = _CATEGORIES = ("parameters", "gradients", "optimizer", "other")
 _TAG = "_pipepart_tag"
@@ -23,7 +23,7 @@ class MemoryUse:
 
     Attributes:
         allocated: now.
-        peak: the most at any moment since the pipeline was made.
+        peak: the most at any moment since the pipeline was made, or since a trace with ``memory=True`` began.
         by_category: ``allocated`` by category: "parameters" (with buffers), "gradients", "optimizer", and "other":
             activations kept for the backward, messages, temporaries.
         peak_by_category: the most of each category. The moments differ, so the sum may exceed ``peak``.
@@ -67,18 +67,12 @@ class Ledger:
         self._bytes: dict[str, int] = dict.fromkeys(_CATEGORIES, 0)
         self._peaks = dict(self._bytes)
         self._peak = 0
-        self._watching: list[dict[str, int]] = []
 
-    def watch(self, peaks: dict[str, int]) -> None:
-        """Keep the most bytes from now on in ``peaks``, under the device's name."""
+    def reset_peak(self) -> None:
+        """Begin to look for the peak anew, with the bytes in use now."""
         with self._lock:
-            peaks[self.device] = self._allocated()
-            self._watching.append(peaks)
-
-    def unwatch(self, peaks: dict[str, int]) -> None:
-        """Leave ``peaks`` as they are."""
-        with self._lock:
-            self._watching = [one for one in self._watching if one is not peaks]
+            self._peak = self._allocated()
+            self._peaks = dict(self._bytes)
 
     def enter(self, storage: torch.UntypedStorage, category: str, what: Callable[[], str]) -> None:
         """Assign a storage to this device. ``what`` describes it for the error.
@@ -97,8 +91,6 @@ class Ledger:
                     "Cluster.virtual(..., memory=...) sets the limit"
                 )
             self._peak = max(self._peak, allocated)
-            for peaks in self._watching:
-                peaks[self.device] = max(peaks[self.device], allocated)
             self._add(category, size)
         setattr(storage, _TAG, Tag(self, size, category))
 

@@ -7,15 +7,15 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-from ..capture import Verify
-from ..data.gather import Merger
-from ..input_error import InputTypeError
-from ..planning import Plan
-from .compiled import CompileOptions
-from .failure.stalled import check_timeout
-from .placing import Initialize
-from .sinks import check_forwards_first
-from .state.optimizers import OptimizerFactory, check_optimizer
+from .capture import Verify
+from .data.gather import Merger
+from .input_error import InputTypeError
+from .planning import Plan
+from .runtime.compiled import CompileOptions
+from .runtime.failure.stalled import check_timeout
+from .runtime.placing import Initialize
+from .runtime.sinks import check_forwards_first
+from .runtime.state.optimizers import OptimizerFactory, check_optimizer
 
 
 class RunOptions(TypedDict, total=False):

@@ -9,15 +9,13 @@ where they are: something else keeps them anyway.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...autograd.own_copy import tensors
 from ...autograd.sparse import dense_parts
 from ...autograd.weight_gradients import Saved, unpacked
 from ...workers.modes import Modes
@@ -37,35 +35,6 @@ def check_no_hooks(modes: Modes) -> None:
         )
 
 
-class StageOffload:
-    """The saved tensors of one stage during one step. Called by the stage's worker.
-
-    Args:
-        micro_batches: those that are offloaded.
-        queue: copies between the stage's device and the host.
-        device: of the stage.
-        modules: the layers, whose parameters and buffers stay on the device.
-    """
-
-    def __init__(
-        self,
-        micro_batches: frozenset[int],
-        queue: CopyQueue,
-        device: torch.device,
-        modules: Iterable[nn.Module],
-    ) -> None:
-        self.micro_batches = micro_batches
-        self._queue = queue
-        self._device = device
-        self._state = _storages(
-            tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
-        )
-
-    def saving(self, message: Any) -> SavedTensors:
-        """Return what takes the tensors that autograd saves for one of them; ``message`` is its input."""
-        return SavedTensors(self._queue, self._device, self._state, _storages(tensors(message)))
-
-
 class SavedTensors:
     """What autograd saves in one forward: on the device, on the host, or on its way.
 
@@ -74,23 +43,16 @@ class SavedTensors:
     Args:
         queue: copies between the device and the host.
         device: of the stage.
-        state: storages of its parameters and buffers.
-        staying: other storages that stay on the device.
-
-    Attributes:
-        is_on_host: from ``leave`` to ``return_``.
+        staying: storages that stay on the device: parameters, buffers and the stage's input.
     """
 
-    def __init__(
-        self, queue: CopyQueue, device: torch.device, state: frozenset[int], staying: frozenset[int]
-    ) -> None:
+    def __init__(self, queue: CopyQueue, device: torch.device, staying: frozenset[int]) -> None:
         self._queue = queue
         self._device = device
-        self._state, self._staying = state, staying
+        self._staying = staying
         self._saved: list[weakref.ref[Saved]] = []  # autograd holds those that it still needs
-        self._stayed: list[weakref.ref[Saved]] = []
         self._copy: Copy | None = None
-        self.is_on_host = False
+        self._is_on_host = False
 
     def packing(self) -> AbstractContextManager[object]:
         """Take what autograd saves within the block."""
@@ -98,21 +60,20 @@ class SavedTensors:
 
     def start_out(self, kept: Iterable[Tensor]) -> None:
         """Begin the copy to the host; what shares memory with ``kept`` stays on the device."""
-        staying = self._staying | _storages(kept)
-        moved: list[Saved] = []
-        stayed: list[Saved] = []
-        for saved in self._alive():
-            storages = _storages([saved.tensor])
-            if self._state.isdisjoint(storages):
-                moves = staying.isdisjoint(storages) and self._may_move(saved.tensor)
-                (moved if moves else stayed).append(saved)
-        self._saved, self._stayed = (list(map(weakref.ref, found)) for found in (moved, stayed))
+        staying = self._staying | storages_of(kept)
+        moved = [
+            saved
+            for saved in self._alive()
+            if staying.isdisjoint(storages_of([saved.tensor])) and self._may_move(saved.tensor)
+        ]
+        self._saved = list(map(weakref.ref, moved))
         if moved:
             self._copy = self._queue.start_out([saved.tensor for saved in moved])
 
-    def wait_out(self) -> None:
-        """Wait until the copy is on the host."""
-        self._wait()
+    def wait(self) -> None:
+        """Let what the worker computes from now on wait for the copy that is under way."""
+        if self._copy is not None:
+            self._queue.wait(self._copy)
 
     def leave(self) -> None:
         """Free the memory on the device. A tensor that was overwritten since stays: its use raises an error."""
@@ -124,18 +85,14 @@ class SavedTensors:
             if saved is not None and not saved.is_overwritten:
                 saved.hold(on_host)
                 left.append(reference)
-        self._saved, self._copy, self.is_on_host = left, None, True
+        self._saved, self._copy, self._is_on_host = left, None, True
 
     def start_back(self) -> None:
         """Begin the copy back to the device."""
         alive = self._alive()
-        if self.is_on_host and alive:
+        if self._is_on_host and alive:
             self._saved = list(map(weakref.ref, alive))
             self._copy = self._queue.start_back([saved.tensor for saved in alive])
-
-    def wait_back(self) -> None:
-        """Wait until the copy is back on the device."""
-        self._wait()
 
     def return_(self) -> None:
         """Give autograd the tensors on the device."""
@@ -144,19 +101,7 @@ class SavedTensors:
         for reference, tensor in zip(self._saved, self._copy.tensors, strict=True):
             if (saved := reference()) is not None:
                 saved.hold(tensor)
-        self._saved, self._copy, self.is_on_host = [], None, False
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that are on the device, without parameters, and those that are being copied to it."""
-        yield from (saved.tensor for reference in self._stayed if (saved := reference()) is not None)
-        if not self.is_on_host:
-            yield from (saved.tensor for saved in self._alive())
-        elif self._copy is not None:
-            yield from self._copy.tensors
-
-    def _wait(self) -> None:
-        if self._copy is not None:
-            self._queue.wait(self._copy)
+        self._saved, self._copy, self._is_on_host = [], None, False
 
     def _alive(self) -> list[Saved]:
         return [saved for reference in self._saved if (saved := reference()) is not None]
@@ -176,5 +121,6 @@ class SavedTensors:
         )
 
 
-def _storages(found: Iterable[Tensor]) -> frozenset[int]:
+def storages_of(found: Iterable[Tensor]) -> frozenset[int]:
+    """Return what identifies the memory of tensors."""
     return frozenset(part.untyped_storage()._cdata for tensor in found for part in dense_parts(tensor))

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from ...autograd.dispatch_mode import DispatchMode
-from ...autograd.own_copy import own_copy, tensors
+from ..autograd.dispatch_mode import DispatchMode
+from ..autograd.own_copy import own_copy, tensors
 from .memory import OTHER, Ledger, owner_of, storages, tag_of
 
 _aten = torch.ops.aten

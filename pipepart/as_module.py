@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..input_error import InputTypeError
-from .model_part import ModelPart
-from .state.optimizers import StageOptimizers
+from .distributed.model_part import ModelPart
+from .input_error import InputTypeError
+from .restoring import restoring
+from .runtime.state.optimizers import StageOptimizers
+
+R = TypeVar("R")
 
 
 class AsModule:
@@ -94,16 +96,19 @@ class AsModule:
         """Clear all gradients."""
         self._part.zero_grad(set_to_none)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Put the model in evaluation mode within the block; afterwards each module is in its own mode again."""
+    def _evaluating(self, run: Callable[[], R]) -> R:
+        """Call a function with the model in evaluation mode; afterwards each module is in its own mode again."""
         modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
-            yield
-        finally:
+
+        def evaluated() -> R:
+            self._model.eval()
+            return run()
+
+        def restore() -> None:
             for module, training in modes:
                 module.training = training
+
+        return restoring(evaluated, restore)
 
     def clip_grad_norm_(
         self,
