@@ -13,7 +13,7 @@ from .messages import connection_rounds, message_order
 from .searching.bounds import bound
 from .searching.search import search
 from .searching.split_critical import split_critical
-from .simulation.moments import memory_during, memory_moments
+from .simulation.moments import memory_during
 from .simulation.simulate import simulate
 from .transforms.passes import (
     fuse_backward,
@@ -47,7 +47,6 @@ __all__ = [
     "insert_reduce_grad",
     "live_versions",
     "memory_during",
-    "memory_moments",
     "message_order",
     "names",
     "older_versions",

@@ -22,20 +22,6 @@ COLUMNS = 11
 _RUNS = {Kind.F: RUNS_F, Kind.RECOMPUTE: RUNS_F, Kind.B: RUNS_B, Kind.I: RUNS_I, Kind.W: RUNS_W}
 
 
-def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
-    """Return, per device, the counts of :func:`memory_during` at the moments that can be the memory peak.
-
-    Returns:
-        One array per device, of shape (moments, stages of the device, 11), without moments that another dominates.
-
-    >>> from schedules import StageCosts, build, simulate
-    >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
-    >>> memory_moments(simulate(build("1f1b", devices=2, micro_batches=4), costs))[1].tolist()
-    [[[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]]]
-    """
-    return tuple(map(pareto_front, memory_during(timeline)))
-
-
 def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
     """Yield, per device, the tensors that its stages hold during each of its actions, as counts.
 
@@ -138,14 +124,3 @@ def _waiting(
     np.add.at(changes, (since, *place), 1)
     np.add.at(changes, (used, *place), -1)
     return np.cumsum(changes[:-1], axis=0)
-
-
-def pareto_front(levels: np.ndarray) -> np.ndarray:
-    """Return the distinct entries of ``levels`` that no other entry dominates."""
-    rest = np.unique(levels.reshape(len(levels), -1), axis=0)
-    kept = []
-    while len(rest):
-        top = rest[rest.sum(axis=1).argmax()]  # nothing that is larger everywhere has a smaller sum
-        kept.append(top)
-        rest = rest[(rest > top).any(axis=1)]
-    return np.array(kept, dtype=np.int64).reshape(len(kept), *levels.shape[1:])

@@ -1,11 +1,10 @@
 """The simulator gives the known times of simple schedules."""
 
 import random
-from itertools import permutations
 
 import pytest
 
-from schedules import Action, Schedule, ScheduleError, StageCosts, build, memory_moments, names, simulate
+from schedules import Action, Schedule, ScheduleError, StageCosts, build, memory_during, names, simulate
 
 
 def equal(stages, forward=1.0, inputs=1.0, weights=1.0, **more):
@@ -93,14 +92,12 @@ def test_the_largest_of_the_moments_is_the_peak_for_any_sizes(name):
     schedule = build(name, 4, 8)
     stash, waiting = ([draw.randint(0, 1000) for _ in range(schedule.stages)] for _ in range(2))
     timeline = simulate(schedule, equal(schedule.stages, stash_bytes=stash, weight_stash_bytes=waiting))
-    for device, moments in enumerate(memory_moments(timeline)):
+    for device, moments in enumerate(memory_during(timeline)):
         own = list(schedule.stages_of(device))
         held = moments[:, :, 0] @ [stash[stage] for stage in own] + moments[:, :, 2] @ [
             waiting[stage] for stage in own
         ]
         assert held.max() == timeline.peak_bytes[device]
-        for one, other in permutations(moments, 2):
-            assert (one > other).any()
 
 
 def test_the_input_backward_releases_what_the_weights_do_not_need():
