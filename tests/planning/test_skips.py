@@ -1,9 +1,7 @@
 """Values that several layers use: loads, messages and memory of every cut, against a model hop by hop."""
 
-import io
 import itertools
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,8 +21,6 @@ from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
 from pipepart.planning.plans.stage_plan import StagePlan, predict_stages
 from pipepart.profiling import Costs, LiveValue, SavedTensor
-from pipepart.reporting import plan_reports, show
-from pipepart.units import format_bytes
 from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
 from tests.planning.ways import partitioned
@@ -228,13 +224,6 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     assert deepest.bytes == skips[0]
     assert "down.0" in plan.stages[deepest.stages[0]].layers
     assert "up.2" in plan.stages[deepest.stages[-1]].layers
-    text = io.StringIO()
-    show(*plan_reports(plan), file=text)
-    ends = " → ".join(map(str, deepest.stages))
-    first = deepest.stages[0]  # which depends on measured times
-    border, size = rf"\n{first} \| {first + 1} ", format_bytes(deepest.bytes)
-    row = rf"{border}.*(\n  .*)*output of down.0 +{size} +([\w.@]+, )*up.2 +{ends}\n"
-    assert re.search(row, text.getvalue())
     assert any(stage.skips for stage in plan.stages)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
     with Pipeline(model, plan, F.mse_loss, trace=True) as pipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib import import_module
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -44,6 +44,7 @@ class Plan(Document):
     """A model cut into stages, and the schedule that runs them.
 
     Attributes:
+        kind: of the file.
         stages: in pipeline order.
         cluster: the devices that the stages run on.
         schedule: name of the schedule, or ``"search"``.
@@ -64,6 +65,7 @@ class Plan(Document):
         constraints: the keywords of :func:`pipepart.plan` that the plan was requested with.
     """
 
+    kind: Literal["plan"] = "plan"
     stages: tuple[StagePlan, ...] = Field(min_length=1)
     cluster: Cluster
     schedule: str
