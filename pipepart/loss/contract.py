@@ -25,8 +25,8 @@ from .analysis import Analysis, Batch, Given, Pattern
 from .buffers import buffers_elsewhere, call_with_buffers
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .rules import Lost, LostError, Rows
-from .tape import Tape
+from .rules import LostError, Rows
+from .tape import Lost, Tape
 from .terms import Count, MicroBatchLoss, Replay, Term, Terms, on_host, total_of, whole_of
 from .whole import call_whole
 

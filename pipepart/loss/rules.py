@@ -32,12 +32,6 @@ class Rows(NamedTuple):
     regular: bool
 
 
-class Lost(NamedTuple):
-    """A tensor that cannot be traced back to samples, with the reason."""
-
-    reason: str
-
-
 class Positions(NamedTuple):
     """Marks a tensor of sample indices 0, 1, ..., which loss functions use to pick values of each sample."""
 

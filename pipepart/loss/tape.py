@@ -39,8 +39,8 @@ class Ref:
         self.number = number
 
 
-class Unseen(NamedTuple):
-    """Stands for a tensor that was computed or changed where no tape saw it."""
+class Lost(NamedTuple):
+    """Stands for a tensor that cannot be traced back to samples, with the reason."""
 
     reason: str
 
@@ -87,20 +87,6 @@ class Call:
         answer: what it returned, if that holds no tensors.
         before: the value of a scalar that it wrote.
     """
-
-    __slots__ = (
-        "answer",
-        "args",
-        "before",
-        "function",
-        "in_place",
-        "kwargs",
-        "leaves",
-        "line",
-        "name",
-        "numbers",
-        "tokens",
-    )
 
     def __init__(self, function: Any) -> None:
         name = getattr(function, "__name__", repr(function))
@@ -165,13 +151,13 @@ class Tape(TorchFunctionMode):
             return version(tensor) != noted
         return isinstance(leaf, Tensor) and version(leaf) != self._constants[id(leaf)]
 
-    def number_of(self, tensor: Any) -> int | Unseen | None:
+    def number_of(self, tensor: Any) -> int | Lost | None:
         """Return the number of a tensor, or why it has none; None for a constant."""
         seen = self._seen.get(id(tensor))
         if seen is None:
-            return None if tensor.is_leaf else Unseen(_UNSEEN)
+            return None if tensor.is_leaf else Lost(_UNSEEN)
         number, noted, node = seen
-        return number if noted == version(tensor) and node is tensor.grad_fn else Unseen(_CHANGED)
+        return number if noted == version(tensor) and node is tensor.grad_fn else Lost(_CHANGED)
 
     def needed(self, number: int) -> list[Call]:
         """Return the calls that a tensor was computed by, in their order."""
@@ -273,7 +259,7 @@ def mapped(nest: Any, leaf: Callable[[Any], Any]) -> Any:
     """Apply a function to all leaves of nested tuples, lists, dicts and slices."""
     if isinstance(nest, list):
         return [mapped(one, leaf) for one in nest]
-    if isinstance(nest, tuple) and not isinstance(nest, Unseen):
+    if isinstance(nest, tuple) and not isinstance(nest, Lost):
         return tuple([mapped(one, leaf) for one in nest])
     if isinstance(nest, dict):
         return {name: mapped(one, leaf) for name, one in nest.items()}

@@ -264,7 +264,7 @@ def _first_difference(
     Both sides train once more, up to the first step that differs, and record their modules in it.
     """
     step = first_different_step(numbers, reference.numbers, row.tolerance)
-    theirs, plain_recorder, plain = recorded_step(case, step, reference.choices)
+    theirs, plain_recorder, plain = recorded_step(case, step)
     training = Training(case)
     recorder = LayerRecorder(training.chain.places)
     ours = _train(training, plan, reference, step + 1, recorder)[-1]
