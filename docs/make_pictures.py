@@ -41,8 +41,7 @@ def screenshot(page_text: str, path: Path) -> None:
         browser = started.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.goto(file.as_uri())
-        page.wait_for_function("document.querySelector('#timelines canvas, #timelines svg') !== null")
-        page.wait_for_timeout(500)
+        page.wait_for_selector("html[data-ready=true]")
         page.screenshot(path=path)
         browser.close()
 

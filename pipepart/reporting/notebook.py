@@ -12,8 +12,8 @@ from ..runtime.observe.trace import Trace
 from ..units import counted, format_seconds
 from .html_table import html_table, text
 from .layers import layer_table
-from .plan_tables import loaded_stages, stage_numbers, stage_table
-from .quantity import NONE, TimeUnit, longer, percent, size
+from .plan_tables import memory_table, stage_table
+from .quantity import TimeUnit, longer
 from .steps import idle_table
 from .table import Column, FittingTable, bars
 
@@ -40,7 +40,7 @@ def _profile(profile: Profile) -> str:
 
 
 def _plan(plan: Plan) -> str:
-    """Return one row a device: its stages, layers, time and memory; and the predicted timeline."""
+    """Return the stages with their layers and times, the memory of each device, and the predicted timeline."""
     head = str(plan).partition("\n")[0]
     actions = 2 * len(plan.stages) * plan.micro_batches
     if plan.prediction is None:
@@ -52,7 +52,11 @@ def _plan(plan: Plan) -> str:
     else:
         names = [device.name for device in plan.workers]
         picture = panels_html([plan.simulate().panel(labels=names)])
-    return _cell(head, html_table(_device_table(plan), most_rows=_MOST_ROWS), picture)
+    tables = [
+        html_table(table, most_rows=_MOST_ROWS, most_rank=1)
+        for table in (stage_table(plan), memory_table(plan))
+    ]
+    return _cell(head, *tables, picture)
 
 
 def _cut(cut: Cut) -> str:
@@ -91,47 +95,6 @@ def _trace(trace: Trace) -> str:
         head += f", {how}{'' if how == 'as predicted' else ' than predicted'}"
         panels.append(predicted.panel("predicted", names))
     return _cell(head, panels_html(panels), html_table(idle_table(median, names), most_rows=_MOST_ROWS))
-
-
-def _device_table(plan: Plan) -> FittingTable:
-    """Make a table with a row for the stages of a replica on a device."""
-    stages, loaded = plan.all_stages, loaded_stages(plan)
-    spans = next(column for column in stage_table(plan).columns if column.called == "layers").cells
-    own = [[stages[number] for number in numbers] for numbers in loaded.values()]
-    loads = [sum(stage.load_seconds for stage in each) for each in own]
-    unit = TimeUnit.for_all(loads)
-    needs = plan.device_bytes()
-    limits = [plan.cluster.device(device).memory_bytes for _, device in loaded]
-    memory = [needs[device] for _, device in loaded]
-    used = [need / limit if limit else None for need, limit in zip(memory, limits, strict=True)]
-    longest = max(loads) or 1.0
-    return FittingTable(
-        "Devices: time of one micro-batch, peak memory",
-        [
-            Column("device", [device for _, device in loaded], text=True),
-            *([Column("replica", [str(replica) for replica, _ in loaded])] if plan.replicas > 1 else []),
-            Column("stages", [stage_numbers(numbers, len(plan.stages)) for numbers in loaded.values()]),
-            Column(
-                "layers", [_few([spans[number] for number in each]) for each in loaded.values()], text=True
-            ),
-            Column(f"time\n{unit.name}", list(map(unit.text, loads))),
-            bars([load / longest for load in loads], rank=0),
-            Column("memory", list(map(size, memory))),
-            *(
-                [
-                    Column("limit", [size(limit) if limit else "none" for limit in limits]),
-                    Column("used", [NONE if part is None else percent(part) for part in used]),
-                    bars(used, rank=0),
-                ]
-                if any(limits)
-                else []
-            ),
-        ],
-    )
-
-
-def _few(spans: list[str]) -> str:
-    return "; ".join(spans if len(spans) <= 4 else [*spans[:3], f"{len(spans) - 3} more stages"])
 
 
 def _ends(names: list[str]) -> str:

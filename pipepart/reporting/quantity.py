@@ -10,6 +10,18 @@ from ..units import format_bytes
 NONE = "–"
 
 
+class Quantity(str):
+    """A formatted number with its value in seconds, bytes or parts of 1, by which tables sort."""
+
+    value: float
+
+    def __new__(cls, text: str, value: float) -> Quantity:
+        """Attach the value to its text."""
+        quantity = super().__new__(cls, text)
+        quantity.value = value
+        return quantity
+
+
 @dataclass(frozen=True)
 class TimeUnit:
     """A unit of time and the number of decimals to show."""
@@ -29,22 +41,24 @@ class TimeUnit:
 
     def text(self, seconds: float) -> str:
         """Format the number without its unit, which is in the header of the column."""
-        if seconds == 0:
-            return NONE
         least = 10**-self.digits
-        if seconds / self.seconds < least / 2:
-            return f"<{least:.{self.digits}f}"
-        return f"{seconds / self.seconds:,.{self.digits}f}"
+        if seconds == 0:
+            text = NONE
+        elif seconds / self.seconds < least / 2:
+            text = f"<{least:.{self.digits}f}"
+        else:
+            text = f"{seconds / self.seconds:,.{self.digits}f}"
+        return Quantity(text, seconds)
 
 
 def size(count: int | None) -> str:
     """Format bytes; zero and None are a dash."""
-    return format_bytes(count) if count else NONE
+    return Quantity(format_bytes(count) if count else NONE, count or 0)
 
 
 def percent(part: float) -> str:
     """Format a fraction as percent."""
-    return "<1%" if 0 < part < 0.005 else f"{part:.0%}"
+    return Quantity("<1%" if 0 < part < 0.005 else f"{part:.0%}", part)
 
 
 def longer(ratio: float, equal: str, digits: int = 0) -> str:

@@ -19,9 +19,8 @@ from ..planning.compression import without_compression
 from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
-from .arguments import require, require_known
 from .copies import own_dtype
-from .even_plans import even_plans
+from .even_plans import even_plans, require, require_known
 from .first_difference import LayerRecorder, find_first_difference, forward_orders
 from .numbers import Numbers, errors, first_different_step, tensor_errors
 from .plain import Reference, make_reference, recorded_step

@@ -39,17 +39,6 @@ class OpenedPage:
         """Return the text of each element that is shown."""
         return [each.inner_text() for each in self.page.locator(selector).all() if each.is_visible()]
 
-    def drawn(self, selector: str) -> list[int]:
-        """Return how many colours each canvas shows."""
-        return self.page.locator(selector).evaluate_all(
-            """canvases => canvases.map(canvas => new Set(new Uint32Array(canvas.getContext("2d")
-               .getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size)"""
-        )
-
-    def pictures(self, selector: str) -> list[str]:
-        """Return the pixels of each canvas, to compare them."""
-        return self.page.locator(selector).evaluate_all("canvases => canvases.map(each => each.toDataURL())")
-
     def _dialog(self, dialog: Any) -> None:
         self.faults.append(f"dialog: {dialog.message}")
         dialog.dismiss()

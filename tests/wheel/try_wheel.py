@@ -23,7 +23,7 @@ def main(dist: str, constraints: str) -> int:
         install = ["-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
         run(python, *install, "-c", str(Path(constraints).resolve()), str(wheel), cwd=directory)
         # The report has files that are not Python.
-        run(python, "-c", blocks[0] + 'assert "<canvas" in pipe.plan.to_html()\n', cwd=directory)
+        run(python, "-c", blocks[0] + 'assert "<svg" in pipe.plan.to_html()\n', cwd=directory)
         run(
             python,
             "-m",

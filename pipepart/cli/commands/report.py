@@ -69,7 +69,7 @@ def report_command(
             plan = read(Plan, path)
             measured = Trace(plan, [read_step(traces[at], plan, path)]) if traces else None
             runs.append(Run(plan, measured, names[at]))
-        page = report_html(*runs, progress=lambda part: done(_READING + (1 - _READING) * part))
+        page = report_html(*runs)
     write_text(output, page)
     if as_json:
         findings = tuple(run.findings for run in runs)

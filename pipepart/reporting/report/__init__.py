@@ -2,6 +2,5 @@
 
 from .page import report_html, to_html
 from .run import Run
-from .section import Section
 
-__all__ = ["Run", "Section", "report_html", "to_html"]
+__all__ = ["Run", "report_html", "to_html"]

@@ -1,107 +1,79 @@
-"""The report section with the memory of each device over the predicted and measured steps, by category."""
+"""The section of the report with the peak memory of each device, what it consists of, and the device's limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-import numpy as np
-
-from ...planning.plans.memory_over_time import DeviceMemory, memory_over_time
-from ..quantity import percent, size
+from ...planning import Plan
+from ...units import format_bytes
+from ..plan_tables import memory_table, owned_stages
+from ..quantity import size
 from ..table import Column, FittingTable
-from .data_table import TABLE_ASSETS, data_table
-from .run import Run, timelines_of
-from .section import Section, render
-from .timeline_columns import ticks
-from .timelines import CHART_ASSETS, span_of
+from .bars import Bars, Part, bars
+from .run import Run
 
-# From the bottom up, with the variable of page.css that has the colour: shades of one for what is there all the time.
-_CATEGORIES = {
-    "parameters": "static-0",
-    "gradients": "static-1",
-    "optimizer": "static-2",
-    "buffers": "static-3",
-    "stashes": "series-1",
-    "inputs": "series-3",
-    "weight gradients": "series-4",
-    "messages": "series-6",
-    "workspace": "series-2",
-}
+_FAR = 3  # times the largest peak; a limit that is farther away is not drawn
 
 
-def memory_section(runs: Sequence[Run]) -> Section | None:
-    """Return the section with memory over time, from the plan's sizes; None if no plan has sizes of its stages."""
-    shown = [
-        (run, name, timeline, memory_over_time(run.plan, timeline))
-        for run, name, timeline in timelines_of(runs)
-        if run.plan.profile is not None
+class Memory(NamedTuple):
+    """The memory of a plan's devices: bars on a scale of so many bytes, and the table behind them."""
+
+    name: str
+    scale: str
+    bars: Bars
+    table: FittingTable
+
+
+def memory_section(runs: Sequence[Run]) -> list[Memory] | None:
+    """Return the memory of each plan's devices; None if no plan has a prediction."""
+    shown = [_memory(run) for run in runs if run.plan.prediction is not None and run.plan.profile is not None]
+    return shown or None
+
+
+def _memory(run: Run) -> Memory:
+    plan = run.plan
+    parts = _parts(plan)
+    names = list(owned_stages(plan))
+    limits = [plan.cluster.device(name).memory_bytes for name in names]
+    measured = [run.trace.memory_bytes.get(name) if run.trace else None for name in names]
+    peaks = [sum(values) for values in zip(*(part.values for part in parts), strict=True)]
+    largest = max([*peaks, *(peak or 0 for peak in measured)])
+    scale = 1.04 * max([largest, *(limit for limit in limits if limit and limit < _FAR * largest)])
+    marks = [("limit", "limit", limits), ("measured peak", "measured", measured)]
+    table = memory_table(plan)
+    if any(measured):
+        table = replace(table, columns=[*table.columns, Column("measured\npeak", list(map(size, measured)))])
+    return Memory(run.name, format_bytes(scale), bars(names, parts, scale, format_bytes, marks), table)
+
+
+def _parts(plan: Plan) -> list[Part]:
+    """Return what each device in use has in its memory at its peak, as the plan predicts it."""
+    needs, every = plan.device_bytes(), plan.all_stages
+    owned = [(needs[device], [every[at] for at in numbers]) for device, numbers in owned_stages(plan).items()]
+
+    def part(word: str, look: str, name: str) -> Part:
+        return Part(word, look, [sum(getattr(stage, name) for stage in stages) for _, stages in owned])
+
+    parameters = part("parameters", "static-0", "parameter_bytes")
+    optimizer = part("optimizer", "static-2", "optimizer_bytes")
+    buffers = part("buffers", "static-3", "buffer_bytes")
+    static = part("", "", "static_bytes").values
+    others = zip(static, parameters.values, optimizer.values, buffers.values, strict=True)
+    gradients = [total - own - state - other for total, own, state, other in others]
+    above = [need - fixed for (need, _), fixed in zip(owned, static, strict=True)]
+    # Stages of further replicas have the workspace of the first one, which sums gradients.
+    workspace = [
+        min(max(stage.transient_bytes for stage in stages), rest)
+        for (_, stages), rest in zip(owned, above, strict=True)
     ]
-    if not shown:
-        return None
-    span = span_of(runs)
-    columns: dict[str, np.ndarray] = {}
-    data = []
-    for number, (run, _, timeline, devices) in enumerate(shown):
-        columns[f"{number}.at"] = ticks(np.concatenate([each.at for each in devices]), timeline, span)
-        used = [name for name in _CATEGORIES if any(each.bytes[name].any() for each in devices)]
-        for name in used:
-            joined = np.concatenate([each.bytes[name] for each in devices])
-            columns[f"{number}.{name}"] = joined.astype(np.float32)
-        data.append(
-            {
-                "devices": run.row_names,
-                "limits": [device.memory_bytes for device in run.plan.workers],
-                "peaks": _measured_peaks(run) if timeline is run.measured else None,
-                "offsets": np.cumsum([0, *(each.at.size for each in devices)]).tolist(),
-                "categories": [{"name": name, "colour": _CATEGORIES[name]} for name in used],
-                "makespan": timeline.makespan,
-            }
-        )
-    legend = {each["name"]: each["colour"] for one in data for each in one["categories"]}
-    return Section(
-        key="memory",
-        title="Memory",
-        html=render(
-            "memory.html",
-            shown=[
-                (name, data_table(_table(run, name, devices, timeline is run.measured)))
-                for run, name, timeline, devices in shown
-            ],
-            legend=legend.items(),
-            limited=any(limit is not None for each in data for limit in each["limits"]),
-            measured=any(run.measured is not None for run in runs),
-            peaks=any(each["peaks"] for each in data),
-        ),
-        data={"span": span, "runs": data},
-        columns=columns,
-        assets=(*CHART_ASSETS, "memory_picture.js", "memory.js", *TABLE_ASSETS),
-    )
-
-
-def _measured_peaks(run: Run) -> list[int | None] | None:
-    """Return the most bytes that each device had, as the trace has counted them; None if it has not."""
-    if run.trace is None or not run.trace.memory_bytes:
-        return None
-    return [run.trace.memory_bytes.get(device) for device in run.devices]
-
-
-def _table(run: Run, name: str, devices: Sequence[DeviceMemory], measured: bool) -> FittingTable:
-    """Make a table of the peak of each device and what it consists of."""
-    peaks = [int(each.total.argmax()) for each in devices]
-    totals = [float(each.total.max()) for each in devices]
-    limits = [device.memory_bytes for device in run.plan.workers]
-    columns = [
-        Column("device", list(run.row_names), text=True),
-        Column("limit", [size(limit) if limit else "none" for limit in limits]),
-        Column("peak,\nplanned", list(map(size, map(round, totals)))),
+    kept = [rest - most for rest, most in zip(above, workspace, strict=True)]
+    return [
+        parameters,
+        Part("gradients", "static-1", gradients),
+        optimizer,
+        buffers,
+        Part("kept for backwards", "kept", kept),
+        Part("workspace and messages", "workspace", workspace),
     ]
-    if any(limits):
-        shares = [total / limit if limit else None for total, limit in zip(totals, limits, strict=True)]
-        columns.append(Column("of the\nlimit", ["" if share is None else percent(share) for share in shares]))
-    if measured and (found := _measured_peaks(run)):
-        columns.append(Column("peak,\nmeasured", list(map(size, found))))
-    for category in _CATEGORIES:
-        values = [round(float(each.bytes[category][at])) for each, at in zip(devices, peaks, strict=True)]
-        if any(values):
-            columns.append(Column(category, list(map(size, values))))
-    return FittingTable(f"Peak of each device and what it consists of, {name}", columns)
