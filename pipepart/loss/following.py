@@ -77,6 +77,7 @@ class Following:
         self._regular = batch.by_samples and _is_regular(batch, targets)
         self._patterns: dict[Hashable, Pattern | str] = {}
         self._counts: dict[Hashable, Replay | None] = {}
+        self._constants: dict[int, Any] = {}  # of all tapes, which keys name by their identity
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.
@@ -96,6 +97,7 @@ class Following:
         given = self._give(tape, micro_batch, output, target)
         with tape:
             value = call_with_buffers(function, values, moved)
+        self._constants.update(tape.constants)
 
         def analysis() -> Analysis:
             whole = None if function is loss_of else partial(call_whole, tape, given, function, values, moved)

@@ -66,11 +66,28 @@ class Shape(tuple[int, ...]):
             self.read.update(range(len(self)))
         return super().__eq__(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = tuple.__hash__
 
     def numel(self) -> int:
         """Return the number of elements."""
         return prod(self)
+
+
+def _note_all(name: str) -> Callable[..., Any]:
+    """Return a method of tuples that reads all extents."""
+
+    def method(self: Shape, *args: Any) -> Any:
+        self.read.update(range(len(self)))
+        return getattr(super(Shape, self), name)(*args)
+
+    return method
+
+
+for _name in names("__add__ __mul__ __rmul__ __lt__ __le__ __gt__ __ge__ __contains__ index count"):
+    setattr(Shape, _name, _note_all(_name))
 
 
 class Call:
@@ -122,17 +139,19 @@ class Tape(TorchFunctionMode):
     Attributes:
         calls: in their order.
         leaves: constants that get a gradient, by their identity.
+        constants: all that tokens name by their identity, which holds as long as these live.
     """
 
     def __init__(self, originals: Mapping[int, Tensor]) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.leaves: dict[int, Tensor] = {}
+        self.constants: dict[int, Any] = {}
         self.originals = originals
         self._given = 0
         self._values: list[tuple[Tensor, int]] = []  # with their versions
         self._seen: dict[int, tuple[int, int, Any]] = {}  # number, version and node by identity
-        self._constants: dict[int, int] = {}  # their versions, by identity
+        self._versions: dict[int, int] = {}  # of constants, by identity
         self._held: list[Tensor] = []  # so that no other tensor gets the identity of one that was seen
 
     def give(self, tensor: Tensor) -> int:
@@ -149,7 +168,7 @@ class Tape(TorchFunctionMode):
         if isinstance(leaf, Ref):
             tensor, noted = self._values[leaf.number]
             return version(tensor) != noted
-        return isinstance(leaf, Tensor) and version(leaf) != self._constants[id(leaf)]
+        return isinstance(leaf, Tensor) and version(leaf) != self._versions[id(leaf)]
 
     def number_of(self, tensor: Any) -> int | Lost | None:
         """Return the number of a tensor, or why it has none; None for a constant."""
@@ -213,6 +232,8 @@ class Tape(TorchFunctionMode):
         """Return what stands for an argument, and its token."""
         if not isinstance(leaf, Tensor):
             plain = isinstance(leaf, int | float | str | torch.dtype | torch.device | type(None))
+            if not plain:
+                self.constants[id(leaf)] = leaf
             return leaf, (type(leaf), leaf if plain else id(leaf))
         number = self.number_of(leaf)
         if isinstance(number, int):
@@ -222,8 +243,9 @@ class Tape(TorchFunctionMode):
         if leaf.requires_grad:
             self.leaves[id(leaf)] = leaf
         original = self.originals.get(id(leaf), leaf)
-        self._held += (leaf, original)
-        self._constants.setdefault(id(leaf), version(leaf))
+        self._held.append(leaf)
+        self.constants[id(original)] = original
+        self._versions.setdefault(id(leaf), version(leaf))
         return leaf, (id(original), version(original))
 
     def _returned(self, call: Call, args: tuple[Any, ...], result: Any) -> Any:
