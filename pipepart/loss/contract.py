@@ -197,7 +197,9 @@ class MiniBatchLoss:
         if is_pair(value):
             return self._of_pair(value[0], value[1], followed)
         own = function is None or function is loss_of
-        loss = check_returned(value) if own else check_scalar(value, title(function))
+        if not isinstance(value, Tensor) or value.dim():
+            check_returned(value) if own else check_scalar(value, title(function))
+        loss: Tensor = value
         if len(self._batch.sizes) == 1:
             return MicroBatchLoss(loss, Terms((Term(loss),)))
         found: Any = "it is compiled, so that it cannot be followed"

@@ -77,6 +77,12 @@ class Following:
         self._regular = batch.by_samples and _is_regular(batch, targets)
         self._patterns: dict[Hashable, Pattern | str] = {}
         self._counts: dict[Hashable, Replay | None] = {}
+        first, *others = targets
+        self._common = {  # targets that all micro-batches have in common, by place
+            place: leaf
+            for place, leaf in enumerate(first)
+            if all(len(other) == len(first) and other[place] is leaf for other in others)
+        }
         self._constants: dict[int, Any] = {}  # of all tapes, which keys name by their identity
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
@@ -93,7 +99,9 @@ class Following:
         moved = buffers_elsewhere(function, output)
         if len(sizes) == 1 or not self._batch.by_samples or _is_compiled(function):
             return call_with_buffers(function, values, moved), None
-        tape = Tape({id(copy): own for own, copy in moved.values()} | self._targets_in_common(target))
+        leaves = pytree.tree_leaves(target)
+        originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
+        tape = Tape(originals | {id(copy): own for own, copy in moved.values()})
         given = self._give(tape, micro_batch, output, target)
         with tape:
             value = call_with_buffers(function, values, moved)
@@ -110,7 +118,7 @@ class Following:
         border = output.recording.border if isinstance(output, Unfinished) else ""
         given = {tape.give(leaf): Given(self._state(leaf, micro_batch, border)) for leaf in tensors(output)}
         for place, leaf in enumerate(pytree.tree_leaves(target)):
-            if isinstance(leaf, Tensor) and leaf.dim() and not self._is_common(place):
+            if isinstance(leaf, Tensor) and leaf.dim() and place not in self._common:
                 given[tape.give(leaf)] = Given(self._state(leaf, micro_batch), place)
         return given
 
@@ -128,16 +136,6 @@ class Following:
             return Rows(1, self._regular)
         shape = list(leaf.shape)
         return Lost(f"it is given shape {shape}, whose first dimension is not that of {samples} samples")
-
-    def _is_common(self, place: int) -> bool:
-        """Return True if all micro-batches have the same tensor at this place of their targets."""
-        first = self._targets[0]
-        return all(len(leaves) == len(first) and leaves[place] is first[place] for leaves in self._targets)
-
-    def _targets_in_common(self, target: Any) -> dict[int, Tensor]:
-        """Map copies of the targets that all micro-batches have in common to the originals."""
-        leaves = enumerate(pytree.tree_leaves(target))
-        return {id(leaf): self._targets[0][place] for place, leaf in leaves if self._is_common(place)}
 
 
 def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
