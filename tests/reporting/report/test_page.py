@@ -81,6 +81,8 @@ def test_two_runs_of_one_plan_have_one_prediction(two_stages: Plan):
     assert captions(html) == ["predicted", "before: measured", "after: measured"]
     assert titles(html)[1] == "Differences"
     assert "The plans are equal" in html
+    assert html.count("Plans considered") == html.count("Stages: time for one micro-batch") == 1
+    assert html.count("Actions: median") == 2
 
 
 def test_two_plans_stand_on_one_axis(two_stages: Plan, again: Plan):
