@@ -103,7 +103,7 @@ def test_plans_of_two_models_are_said_not_to_compare(two_stages: Plan):
     assert "is predicted" not in html[html.index('id="differences"') : html.index('id="timelines"')]
 
 
-def test_a_plan_written_by_hand_has_its_stages_only():
+def test_a_plan_written_by_hand_has_its_stages_and_its_measured_step_only():
     cluster = Cluster.virtual(2)
     stages = tuple(
         StagePlan(layers=(str(at),), device=device.name) for at, device in enumerate(cluster.devices)
@@ -112,6 +112,9 @@ def test_a_plan_written_by_hand_has_its_stages_only():
     html = made.to_html()
     assert titles(html) == ["Summary", "Stages"]
     assert "written by hand" in html
+    costs = schedules.StageCosts([1, 1], [1, 1], [1, 1])
+    measured = Trace(made, [schedules.simulate(made.build_schedule(), costs)])
+    assert titles(measured.to_html()) == ["Summary", "Timelines", "Stages"]
 
 
 @pytest.mark.parametrize("count", [0, 3])
