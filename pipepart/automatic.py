@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,7 @@ from .input_error import InputTypeError
 from .loss import declared_reduction
 from .measure import profile
 from .planning import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
-from .planning.compression import Compress, compressed_tiers
 from .planning.request import refuse_asynchronous
-from .planning.stage_modes import check_host_links
 
 
 def plan_for(
@@ -29,25 +27,19 @@ def plan_for(
     target: Any,
     loss_fn: Callable[..., Any] | None,
     devices: int | Sequence[torch.device | str] | Cluster,
-    schedule: str,
-    micro_batches: int | Literal["auto"],
-    recompute: Literal["auto", "never", "except-last", "always"],
-    offload: Literal["auto", "never", "stash"],
-    replicas: int | Literal["auto"],
-    seconds: float | None,
     optimizer_state: str,
     split: Splitter | None,
+    layers: Sequence[str] | None,
     with_optimizers: bool,
-    layers: Sequence[str] | None = None,
-    reduction: Literal["mean", "sum", "batch"] | None = None,
-    compress: Compress = None,
-    all_devices: bool = False,
+    all_devices: bool,
+    **keywords: Any,
 ) -> Plan:
     """Profile a model and return a plan for it. The arguments are those of :meth:`pipepart.Pipeline.auto`.
 
     Args:
         with_optimizers: whether each stage will have an optimizer. Asynchronous schedules need one.
         all_devices: whether each device must have a stage, even if this does not shorten the step.
+        keywords: of :func:`pipepart.plan`.
 
     Raises:
         TypeError, ValueError: as for :func:`pipepart.profile` and :func:`pipepart.plan`. Most arguments are checked
@@ -59,21 +51,10 @@ def plan_for(
         )
     cluster = as_cluster(devices)
     declared_reduction(loss_fn)
-    options = PlanOptions(
-        schedule=schedule,
-        micro_batches=micro_batches,
-        recompute=recompute,
-        offload=offload,
-        replicas=replicas,
-        reduction=reduction,
-        compress=compress,
-        seconds=seconds,
-    )
-    check_options(options, len(cluster))
-    check_host_links(cluster, offload)
-    compressed_tiers(compress, cluster)
+    options = PlanOptions(**keywords)
+    check_options(options, cluster)
     if not with_optimizers:
-        refuse_asynchronous(schedule)
+        refuse_asynchronous(options.schedule)
     chain = chain_of(model, layers=layers)
     arguments = Arguments.of(sample)
     check_arguments(*chain.entrance, arguments, target)
@@ -86,27 +67,14 @@ def plan_for(
         loss_fn=loss_fn,
         target=target,
         layers=layers,
-        micro_batches=worth_trying if micro_batches == "auto" else micro_batches,
+        micro_batches=worth_trying if options.micro_batches == "auto" else options.micro_batches,
         split=split,
         optimizer=optimizer_state,
         devices=len(cluster),
         threads=cluster.devices[0].threads,
         device=cluster.devices[0].torch_device if holds_meta(chain.model) else None,
     )
-    make_plan = partial(
-        plan,
-        layer_profile,
-        cluster,
-        schedule=schedule,
-        micro_batches=micro_batches,
-        recompute=recompute,
-        offload=offload,
-        replicas=replicas,
-        allow_split_ties=True,
-        reduction=reduction,
-        compress=compress,
-        seconds=seconds,
-    )
+    make_plan = partial(plan, layer_profile, cluster, **{**keywords, "allow_split_ties": True})
     result = make_plan()
     if all_devices and result.unused_devices:
         result = make_plan(stages=len(cluster))

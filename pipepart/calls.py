@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
+import schedules
+
+from .as_module import AsModule
 from .autograd import graph_cut
+from .autograd.own_copy import tensors
 from .capture import Chain
 from .data.gather import Merger
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
 from .distributed import SingleProcess
+from .emulation import DeviceEmulation, MemoryUse, memory_of
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.agreed import Agreed, Call
-from .runtime.as_module import AsModule
 from .runtime.differentiable import differentiable
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
-from .runtime.observe.observed import Observed
+from .runtime.observe.recorder import Recorder
+from .runtime.observe.trace import Trace, Traces
 from .runtime.order import Orders
 from .runtime.sinks import BatchLossSink, MicroBatchLossSink, OutputSink, loss_of_outputs, make_loss_sink
 from .runtime.stage import Stage
 from .runtime.step_gradients import StepGradients
+from .workers.streams import hold_for_caller
 
 
-class Calls(AsModule, Observed):
+class Calls(AsModule):
     """Training, evaluation and forwards of a pipeline. A subclass sets the attributes.
 
     All calls go the same way: the processes agree on the micro-batches, if there are several; the engine runs a step
@@ -42,6 +51,8 @@ class Calls(AsModule, Observed):
     _batching: Batching
     _orders: Orders
     _engine: Engine
+    _traces: Traces
+    _emulation: DeviceEmulation | None
 
     @frees_memory
     def step(
@@ -88,46 +99,56 @@ class Calls(AsModule, Observed):
                 "alone call pipe.evaluate(...), or leave that block to train"
             )
         options = f"(scaler={scaler is not None}, {loss_weight=}, {return_outputs=})"
-        batch, form, seed, _ = self._agreed("step", args, kwargs, target, options)
+        agreed = self._agreed("step", args, kwargs, target, options)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
             # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
             last = self._device_here(len(self._plan.stages) - 1) or self._engine.devices[-1]
             scaler.scale(torch.ones((), device=last))
-        with self._engine.claimed():
-            order = self._orders.step(len(batch.inputs))
-            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
-            optimizers = self._optimizers.by_stage
-            # Without those that the optimizers of the stages update.
-            gradients = StepGradients(lambda: () if optimizers else self.parameters())
-            sink = make_loss_sink(
-                self._loss,
-                batch,
-                order.schedule,
-                scaler,
-                self._side.before_backward(gradients, bool(optimizers), len(batch.inputs)),
-                self._merge,
-                return_outputs,
-                loss_weight=loss_weight,
-                shared_out=self._side.shares_out,
-            )
-            messages = [graph_cut.part(one) for one in batch.inputs]
-            self._optimizers.zero_grad()
-            recorder = self._traces.recorder(order.schedule, self._stages, (messages, batch.targets))
-            step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
-            try:
-                self._engine.execute(step, scaled=scaler is not None)
-                self._side.end(step, scaled=scaler is not None)
-                factor = sink.correction()
-                gradients.finish(factor)
-            except LossError:
-                gradients.take_back()
-                raise
-            graph_cut.backward_of_caller(batch.inputs, self._side.input_gradients(step, batch, factor))
+        run = partial(self._trained, agreed, scaler, loss_weight, return_outputs)
+        sink, recorder = self._engine.exclusively(run)
         self._traces.add_step(recorder)
         if not sink.trains and any(parameter.requires_grad for parameter in self._model.parameters()):
             raise LossError("nothing was trained: the output of the model has no gradient, is it detached?")
-        return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
+        return (sink.total, self._output(sink, agreed.batch)) if return_outputs else sink.total
+
+    def _trained(
+        self, agreed: Agreed, scaler: torch.amp.GradScaler | None, loss_weight: float, keep_outputs: bool
+    ) -> tuple[MicroBatchLossSink | BatchLossSink, Recorder | None]:
+        """Run forwards and backwards of a mini-batch, and those of the graph that made it."""
+        batch, form, seed, _ = agreed
+        order = self._orders.step(len(batch.inputs))
+        batch = self._engine.pinned.with_targets(
+            order.schedule, batch, self._loss.reduction is Reduction.BATCH
+        )
+        optimizers = self._optimizers.by_stage
+        # Without those that the optimizers of the stages update.
+        gradients = StepGradients(lambda: () if optimizers else self.parameters())
+        sink = make_loss_sink(
+            self._loss,
+            batch,
+            order.schedule,
+            scaler,
+            self._side.before_backward(gradients, bool(optimizers), len(batch.inputs)),
+            self._merge,
+            keep_outputs,
+            loss_weight=loss_weight,
+            shared_out=self._side.shares_out,
+        )
+        messages = [graph_cut.part(one) for one in batch.inputs]
+        self._optimizers.zero_grad()
+        recorder = self._traces.recorder(order.schedule, self._stages)
+        step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
+        try:
+            self._engine.execute(step, scaled=scaler is not None)
+            self._side.end(step, scaled=scaler is not None)
+            factor = sink.correction()
+            gradients.finish(factor)
+        except LossError:
+            gradients.take_back()
+            raise
+        graph_cut.backward_of_caller(batch.inputs, self._side.input_gradients(step, batch, factor))
+        return sink, recorder
 
     @frees_memory
     def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
@@ -142,10 +163,13 @@ class Calls(AsModule, Observed):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
         """
-        with torch.inference_mode(False), torch.no_grad(), self._engine.claimed(), self.evaluating():
+
+        def run() -> Any:
             batch, form, seed, _ = self._agreed("evaluate", args, kwargs, target, f"({return_outputs=})")
             order = self._orders.forwards(len(batch.inputs))
-            batch = self._engine.with_targets(order, batch, self._loss.reduction is Reduction.BATCH)
+            batch = self._engine.pinned.with_targets(
+                order.schedule, batch, self._loss.reduction is Reduction.BATCH
+            )
             sink = make_loss_sink(
                 self._loss,
                 batch,
@@ -157,6 +181,9 @@ class Calls(AsModule, Observed):
             step = self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink, form, seed)
             self._side.end(step)
             return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
+
+        with torch.inference_mode(False), torch.no_grad():
+            return self._engine.exclusively(lambda: self._evaluating(run))
 
     @frees_memory
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,6 +219,37 @@ class Calls(AsModule, Observed):
             )
         )
 
+    @property
+    def last_trace(self) -> schedules.Timeline | None:
+        """Start and end of each action of the last step that was traced, in seconds; None before the first."""
+        return self._traces.last
+
+    @contextmanager
+    def trace(self, *, memory: bool = False) -> Iterator[Trace]:
+        """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
+
+        With ``memory``, ``trace.memory_bytes`` has the most bytes that each device had, if the pipeline is strict.
+        """
+        emulation = self._emulation if memory else None
+        if emulation:
+            emulation.reset_peaks()
+        with self._traces.opened() as trace:
+            try:
+                yield trace
+            finally:
+                used = emulation.memory() if emulation else {}
+                trace.memory_bytes = {name: use.peak for name, use in used.items()}
+
+    def memory(self) -> dict[str, MemoryUse]:
+        """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.
+
+        Under torchrun on the devices of this rank.
+
+        Raises:
+            RuntimeError: the pipeline was made without ``strict``, or its devices are real.
+        """
+        return memory_of(self._emulation)
+
     def _device_here(self, stage: int) -> torch.device | None:
         """Return the device of a stage; None if that belongs to another rank, which alone may use it."""
         is_here = self._side.stages is None or stage in self._side.stages
@@ -211,7 +269,7 @@ class Calls(AsModule, Observed):
         return self._side.begin(Call(call, args, kwargs, target, parts, options))
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
-        self._engine.hold_for_caller(sink.outputs)
+        hold_for_caller(tensors(sink.outputs))
         self._side.collect(sink.outputs, batch)
         with torch.no_grad():
             return self._side.from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))

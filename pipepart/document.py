@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -11,14 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .input_error import InputError
 from .whole_file import write_whole
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # Sums of a thousand of these fit 64 bits, and each is exact as a float.
 ByteCount = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-
-# A field that is no more. Earlier profiles and plans have it without entries; with entries it is refused.
-_NO_EDGES = re.compile(rb'"edges": ?\[\],\s*')
 
 
 class Value(BaseModel):
@@ -30,7 +26,7 @@ class Value(BaseModel):
 class Document(Value):
     """A value that can be saved in a file."""
 
-    version: int = Field(default=FORMAT_VERSION, ge=1, le=FORMAT_VERSION)
+    version: int = Field(default=FORMAT_VERSION, ge=FORMAT_VERSION, le=FORMAT_VERSION)
 
     def save(self, path: str | Path) -> None:
         """Write the value to ``path`` as JSON, atomically."""
@@ -51,7 +47,7 @@ class Document(Value):
     @classmethod
     def _read(cls, text: bytes, path: str | Path) -> Self:
         try:
-            return cls.model_validate_json(_NO_EDGES.sub(b"", text), strict=True)
+            return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             versions = [fault["input"] for fault in error.errors() if fault["loc"] == ("version",)]
             if versions and isinstance(versions[0], int):

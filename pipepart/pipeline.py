@@ -21,17 +21,17 @@ from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
 from .distributed import join, making, planned_once
+from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
+from .options import RunOptions, check_functions, check_keywords, check_runs
 from .planning import Plan, warn_of_changes
 from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
 from .runtime.build import build_stages, guard_stages
 from .runtime.compiled import CompileOptions
-from .runtime.emulation import emulation_of
 from .runtime.engine import Engine
 from .runtime.observe.trace import Traces
-from .runtime.options import RunOptions, check_functions, check_keywords, check_runs
 from .runtime.order import Orders
 from .runtime.placing import Initialize, InitialValues
 from .runtime.state.batch_norm import DeferredBatchNorm
@@ -188,7 +188,6 @@ class Pipeline(Calls):
                 plan,
                 self._stages,
                 self._orders,
-                self._traces,
                 DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
                 self._emulation,
                 timeout,

@@ -43,14 +43,9 @@ _VIEWS = frozenset(
 
 
 class WeightGradients:
-    """The second part of a backward: holds the inputs and output gradients from which weight gradients are computed.
-
-    Attributes:
-        computed: the weights whose gradients are being computed, to name them in an error.
-    """
+    """The second part of a backward: holds the inputs and output gradients from which weight gradients are computed."""
 
     def __init__(self, arrived: Iterable[tuple[_Use, Tensor]] = ()) -> None:
-        self.computed: Sequence[nn.Parameter] = ()
         self._arrived = deque(arrived)
 
     def __len__(self) -> int:
@@ -72,10 +67,8 @@ class WeightGradients:
         with torch.no_grad():
             while self._arrived:
                 use, gradient = self._arrived.popleft()
-                self.computed = _weights(use.ends)
                 ready += _compute(use, gradient)
                 if not self._arrived or sum(bytes_of(found.gradient) for found in ready) >= _BYTES_AT_ONCE:
-                    self.computed = _weights(found.end for found in ready)
                     graph_cut.backward([found.edge for found in ready], [found.gradient for found in ready])
                     ready.clear()
 
@@ -199,7 +192,3 @@ def _compute(use: _Use, gradient: Tensor) -> list[_Found]:
         )
     found = zip(use.ends, use.edges, use.formula.gradients(gradient), strict=True)
     return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]
-
-
-def _weights(ends: Iterable[Any]) -> list[nn.Parameter]:
-    return [end.variable for end in ends]

@@ -8,7 +8,7 @@ from .describing import describe, tensor_specs
 from .grouped_product import grouped_product
 from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
-from .placeholders import copied, is_placeholder, mark_placeholder
+from .placeholders import copied
 from .recorded.chain import RecordedChain, Verify
 from .recorded.live_values import LiveTensor, live_tensors
 from .recorded.refusal import CaptureError, values_refused
@@ -48,10 +48,8 @@ __all__ = [
     "grouped_product",
     "has_hooks",
     "holds_meta",
-    "is_placeholder",
     "live_tensors",
     "loss_of",
-    "mark_placeholder",
     "own_loss",
     "reads_values",
     "restored",

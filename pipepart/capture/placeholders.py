@@ -1,18 +1,16 @@
-"""Copies tensors to a device. Copies of meta tensors get random placeholder values, and are marked."""
+"""Copies tensors to a device. Copies of meta tensors get small random values."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..autograd.sparse import dense_parts
-
 
 def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """Copy a tensor to a device, without gradients.
 
     One on the meta device has no values. Its copy on another device gets small random numbers if torch draws numbers of
-    its dtype, zeros otherwise, and is marked as a placeholder.
+    its dtype, zeros otherwise.
 
     Args:
         tensor: the tensor.
@@ -22,19 +20,7 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     if not tensor.is_meta or device.type == "meta":
         return tensor.detach().to(device, copy=True)
     made = torch.empty_like(tensor, device=device, requires_grad=False)
-    mark_placeholder(made)
     if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
         # As layers start: their outputs neither overflow nor vanish.
         return made.normal_(std=(tensor.shape[-1] if tensor.dim() else 1) ** -0.5)
     return made.zero_()
-
-
-def mark_placeholder(tensor: Tensor) -> None:
-    """Mark the memory of a tensor as computed from placeholder values."""
-    for part in dense_parts(tensor):
-        part.untyped_storage()._pipepart_placeholder = True  # type: ignore[attr-defined]
-
-
-def is_placeholder(tensor: Tensor) -> bool:
-    """Return True if the memory of a tensor is marked as placeholder values."""
-    return any(hasattr(part.untyped_storage(), "_pipepart_placeholder") for part in dense_parts(tensor))

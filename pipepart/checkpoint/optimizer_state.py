@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..distributed.model_part import StandIn
 from ..input_error import InputError, InputTypeError
-from ..runtime.model_part import StandIn
 from ..tensor_file import TensorFile
 from .json_values import decode, encode
 from .writing import check_tensor

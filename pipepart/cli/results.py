@@ -92,12 +92,10 @@ class ExportResult(Document):
     Attributes:
         engine: its name.
         files: the text of each file, by its name.
-        notes: what to tell the engine beside the files.
     """
 
     engine: str
     files: dict[str, str]
-    notes: tuple[str, ...]
 
 
 class SimulatedDevice(Value):

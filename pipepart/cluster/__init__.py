@@ -1,8 +1,7 @@
 """The devices that a pipeline runs on, and the links between them."""
 
-from .cluster import Cluster
+from .cluster import Cluster, as_cluster
 from .devices import Device
-from .finding import as_cluster
 from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Compression, Link, Network, PairLink
 
 __all__ = [

@@ -5,24 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
 
 from ..document import Document
-from ..input_error import InputError
+from ..input_error import InputError, InputTypeError
 from ..ranks import under_torchrun
 from ..units import parse_bandwidth, parse_bytes
-from .checks import check_hosts, check_names, few
-from .describing import describe_devices
-from .devices import Device
+from .devices import HEADROOM, Device, describe_devices, find_accelerators, real_devices, virtual_devices
 from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_networks
-from .measuring import MeasuredLinks, common_link, local_links
+from .measuring import measure_links
 from .places import Places, Route
 from .processes import devices_of_processes
-from .real_devices import HEADROOM, REAL_LINK, find_accelerators, numbered, real_device
-from .virtual_devices import virtual_devices
+
+# Assumed until links are measured: peer-to-peer copies over PCIe 4.
+ASSUMED_LINK = Link(bandwidth=20e9, latency=20e-6)
 
 
 class Cluster(Document):
@@ -54,8 +53,8 @@ class Cluster(Document):
 
     @model_validator(mode="after")
     def _devices_and_links_agree(self) -> Self:
-        check_names([device.name for device in self.devices], self.links)
-        check_hosts(self.devices, self.network)
+        _check_names([device.name for device in self.devices], self.links)
+        _check_hosts(self.devices, self.network)
         return self
 
     @property
@@ -104,33 +103,24 @@ class Cluster(Document):
         index = self.places.index.get(name)
         if index is None:
             raise KeyError(
-                f"no device {name!r}: the cluster has {few([device.name for device in self.devices])}"
+                f"no device {name!r}: the cluster has {_few([device.name for device in self.devices])}"
             )
         return self.devices[index]
 
-    def with_more(self, count: int, like: str | None = None) -> Self:
-        """Return the cluster with more devices, added after its present devices.
+    def with_more(self, count: int) -> Self:
+        """Return the cluster with ``count`` more devices: copies of the device with the most memory, fastest first.
 
-        Args:
-            count: number of devices to add.
-            like: name of the device to copy, with its host; None for the device with the most memory, and among
-                several with equal memory the fastest. Links of single pairs are not copied.
+        Links of single pairs are not copied.
 
         Raises:
-            KeyError: no device has this name.
             ValueError: ``count`` is below 1.
         """
         if count < 1:
             raise InputError(f"the number of further devices must be at least 1, got {count}")
-        if like is None:
-            model = max(self.devices, key=lambda device: (device.memory_bytes or float("inf"), device.speed))
-        else:
-            model = self.device(like)
-        known = {device.name for device in self.devices}
-        names = (
-            name for number in itertools.count(1) if (name := f"{model.name} (added {number})") not in known
-        )
-        added = (model.model_copy(update={"name": name}) for name in itertools.islice(names, count))
+        model = max(self.devices, key=lambda device: (device.memory_bytes or float("inf"), device.speed))
+        names = (f"{model.name} (added {number})" for number in itertools.count(1))
+        new = itertools.islice((name for name in names if name not in self.places.index), count)
+        added = (model.model_copy(update={"name": name}) for name in new)
         return self.model_copy(update={"devices": (*self.devices, *added)})
 
     def with_memory(self, memory: int | str) -> Self:
@@ -145,31 +135,29 @@ class Cluster(Document):
         )
 
     @classmethod
-    def local(
-        cls,
-        count: int | None = None,
-        *,
-        measure: bool | Literal["again"] = True,
-        headroom: float = HEADROOM,
-    ) -> Cluster:
+    def local(cls, count: int | None = None, *, measure: bool = True, headroom: float = HEADROOM) -> Cluster:
         """Return the accelerators of this machine, or its CPU as one device if there are none.
 
-        The first call measures the links of CUDA devices to each other and to host memory (one or two seconds) and
-        stores them in the user's cache folder, by devices, driver and torch version. ``links_from`` says how the links
-        were measured.
+        The first call in a process measures the links of CUDA devices to each other and to host memory, which takes one
+        or two seconds. ``links_from`` says how the links were measured. To plan for the same links again, save the
+        cluster.
 
         Args:
             count: number of accelerators, from the first; None for all.
-            measure: False for assumed links; ``"again"`` to measure the links even if the cache has them.
+            measure: False for assumed links.
             headroom: as for :meth:`of`.
         """
         accelerators = find_accelerators()[:count]
         cluster = cls.of(accelerators or ["cpu"], headroom=headroom)
         if not measure or not accelerators or accelerators[0].type != "cuda":
             return cluster
-        return cluster.with_links(
-            local_links([(device.name, device.kind) for device in cluster.devices], again=measure == "again")
+        measured = measure_links(tuple(device.name for device in cluster.devices))
+        devices = tuple(
+            device.model_copy(update={"host_bandwidth": bandwidth})
+            for device, bandwidth in zip(cluster.devices, measured.host_bandwidth, strict=True)
         )
+        links = {"link": measured.link, "links": measured.links, "links_from": measured.method}
+        return cluster.model_copy(update={"devices": devices, **links})
 
     @classmethod
     def of_ranks(cls) -> Cluster:
@@ -186,19 +174,6 @@ class Cluster(Document):
         devices, link, network = devices_of_processes()
         return cls(devices=devices, link=link, network=network, links_from="measured: messages over gloo")
 
-    def with_links(self, measured: MeasuredLinks) -> Self:
-        """Return the cluster with measured links between devices, and between each device and host memory."""
-        link, links = common_link(measured.pairs)
-        rates = dict(zip((name for name, _ in measured.devices), measured.host_bandwidth, strict=True))
-        devices = tuple(
-            device.model_copy(update={"host_bandwidth": rates.get(device.name, device.host_bandwidth)})
-            for device in self.devices
-        )
-        source = f"measured: {measured.method}"
-        return self.model_copy(
-            update={"devices": devices, "link": link, "links": links, "links_from": source}
-        )
-
     @classmethod
     def of(cls, devices: Sequence[torch.device | str], *, headroom: float = HEADROOM) -> Cluster:
         """Return a cluster of torch devices, in order. A device listed twice becomes two devices that share its memory.
@@ -211,16 +186,10 @@ class Cluster(Document):
         Raises:
             ValueError: ``devices`` is empty, or the headroom is below 0, or 1 or more.
         """
-        if not devices:
-            raise InputError("a cluster needs at least 1 device, got none")
-        real = [numbered(torch.device(device)) for device in devices]
-        on_cpu = sum(device.type == "cpu" for device in real)
-        threads = max(1, torch.get_num_threads() // on_cpu) if on_cpu else None
-        return cls(
-            devices=tuple(real_device(index, real, threads, headroom) for index in range(len(real))),
-            link=REAL_LINK if on_cpu < len(real) else Link(latency=VIRTUAL_LATENCY_SECONDS),
-            links_from="assumed",
-        )
+        real = real_devices(devices, headroom)
+        all_on_cpu = all(device.torch_device == "cpu" for device in real)
+        link = Link(latency=VIRTUAL_LATENCY_SECONDS) if all_on_cpu else ASSUMED_LINK
+        return cls(devices=real, link=link, links_from="assumed")
 
     @classmethod
     def virtual(
@@ -321,3 +290,69 @@ class Cluster(Document):
             link=Link(bandwidth=None if link is None else parse_bandwidth(link), latency=latency),
             network=make_networks(network, network_latency, hosts),
         )
+
+
+def as_cluster(devices: int | Sequence[torch.device | str] | Cluster) -> Cluster:
+    """Return the cluster for the argument ``devices``: a number, a list of torch devices, or a cluster.
+
+    A number means accelerators of this machine if there are enough, otherwise virtual devices.
+
+    Raises:
+        TypeError: ``devices`` has another type.
+        ValueError: the number is below 1.
+    """
+    if isinstance(devices, Cluster):
+        return devices
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        local = 1 <= devices <= len(find_accelerators())
+        return Cluster.local(devices) if local else Cluster.virtual(devices)
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        return Cluster.of(devices)
+    raise InputTypeError(f"devices must be a number, a list of torch devices or a Cluster, got {devices!r}")
+
+
+def _check_names(names: Sequence[str], links: Sequence[PairLink]) -> None:
+    """Check that device names are unique, and that each link joins a different pair of two known devices.
+
+    Raises:
+        ValueError: a name occurs twice, or a link joins an unknown device, one device, or a pair that is joined.
+    """
+    known, joined = set(names), set[frozenset[str]]()
+    if len(known) < len(names):
+        raise InputError(f"device names must differ, got {_few(names)}")
+    for link in links:
+        first, second = link.between
+        for unknown in {first, second} - known:
+            raise InputError(f"a link joins {unknown!r}, the cluster has {_few(names)}")
+        if first == second:
+            raise InputError(f"a link joins two devices, got {first!r} twice")
+        if {first, second} in joined:
+            raise InputError(f"two links join {first!r} and {second!r}")
+        joined.add(frozenset(link.between))
+
+
+def _check_hosts(devices: Sequence[Device], network: Sequence[Network]) -> None:
+    """Check that each host name has one part per tier of the network; without a network, that there is one host.
+
+    Raises:
+        ValueError: a host name has another number of parts, or several hosts have no network.
+    """
+    first, tiers = devices[0], len(network)
+    for device in devices:
+        parts = len(device.host.split("/")) if device.host else 0
+        if network and parts != tiers:
+            example = "/".join(["group:0"] * (tiers - 1) + ["host:0"])
+            raise InputError(
+                f"device {device.name!r} is in host {device.host!r}: with a network of {tiers} tiers write it as in "
+                f"{example!r}"
+            )
+        if not network and device.host != first.host:
+            raise InputError(
+                f"devices {first.name!r} and {device.name!r} are in hosts {first.host!r} and {device.host!r}: say "
+                "what joins them with network"
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return a text of the list of names, with at most 16 of them."""
+    return str(list(names)) if len(names) <= 16 else f"{list(names[:16])} and {len(names) - 16} more"

@@ -1,20 +1,18 @@
-"""Measures the links between accelerators by timing copies, and caches them for each machine."""
+"""Measures the links between accelerators, and between each accelerator and host memory, by timing copies."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..document import Document
 from .links import Link, PairLink
 
 TimeCopy = Callable[[str, str, int], float]  # source, target, bytes -> seconds of one copy
@@ -25,55 +23,58 @@ _REPEATS = 5  # copies of each size
 _TOLERANCE = 0.1  # relative difference up to which bandwidths count as equal
 
 
-class MeasuredLinks(Document):
+class MeasuredLinks(NamedTuple):
     """The measured links of a machine.
 
     Attributes:
-        devices: name and kind of each accelerator.
-        software: versions of torch and the driver.
-        pairs: the link of each pair of devices, in the slower direction.
+        link: the link of most pairs of devices.
+        links: the pairs whose bandwidth differs from that of ``link`` by more than a tenth.
         host_bandwidth: bytes per second between each device and pinned memory, in the slower direction.
         method: a description of the measurement.
     """
 
-    devices: tuple[tuple[str, str], ...]
-    software: str
-    pairs: tuple[PairLink, ...]
+    link: Link
+    links: tuple[PairLink, ...]
     host_bandwidth: tuple[float | None, ...]
     method: str
 
 
-def local_links(
-    devices: Sequence[tuple[str, str]], *, again: bool = False, time_copy: TimeCopy | None = None
-) -> MeasuredLinks:
-    """Return the links of accelerators from the cache, or measure them and write them to the cache.
+def copy_seconds(source: str, target: str, size: int) -> float:
+    """Return the seconds of a copy between two torch devices, or a device and pinned host memory."""
+    original, copy = _bytes_on(source, size), _bytes_on(target, size)
+    devices = [torch.device(name) for name in (source, target) if name != HOST]
+    _wait(devices)
+    begin = time.perf_counter()
+    copy.copy_(original, non_blocking=True)
+    _wait(devices)
+    return time.perf_counter() - begin
+
+
+@cache
+def measure_links(names: tuple[str, ...], time_copy: TimeCopy = copy_seconds) -> MeasuredLinks:
+    """Measure the links of accelerators once per process; each link is that of the slower direction.
 
     Args:
-        devices: name and kind of each accelerator.
-        again: True to measure the links even if the cache has them.
-        time_copy: times one copy; None for copies by torch.
+        names: torch names of the accelerators.
+        time_copy: times one copy.
     """
-    software = f"torch {torch.__version__}, driver {_driver()}"
-    key = hashlib.sha256(repr((tuple(devices), software)).encode()).hexdigest()[:16]
-    path = cache_folder() / f"links-{key}.json"
-    if not again:
-        try:
-            return MeasuredLinks.load(path)
-        except (OSError, ValueError):
-            pass
-    measured = _measured(devices, software, time_copy or copy_seconds)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        measured.save(path)
-    except OSError:  # the folder is not writable, so the next call measures again
-        pass
-    return measured
 
+    def one_way(source: str, target: str) -> Link:
+        time_copy(source, target, _SIZES[0])  # the first copy sets up the connection
+        medians = [
+            statistics.median(time_copy(source, target, size) for _ in range(_REPEATS)) for size in _SIZES
+        ]
+        return fit_link(_SIZES, medians)
 
-def cache_folder() -> Path:
-    """Return this package's folder in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "pipepart"
+    def slower_way(first: str, second: str) -> Link:
+        return max(one_way(first, second), one_way(second, first), key=lambda link: link.seconds(_SIZES[-1]))
+
+    pairs = [PairLink(between=pair, **dict(slower_way(*pair))) for pair in itertools.combinations(names, 2)]
+    return MeasuredLinks(
+        *_common_link(pairs),
+        host_bandwidth=tuple(slower_way(name, HOST).bandwidth for name in names),
+        method=f"measured: median of {_REPEATS} copies of {_SIZES[0]} to {_SIZES[-1]} bytes",
+    )
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
@@ -92,7 +93,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     return Link(bandwidth=float(f"{1e9 / per_gigabyte:.4g}"), latency=float(f"{latency:.3g}"))
 
 
-def common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:
+def _common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:
     """Return the link with the median bandwidth, and the pairs whose bandwidth differs by more than a tenth."""
     if not pairs:
         return Link(), ()
@@ -106,53 +107,12 @@ def common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:
     return Link(bandwidth=median.bandwidth, latency=median.latency), unlike
 
 
-def copy_seconds(source: str, target: str, size: int) -> float:
-    """Return the seconds of a copy between two torch devices, or a device and pinned host memory."""
-    original, copy = _bytes_on(source, size), _bytes_on(target, size)
-    devices = [torch.device(name) for name in (source, target) if name != HOST]
-    _wait(devices)
-    begin = time.perf_counter()
-    copy.copy_(original, non_blocking=True)
-    _wait(devices)
-    return time.perf_counter() - begin
-
-
 def _wait(devices: Sequence[torch.device]) -> None:
     for device in devices:
         torch.accelerator.synchronize(device)
-
-
-def _measured(devices: Sequence[tuple[str, str]], software: str, time_copy: TimeCopy) -> MeasuredLinks:
-    def one_way(source: str, target: str) -> Link:
-        time_copy(source, target, _SIZES[0])  # the first copy sets up the connection
-        medians = [
-            statistics.median(time_copy(source, target, size) for _ in range(_REPEATS)) for size in _SIZES
-        ]
-        return fit_link(_SIZES, medians)
-
-    def slower_way(first: str, second: str) -> Link:
-        return max(one_way(first, second), one_way(second, first), key=lambda link: link.seconds(_SIZES[-1]))
-
-    names = [name for name, _ in devices]
-    pairs = tuple(
-        PairLink(between=pair, **dict(slower_way(*pair))) for pair in itertools.combinations(names, 2)
-    )
-    return MeasuredLinks(
-        devices=tuple(devices),
-        software=software,
-        pairs=pairs,
-        host_bandwidth=tuple(slower_way(name, HOST).bandwidth for name in names),
-        method=f"median of {_REPEATS} copies of {_SIZES[0]} to {_SIZES[-1]} bytes, {software}",
-    )
 
 
 def _bytes_on(name: str, size: int) -> torch.Tensor:
     if name == HOST:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     return torch.empty(size, dtype=torch.uint8, device=name)
-
-
-def _driver() -> str:
-    if not torch.cuda.is_available():
-        return "none"
-    return str(torch._C._cuda_getDriverVersion())  # pyright: ignore[reportAttributeAccessIssue]

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ..ranks import Ranks, initialize
-from .devices import Device
+from .devices import Device, find_accelerators, real_devices
 from .links import Link, Network
-from .real_devices import HEADROOM, find_accelerators, real_device
 
 _BYTES = 4 * 2**20  # size of the messages that measure the bandwidth
 _ROUNDS = 7  # round trips of each size
@@ -31,10 +30,7 @@ def devices_of_processes() -> tuple[tuple[Device, ...], Link, tuple[Network, ...
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     accelerators = find_accelerators()
     device = accelerators[local_rank % len(accelerators)] if accelerators else torch.device("cpu")
-    threads = torch.get_num_threads() if device.type == "cpu" else None
-    gathered: list[tuple[str, Device]] = ranks.gather(
-        (socket.gethostname(), real_device(0, [device], threads, HEADROOM))
-    )
+    gathered: list[tuple[str, Device]] = ranks.gather((socket.gethostname(), *real_devices([device])))
     ranks_of: dict[str, list[int]] = {}
     for rank, (host, _) in enumerate(gathered):
         ranks_of.setdefault(host, []).append(rank)

@@ -111,21 +111,19 @@ class MultiProcess(SingleProcess):
             leaves: of the loss.
 
         Raises:
-            LossError: several replicas cannot share the loss out.
+            LossError: several replicas cannot share the loss out, or optimizers would step with wrong gradients.
         """
         gradients.add(leaves := list(leaves))
-        if not self.shares_out:
-            return
-        if leaves:
+        if with_optimizers and not certain:
+            raise LossError(
+                "what the loss is divided by depends on the output of all micro-batches, and optimizers of the stages "
+                "step on other ranks before it is known: return (sum, count) with a count of the target alone, plan "
+                "with schedule='gpipe' and recompute='never', or make the pipeline without optimizer="
+            )
+        if self.shares_out and leaves:
             raise LossError(
                 "the loss has tensors of its own that get a gradient, of which each replica of the model would see "
                 "its own micro-batches only: make the loss a part of the model, or plan with replicas=1"
-            )
-        if with_optimizers and not certain:
-            raise LossError(
-                "what the loss is divided by depends on the output of all replicas, and optimizers of the stages step "
-                "before it is known: return (sum, count) with a count of the target alone, or make the pipeline "
-                "without optimizer="
             )
 
     def end(self, step: Step, *, scaled: bool = False) -> None:

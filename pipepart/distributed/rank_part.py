@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..autograd.in_place import version
 from ..ranks import Ranks
-from ..runtime.model_part import ModelPart, StandIn
 from ..runtime.sinks import scalar_as_plain, scalar_from_plain
+from .model_part import ModelPart, StandIn
 from .ownership import Ownership
 
 _SMALL_BYTES = 64 * 1024

@@ -14,11 +14,11 @@ from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
 from ..runtime.agreed import Agreed, BackwardCall, Call
-from ..runtime.model_part import ModelPart
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
+from .model_part import ModelPart
 
 
 class SingleProcess:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
-from schedules.searching.clock import Clock
+from schedules.searching.clock import Clock, OutOfTime
 
 from ..cluster import Cluster, Device
+from ..input_error import InputError
 from ..pages import notebook_html
-from .infeasible import CutDoesNotFit, check_memory, nearest
+from ..units import counted, format_bytes
+from .execution_order import best_interval_split
 from .parse import ParsedGraph, Tensors, parse
 from .presolve import presolve
-from .problem import Split
-from .search import Effort, SearchResult, search
+from .problem import UNLIMITED, Problem, Split
+from .search import SearchResult, search
+
+
+class CutDoesNotFit(InputError):
+    """No cut of the graph fits the memory of the devices, or none was found with the effort that a search may take.
+
+    Attributes:
+        nodes: the nodes that no device has room for; all nodes if each has room on some device.
+        short_bytes: further bytes of each device that are enough; 0 if unknown.
+    """
+
+    def __init__(self, message: str, nodes: Sequence[Hashable], short_bytes: int) -> None:
+        super().__init__(message)
+        self.nodes = list(nodes)
+        self.short_bytes = short_bytes
 
 
 @dataclass(frozen=True)
@@ -93,8 +110,8 @@ def cut(
     Raises:
         ValueError: the graph is empty or has a cycle, a node has no seconds or no device may run it, a number is
             negative or not finite, or a tensor names a node that is not in the graph.
-        CutDoesNotFit: no cut fits the memory of the devices. The error has the nodes and the missing bytes. With
-            ``seconds`` it is also raised if the search ran out of time before it found a cut.
+        CutDoesNotFit: no cut fits the memory of the devices. The error has the bytes that are missing. With ``seconds``
+            it is also raised if the search ran out of time before it found a cut.
 
     Exact by search over the downsets of the graph (Tarnawski et al., "Efficient Algorithms for Device Placement of DNN
     Graph Operators", NeurIPS 2020, section 5.1.1, calls them ideals); :mod:`pipepart.graph_partition.search` describes
@@ -113,20 +130,18 @@ def cut(
     """
     clock = Clock(math.inf if seconds is None else seconds)
     parsed = parse(graph, cluster, tensors, host)
-    check_memory(parsed, cluster)
-    smaller = presolve(parsed.problem)
-    result = search(smaller.problem, Effort(clock=clock))
+    _check_nodes(parsed, cluster)
+    problem = parsed.problem
+    if int(problem.bytes.sum()) > sum(kind.memory * len(kind.devices) for kind in problem.types):
+        raise _does_not_fit(parsed, "nothing fits", clock)
+    smaller = presolve(problem)
+    result = search(smaller.problem, clock)
     if result.split is not None:
         return _cut(parsed, cluster, smaller.restore(result.split), result)
     if result.optimal:
-        raise nearest(parsed, cluster, clock)
+        raise _does_not_fit(parsed, "nothing fits", clock)
     limit = f"within {seconds} seconds" if clock.cut_short else "with the effort that a search may take"
-    raise CutDoesNotFit(
-        f"no cut was found {limit} that fits the memory of the devices, nor a proof that there is none: give the "
-        "devices more memory, allow more seconds, or tie nodes with the attribute 'together'",
-        list(graph),
-        0,
-    )
+    raise _does_not_fit(parsed, f"no cut was found {limit} that fits, nor a proof that there is none", clock)
 
 
 def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, result: SearchResult) -> Cut:
@@ -142,3 +157,51 @@ def _cut(parsed: ParsedGraph, cluster: Cluster, split: Split, result: SearchResu
         lower_bound=max(loads) if result.optimal else min(result.lower_bound, max(loads)),
         optimal=result.optimal,
     )
+
+
+def _check_nodes(parsed: ParsedGraph, cluster: Cluster) -> None:
+    """Check that each node fits some device that may run it."""
+    problem = parsed.problem
+    for index, group in enumerate(parsed.members):
+        allowed = [device_type for device_type in problem.types if math.isfinite(device_type.seconds[index])]
+        largest = max(allowed, key=lambda device_type: device_type.memory)
+        short = int(problem.bytes[index]) - largest.memory
+        if short > 0:
+            alone = len(group) == 1
+            what = f"node {group[0]!r} needs" if alone else f"nodes {list(group)!r} stay together and need"
+            device = cluster.devices[largest.devices[0]]
+            raise CutDoesNotFit(
+                f"nothing fits: {what} {problem.bytes[index]} bytes, and the largest device that may run them, "
+                f"{device.name!r}, holds {largest.memory}: {short} bytes short ({format_bytes(short)})",
+                group,
+                short,
+            )
+
+
+def _does_not_fit(parsed: ParsedGraph, fault: str, clock: Clock) -> CutDoesNotFit:
+    """Return the error, with the bytes per device that make a cut of the execution order possible."""
+    problem = parsed.problem
+    total, memory = int(problem.bytes.sum()), sum(kind.memory * len(kind.devices) for kind in problem.types)
+    devices = counted(problem.device_count, "device")
+    message = f"{fault}: the graph needs {total} bytes, and the {devices} hold {memory} in all"
+    enough = 0
+    try:
+        if best_interval_split(_with_more_memory(problem, total), clock) is None:
+            message += (
+                ". With any memory, no order of the devices lets each node run on a kind that may run it"
+            )
+        else:
+            enough = bisect_left(
+                range(total),
+                True,
+                key=lambda extra: best_interval_split(_with_more_memory(problem, extra), clock) is not None,
+            )
+            message += f": {enough} bytes more on each are enough ({format_bytes(enough)})"
+    except OutOfTime:
+        pass
+    return CutDoesNotFit(message, [node for group in parsed.members for node in group], enough)
+
+
+def _with_more_memory(problem: Problem, extra: int) -> Problem:
+    types = (replace(kind, memory=min(kind.memory + extra, UNLIMITED)) for kind in problem.types)
+    return replace(problem, types=tuple(types))

@@ -2,11 +2,9 @@
 
 from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
 from .contract import MiniBatchLoss
-from .micro_batch_loss import MicroBatchLoss
-from .reduction import Reduction, declared_reduction
+from .reduction import Reduction, StepLoss, declared_reduction
 from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
-from .step_loss import StepLoss
-from .terms import without_slack
+from .terms import MicroBatchLoss, without_slack
 
 __all__ = [
     "Added",

@@ -46,14 +46,3 @@ def call_with_buffers(
                 "with replicas=1, or move the loss to the device of the last stage"
             )
     return value
-
-
-def call_on_copies(
-    function: Callable[..., Any], given: Any, buffers: dict[str, tuple[Tensor, Tensor]]
-) -> Any:
-    """Call a loss once more than a step would, with copies of its buffers, which it may write."""
-    if not isinstance(function, nn.Module):
-        return function(*given)
-    copies = {name: buffer.clone() for name, buffer in function.named_buffers()}
-    copies |= {name: copy.clone() for name, (_, copy) in buffers.items()}
-    return functional_call(function, copies, given)

@@ -8,9 +8,9 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +18,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..autograd.own_copy import tensors
-from ..capture import loss_of
+from ..capture import Unfinished, loss_of
 from ..data.split import MicroBatches
 from ..workers.streams import has_streams, hold_for_caller
-from .buffers import buffers_elsewhere, call_on_copies, call_with_buffers
-from .follow import Follower
-from .function_key import function_key
-from .micro_batch_loss import LossPattern, MicroBatchLoss, form_of
-from .reduction import Reduction
+from .analysis import Analysis, Batch, Given, Pattern
+from .buffers import buffers_elsewhere, call_with_buffers
+from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .shared import targets_of
-from .step_loss import StepLoss
-from .terms import Count, Replay, Term, Terms, on_host, total_of, whole_of
+from .rules import Lost, LostError, Rows
+from .tape import Tape
+from .terms import Count, MicroBatchLoss, Replay, Term, Terms, on_host, total_of, whole_of
+from .whole import call_whole
 
 
 class MiniBatchLoss:
@@ -53,11 +52,10 @@ class MiniBatchLoss:
         self._loss = loss
         self._batch = batch
         self._shared_out = shared_out
-        self._targets = targets_of(batch)
-        # For one micro-batch nothing is to be known.
-        self._key = function_key(loss.function) if len(batch.sizes) > 1 else None
-        self._patterns: dict[Hashable, LossPattern] = {}
-        self._shared = loss.shared(batch, self._targets, self._key)
+        self._targets = [pytree.tree_leaves(target) for target in batch.targets]
+        self._regular = batch.by_samples and _is_regular(batch, self._targets)
+        self._patterns: dict[Hashable, Pattern | str] = {}
+        self._counts: dict[Hashable, Replay | None] = {}  # of losses that return (sum, count)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
         self._replays: list[Replay | None] | None = (
@@ -75,7 +73,7 @@ class MiniBatchLoss:
         Raises:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
-        taken = self._by_pattern(micro_batch, output, target) or self._followed(micro_batch, output, target)
+        taken = self._computed(micro_batch, output, target)
         self._check_alike(taken)
         if self._replays is None:
             self._replays = [term.divisor and term.divisor.replay for term in taken.sum.terms]
@@ -115,13 +113,24 @@ class MiniBatchLoss:
         return [term.weight(total) for term, total in pairs if term.tensor.requires_grad]
 
     def correction(self) -> float:
-        """Return the factor for all gradients of the step, after the losses of all micro-batches are known."""
+        """Return the factor for all gradients of the step, after the losses of all micro-batches are known.
+
+        Raises:
+            LossError: a count of some micro-batch is not the one that was computed from its target.
+        """
         first = self._taken[0]
-        if self.certain or self._totals is None or first is None or None in self._taken:
+        if self._totals is None or first is None or None in self._taken:
             return 1.0
-        index = next(i for i, term in enumerate(first.sum.terms) if term.tensor.requires_grad)
-        real = float(self._real_total(index))
-        return float(self._totals[index]) / real if real else 1.0
+        for index, term in enumerate(first.sum.terms):
+            if term.tensor.requires_grad:
+                used, real = self._totals[index], self._real_total(index)
+                if not self.certain:
+                    return float(used) / float(real) if real else 1.0
+                if isinstance(used, float) and isinstance(real, float) and abs(used - real) > 1e-9 * real:
+                    raise refusal(
+                        self._loss.function, f"it divides by {real:g}, and by {used:g} in a second call"
+                    )
+        return 1.0
 
     def total(self) -> Tensor:
         """Return the loss of the mini-batch, after the losses of all micro-batches are known."""
@@ -177,105 +186,91 @@ class MiniBatchLoss:
             value = value.masked_fill(torch.as_tensor(term.empty, device=value.device), 0.0)
         return value
 
-    def _by_pattern(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
-        """Return the loss of a micro-batch like one that was followed; None if there was none."""
-        function, pattern = self._loss.function, None
-        if self._shared.patterns:
-            form = form_of(output, target)
-            pattern = self._patterns.get(form) or self._bound(form, self._shared.patterns.get(form))
-        if pattern is None or function is None or not self._is_unchanged():
-            return None
-        value = function(output) if target is None else function(output, target)
-        self.leaves.update(pattern.leaves)
-        if pattern.pair:
-            total, count = value
-            return self._of_pair(total, count, pattern.divisor and pattern.divisor.replay, pattern.key)
-        if not isinstance(value, Tensor) or value.dim():
-            check_scalar(value, title(function))
-        return pattern.loss(value, self._targets, micro_batch)
-
-    def _bound(self, form: Hashable, pattern: LossPattern | None) -> LossPattern | None:
-        """Return a pattern that computes the count of each micro-batch once in this step."""
-        divisor = None if pattern is None else pattern.divisor
-        if pattern is None or divisor is None or divisor.replay is None:
-            return pattern
-        counts = cache(partial(divisor.replay, self._targets))
-        pattern = pattern._replace(divisor=divisor._replace(replay=lambda _, index: counts(index)))
-        self._patterns[form] = pattern
-        return pattern
-
-    def _is_unchanged(self) -> bool:
-        """Return True if the loss function still reads what it read when the step began."""
-        if self._key is None or self._loss.torchs_own:
-            return self._key is not None
-        now = function_key(self._loss.function)
-        return now is not None and now.tokens == self._key.tokens
-
-    def _followed(
-        self, micro_batch: int, output: Any, target: Any, literal: Collection[int] = ()
-    ) -> MicroBatchLoss:
-        """Return the loss of a micro-batch by what it is seen to compute."""
-        function, follower = self._loss.function, None
-        buffers: dict[str, tuple[Tensor, Tensor]] = {}
-        if function is None:
-            value = output
+    def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
+        """Call the loss, and return what it is made of."""
+        function = self._loss.function
+        values = (output,) if target is None else (output, target)
+        moved = buffers_elsewhere(function, output)
+        followed = len(self._batch.sizes) > 1 and self._batch.by_samples and not _is_compiled(function)
+        tape, given = None, {}
+        if function is not None and followed:
+            tape = Tape({id(copy): own for own, copy in moved.values()} | self._targets_in_common(target))
+            given = self._give(tape, micro_batch, output, target)
+        with tape or nullcontext():
+            value = output if function is None else call_with_buffers(function, values, moved)
+        if tape is None or function is None:
+            taken = self._as_taken(value, micro_batch, None, None)
         else:
-            buffers = buffers_elsewhere(function, output)
-            given = (output,) if target is None else (output, target)
-            if len(self._batch.sizes) > 1 and not _is_compiled(function):
-                follower = self._follower(micro_batch, buffers, literal)
-                if self._batch.by_samples or self._loss.torchs_own:
-                    follower.begin(output, target, self._targets)
-            with follower or nullcontext():
-                value = call_with_buffers(function, given, buffers)
-            if follower is not None and follower.counts_samples:
-                call_again = partial(call_on_copies, function, buffers=buffers)
-                more = follower.check_numbers(call_again, given)
-                if more:
-                    return self._followed(micro_batch, output, target, {*literal, *more})
-        taken = self._as_taken(value, micro_batch, follower)
+
+            def analysis() -> Analysis:
+                whole = (
+                    None if function is loss_of else partial(call_whole, tape, given, function, values, moved)
+                )
+                return Analysis(tape, given, Batch(self._batch.sizes, micro_batch, self._regular, whole))
+
+            taken = self._as_taken(value, micro_batch, tape, analysis)
+            self.leaves.update(tape.leaves)
+            tape.forget()
         if torch.is_grad_enabled() and _has_graph(output):
             check_gradient(value[0] if is_pair(value) else value, function)
-        if follower is None:
-            return taken
-        self.leaves.update(follower.leaves)
-        follower.forget()
-        form = form_of(output, target)
-        if (
-            form is None
-            or self._loss.has_buffers
-            or follower.reads_values
-            or follower.unknown_constants
-            or not self._is_unchanged()
-        ):
-            return taken
-        pattern = LossPattern.of(taken, self._samples(micro_batch), is_pair(value), follower.leaves)
-        if pattern is None:
-            return taken
-        self._shared.patterns[form] = pattern
-        pattern = self._bound(form, pattern) or pattern
-        return taken if pattern.pair else pattern.loss(taken.value, self._targets, micro_batch) or taken
+        return taken
 
-    def _follower(
-        self, micro_batch: int, buffers: dict[str, tuple[Tensor, Tensor]], literal: Collection[int]
-    ) -> Follower:
-        originals = {id(copy): own for own, copy in buffers.values()}
-        fixed = self._loss.function is loss_of
-        known = self._key.held if self._key is not None else ()
-        return Follower(self._shared, micro_batch, self._loss.torchs_own, originals, fixed, literal, known)
+    def _give(self, tape: Tape, micro_batch: int, output: Any, target: Any) -> dict[int, Given]:
+        """Number the tensors of a micro-batch's output and target."""
+        border = output.recording.border if isinstance(output, Unfinished) else ""
+        given = {tape.give(leaf): Given(self._state(leaf, micro_batch, border)) for leaf in tensors(output)}
+        for place, leaf in enumerate(pytree.tree_leaves(target)):
+            if isinstance(leaf, Tensor) and leaf.dim() and not self._is_common(place):
+                given[tape.give(leaf)] = Given(self._state(leaf, micro_batch), place)
+        return given
 
-    def _as_taken(self, value: Any, micro_batch: int, follower: Follower | None) -> MicroBatchLoss:
-        """Return what a loss is made of: as it is declared or returned, or as it was seen."""
+    def _state(self, leaf: Tensor, micro_batch: int, border: str = "") -> Rows | Lost:
+        """Return where a tensor holds samples; ``border`` is what the last layer ends with, if the model has a loss."""
+        samples = self._batch.sizes[micro_batch]
+        if not leaf.dim():
+            where = f", as {border} belongs to the last layer with all before it" if border else ""
+            return Lost(
+                f"it uses a scalar that the model returned, and what that is a mean of is not known{where}"
+            )
+        if leaf.shape[0] % samples == 0:
+            return Rows(0, self._regular)
+        if leaf.dim() > 1 and leaf.shape[1] == samples:  # steps first, samples second
+            return Rows(1, self._regular)
+        shape = list(leaf.shape)
+        return Lost(f"it is given shape {shape}, whose first dimension is not that of {samples} samples")
+
+    def _is_common(self, place: int) -> bool:
+        """Return True if all micro-batches have the same tensor at this place of their targets."""
+        first = self._targets[0]
+        return all(len(leaves) == len(first) and leaves[place] is first[place] for leaves in self._targets)
+
+    def _targets_in_common(self, target: Any) -> dict[int, Tensor]:
+        """Map copies of the targets that all micro-batches have in common to the originals."""
+        leaves = enumerate(pytree.tree_leaves(target))
+        return {id(leaf): self._targets[0][place] for place, leaf in leaves if self._is_common(place)}
+
+    def _as_taken(
+        self, value: Any, micro_batch: int, tape: Tape | None, analysis: Callable[[], Analysis] | None
+    ) -> MicroBatchLoss:
+        """Return what a loss is made of: as it is declared or returned, or as its calls show."""
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
-            return self._of_pair(*value, *(follower.count(value[1]) if follower is not None else ()))
+            return self._of_pair(value[0], value[1], tape, analysis)
         own = function is None or function is loss_of
         loss = check_returned(value) if own else check_scalar(value, title(function))
         if len(self._batch.sizes) == 1:
             return MicroBatchLoss(loss, Terms((Term(loss),)))
-        found = follower.taken(loss) if follower is not None else None
-        if isinstance(found, tuple) and _fits(found[0], declared):
-            return MicroBatchLoss(loss, *found)
+        found: Any = "it is compiled, so that it cannot be followed"
+        if tape is not None and analysis is not None:
+            found = self._pattern(tape, loss, analysis)
+        elif function is None:
+            found = "what it is a mean of is not known: the last layer returns a scalar"
+        if tape is not None and isinstance(found, Pattern):
+            self._check_declared(found)
+            try:
+                return MicroBatchLoss(loss, found.terms(tape), found.key)
+            except LostError as error:
+                raise refusal(function, str(error)) from None
         if declared is Reduction.SUM:
             return MicroBatchLoss(loss, Terms((Term(loss),)))
         if not self._batch.by_samples:
@@ -284,18 +279,36 @@ class MiniBatchLoss:
             return MicroBatchLoss(
                 loss, Terms((Term(loss, divisor=self._samples(micro_batch), divided=True),))
             )
-        if isinstance(found, str):
-            raise refusal(function, found)
-        if function is None:
-            raise refusal(None, "what it is a mean of is not known: the last layer returns a scalar")
-        raise refusal(function, "it is compiled, so that it cannot be followed")
+        raise refusal(function, found)
+
+    def _check_declared(self, found: Pattern) -> None:
+        sums, declared = {part.divisor is None for part in found.parts}, self._loss.reduction
+        if declared is not None and sums == {declared is not Reduction.SUM}:
+            kind = "mean" if declared is Reduction.SUM else "sum"
+            raise LossError(
+                f"{title(self._loss.function)} is a {kind} over samples, and reduction={declared!s} is declared"
+            )
+
+    def _pattern(self, tape: Tape, loss: Tensor, analysis: Callable[[], Analysis]) -> Pattern | str:
+        """Return the terms of a loss: those of an earlier micro-batch, if its calls are the same."""
+        number = tape.number_of(loss)
+        if not isinstance(number, int):
+            return number.reason if number is not None else "what it returns does not come from the output"
+        key = tape.key(number), tape.shapes
+        if key not in self._patterns:
+            self._patterns[key] = analysis().pattern(number)
+        return self._patterns[key]
 
     def _samples(self, micro_batch: int) -> Count:
         sizes = self._batch.sizes
         return Count(float(sizes[micro_batch]), lambda _, index: float(sizes[index]), in_proportion=True)
 
     def _of_pair(
-        self, total: Tensor, count: Tensor | float, replay: Replay | None = None, key: Hashable = None
+        self,
+        total: Tensor,
+        count: Tensor | float,
+        tape: Tape | None,
+        analysis: Callable[[], Analysis] | None,
     ) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
@@ -303,8 +316,14 @@ class MiniBatchLoss:
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        on_number = replay and (lambda *step: _on_host(replay(*step)))
-        return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, on_number)),)), key)
+        replay, key = None, None
+        number = tape.number_of(count) if tape is not None and isinstance(count, Tensor) else None
+        if tape is not None and analysis is not None and isinstance(number, int):
+            key = tape.key(number)
+            if (key, tape.shapes) not in self._counts:
+                self._counts[key, tape.shapes] = analysis().count(number)
+            replay = self._counts[key, tape.shapes]
+        return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, replay)),)), key)
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
@@ -376,14 +395,17 @@ def _has_graph(output: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output))
 
 
-def _on_host(count: Any) -> float | Tensor:
-    return on_host(count) if isinstance(count, Tensor) else float(count)
-
-
-def _fits(found: Terms, declared: Reduction | None) -> bool:
-    """Return True if what was seen is what was declared."""
-    sums = [term.divisor is None for term in found.terms]
-    return declared is None or all(is_sum == (declared is Reduction.SUM) for is_sum in sums)
+def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
+    """Return True if the shapes of micro-batches differ in nothing but the number of samples."""
+    shapes = [
+        [
+            leaf.shape[1:]
+            for leaf in (*pytree.tree_leaves(one), *target)
+            if isinstance(leaf, Tensor) and leaf.dim()
+        ]
+        for one, target in zip(batch.inputs, targets, strict=True)
+    ]
+    return all(other == shapes[0] for other in shapes)
 
 
 def _is_compiled(function: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The reduction that a loss declares: mean, sum, or computed once on the whole batch."""
+"""The loss function of a pipeline and its reduction: mean, sum, or computed once on the whole batch."""
 
 from __future__ import annotations
 
@@ -39,14 +39,6 @@ def declared_reduction(loss_fn: Callable[..., Any] | None) -> Reduction | None:
         ) from None
 
 
-def is_torchs_own(loss_fn: Any) -> bool:
-    """Return True for a loss module or function of torch, with or without ``functools.partial``."""
-    if isinstance(loss_fn, nn.Module):
-        kind = next((k for k in type(loss_fn).__mro__ if k.__module__ == "torch.nn.modules.loss"), None)
-        return kind is not None and type(loss_fn).forward is kind.forward
-    return torch_losses.is_torch_loss(_unbound(loss_fn)[0])
-
-
 def _stated(loss_fn: Any) -> Any:
     if isinstance(loss_fn, nn.Module):
         return getattr(loss_fn, "reduction", None)
@@ -63,3 +55,25 @@ def _unbound(loss_fn: Any) -> tuple[Any, dict[str, Any]]:
         bound = {**loss_fn.keywords, **bound}
         loss_fn = loss_fn.func
     return loss_fn, bound
+
+
+class StepLoss:
+    """The loss function of a pipeline.
+
+    Args:
+        loss_fn: the loss, which returns a scalar tensor or ``(sum, count)``; None where the model computes it.
+        reduction: how losses of micro-batches make up that of the mini-batch; None to find it out.
+
+    Raises:
+        LossError: the loss states that it does not reduce, or the model computes it and it is to be computed at once.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Any] | None, reduction: Reduction | None = None) -> None:
+        declared_reduction(loss_fn)
+        self.function = loss_fn
+        self.reduction = reduction
+        if loss_fn is None and reduction is Reduction.BATCH:
+            raise LossError(
+                "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "
+                "it beside the model, from its output, and do not pass the model what makes it compute one (labels)"
+            )

@@ -1,15 +1,18 @@
-"""Linear algebra on loss terms: add, scale, and divide by a count."""
+"""Sums of terms, as a loss computes them from means and sums over samples: added, scaled, and divided by counts."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .operations import Call, LostError, names
-from .terms import Count, Terms, on_host
+from .rules import LostError, Operation
+from .tape import names
+from .terms import on_host
+
+Values = Callable[[int], Tensor]  # returns a tensor of a micro-batch by its number
 
 DIVISIONS = names("div divide true_divide __truediv__")
 _CONVERSIONS = names(
@@ -17,101 +20,143 @@ _CONVERSIONS = names(
 )
 
 
-def combined(call: Call, count_of: Callable[[float], Count | None]) -> Terms:
-    """Return the result of a torch call whose arguments include sums of terms.
+class Divisor(NamedTuple):
+    """What a term is divided by: the sum of the counts of all micro-batches.
 
-    Args:
-        call: the call.
-        count_of: returns the count that a number is: a number of samples, or a sum that was read; None for others.
+    Attributes:
+        part: computes the count of a micro-batch from its tensors.
+        operands: the numbers of the tensors that it is computed from; none if it is in proportion to the samples.
+        least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
+    """
+
+    part: Callable[[Values], float | Tensor]
+    operands: tuple[int, ...] = ()
+    least: float = 0.0
+
+
+class Part(NamedTuple):
+    """A mean or a sum over the samples of a micro-batch, as a term of its loss.
+
+    Attributes:
+        number: of its tensor.
+        gradient: whether that tensor has a gradient.
+        coefficient: the number that it is multiplied by.
+        divisor: None for a sum.
+        divided: whether the tensor has been divided by the count of its micro-batch.
+        least: of a count, the lower bound that the loss gives it.
+        summed: computes the sum instead of the mean, for use if the count is 0.
+    """
+
+    number: int
+    gradient: bool
+    coefficient: float | Tensor = 1.0
+    divisor: Divisor | None = None
+    divided: bool = False
+    least: float = 0.0
+    summed: Callable[[Values], Tensor] | None = None
+
+
+class Sum(NamedTuple):
+    """A sum of parts plus a number ``shift``, which is added once per mini-batch."""
+
+    parts: tuple[Part, ...]
+    shift: float | Tensor = 0.0
+
+    def plus(self, other: Sum) -> Sum:
+        """Return the sum of both."""
+        return Sum((*self.parts, *other.parts), self.shift + other.shift)
+
+    def scaled(self, scale: Callable[[Any], Any]) -> Sum:
+        """Apply ``scale``, which multiplies or divides by a constant, to all parts and to the shift."""
+        parts = tuple(part._replace(coefficient=scale(part.coefficient)) for part in self.parts)
+        return Sum(parts, scale(self.shift))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a single sum over samples, undivided and without an added number."""
+        plain = not isinstance(self.shift, Tensor) and not self.shift
+        return plain and len(self.parts) == 1 and self.parts[0].divisor is None
+
+
+def combined(operation: Operation) -> Sum:
+    """Return the result of a torch call whose arguments include sums of terms.
 
     Raises:
         LostError: it is no sum of such terms times numbers, so that micro-batches of the result would not add up.
     """
-    if any(rows for _, rows in call.operands):
+    if any(rows for _, rows in operation.operands):
         raise LostError("combines a sum over samples with single samples")
-    first = call.states[0]
-    if isinstance(first, Terms) and call.name in _CONVERSIONS and not call.result.dim():
-        return first.detached() if call.name == "detach" else first
-    if isinstance(first, Terms) and call.name in ("neg", "negative"):
+    name, first = operation.name, operation.states[0]
+    if isinstance(first, Sum) and name in _CONVERSIONS and not operation.results[0].dim():
+        return (
+            Sum(tuple(part._replace(gradient=False) for part in first.parts)) if name == "detach" else first
+        )
+    if isinstance(first, Sum) and name in ("neg", "negative"):
         return first.scaled(operator.neg)
-    if isinstance(first, Terms) and (least := least_of(call)) is not None:
-        return _at_least(first, least)
-    if call.kwargs or len(call.leaves) != 2:
+    if isinstance(first, Sum) and name in ("clamp", "clip", "clamp_min"):
+        return _at_least(operation, first)
+    if operation.call.kwargs or len(operation.values) != 2:
         raise LostError("is no sum of terms times numbers")
     one, other = (
-        state if isinstance(state, Terms) else _number(leaf)
-        for leaf, state in zip(call.leaves, call.states, strict=True)
+        state if isinstance(state, Sum) else _number(value, operation.is_written)
+        for value, state in zip(operation.values, operation.states, strict=True)
     )
-    if call.name in ("rsub", "__rsub__"):
+    if name in ("rsub", "__rsub__"):
         one, other = other, one
-    if call.name in ("add", "__radd__"):
-        return _terms(one).plus(_terms(other))
-    if call.name in ("sub", "subtract", "rsub", "__rsub__"):
-        return _terms(one).plus(_terms(other).scaled(operator.neg))
-    if isinstance(one, Terms) and isinstance(other, Terms):
-        return _quotient(call, one, other)
-    return _scaled(call, one, other, count_of)
+    if isinstance(one, Sum) and name in DIVISIONS:
+        return _quotient(operation, one, other)
+    if operation.scaled:
+        raise LostError("takes the number of samples")
+    if name in ("add", "__radd__"):
+        return _sum(one).plus(_sum(other))
+    if name in ("sub", "subtract", "rsub", "__rsub__"):
+        return _sum(one).plus(_sum(other).scaled(operator.neg))
+    if name in ("mul", "multiply", "__rmul__") and not (isinstance(one, Sum) and isinstance(other, Sum)):
+        terms, number = (one, other) if isinstance(one, Sum) else (other, one)
+        return _sum(terms).scaled(lambda part: part * number)
+    raise LostError("is no sum of terms times numbers, as it multiplies or divides by a sum over samples")
 
 
-def _scaled(call: Call, one: Any, other: Any, count_of: Callable[[float], Count | None]) -> Terms:
-    """Return a product or a quotient of terms and a number."""
-    if call.name in ("mul", "multiply", "__rmul__"):
-        terms, number = (one, other) if isinstance(one, Terms) else (other, one)
-        return _terms(terms).scaled(lambda part: part * number)
-    if call.name not in DIVISIONS or not isinstance(one, Terms):
-        raise LostError("is no sum of terms times numbers")
-    if type(other) in (int, float) and is_sum(one) and (count := count_of(other)) is not None:
-        return Terms((one.terms[0]._replace(divisor=count),))
-    return one.scaled(lambda part: part / other)
+def _quotient(operation: Operation, one: Sum, other: Any) -> Sum:
+    """Return a sum that is divided by a constant, by a number of samples, or by a count: a sum without a gradient."""
+    if isinstance(other, Sum):
+        if not one.is_plain or not other.is_plain:
+            raise LostError(
+                "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
+            )
+        (count,) = other.parts
+        if count.gradient:
+            raise LostError("divides by a sum over samples that has a gradient")
+        number, factor = count.number, count.coefficient
+        divisor = Divisor(lambda values: on_host(values(number).detach() * factor), (number,), count.least)
+    elif operation.scaled:
+        if not one.is_plain:
+            raise LostError("takes the number of samples: divide a sum over samples by it alone")
+        divisor = Divisor(lambda _: float(other))
+    else:
+        return one.scaled(lambda part: part / other)
+    return Sum((one.parts[0]._replace(divisor=divisor),))
 
 
-def least_of(call: Call) -> float | None:
-    """Return the lower bound in a call such as ``count.clamp(min=1)``; None for other calls."""
-    if call.name not in ("clamp", "clip", "clamp_min") or call.argument(2, "max") is not None:
-        return None
-    least = call.argument(1, "min")
-    return float(least) if isinstance(least, int | float) else None
+def _at_least(operation: Operation, terms: Sum) -> Sum:
+    """Return a count, of which a number takes the place if that of the mini-batch is smaller."""
+    least = operation.argument(1, "min")
+    is_count = terms.is_plain and not terms.parts[0].gradient
+    if not is_count or not isinstance(least, int | float) or operation.argument(2, "max") is not None:
+        raise LostError("bounds a sum over samples that is no count, or bounds one from above")
+    return Sum((terms.parts[0]._replace(least=float(least)),))
 
 
-def _at_least(terms: Terms, least: float) -> Terms:
-    """Return a count, of which ``least`` takes the place if that of the mini-batch is smaller."""
-    if not is_sum(terms) or terms.terms[0].tensor.requires_grad:
-        raise LostError("bounds a sum over samples that is no count")
-    return Terms((terms.terms[0]._replace(least=least),))
+def _sum(part: Sum | float | Tensor) -> Sum:
+    return part if isinstance(part, Sum) else Sum((), part)
 
 
-def is_sum(terms: Terms) -> bool:
-    """Return True for a single undivided term without an added number."""
-    plain = not isinstance(terms.shift, Tensor) and not terms.shift
-    return plain and len(terms.terms) == 1 and terms.terms[0].divisor is None
-
-
-def _quotient(call: Call, one: Terms, other: Terms) -> Terms:
-    """Return a sum that is divided by a count, which is another sum and has no gradient."""
-    if call.name not in DIVISIONS or not is_sum(one) or not is_sum(other):
-        raise LostError(
-            "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
-        )
-    (term,), (count,) = one.terms, other.terms
-    if count.tensor.requires_grad:
-        raise LostError("divides by a sum over samples that has a gradient")
-    factor, replay = count.coefficient, call.replay_of(call.leaves[1])
-    divisor = Count(
-        on_host(count.tensor.detach() * factor),
-        replay and (lambda *step: on_host(replay(*step))),  # computes the coefficient as well
-        least=count.least,
-    )
-    return Terms((term._replace(divisor=divisor),))
-
-
-def _terms(part: Terms | float | Tensor) -> Terms:
-    return part if isinstance(part, Terms) else Terms((), part)
-
-
-def _number(leaf: Any) -> float | Tensor:
-    """Return a constant: a number, or a tensor without dimensions, which the loss may write later."""
-    if type(leaf) in (int, float):
-        return leaf
-    if isinstance(leaf, Tensor) and not leaf.dim() and not leaf.requires_grad:
-        return leaf.detach().clone()
+def _number(value: Any, is_written: bool) -> float | Tensor:
+    """Return a constant: a number, or a tensor without dimensions."""
+    if type(value) in (int, float):
+        return value
+    if is_written:
+        raise LostError("takes a tensor that the loss writes afterwards")
+    if isinstance(value, Tensor) and not value.dim() and not value.requires_grad:
+        return value.detach().clone()
     raise LostError("is no sum of terms times numbers")

@@ -1,8 +1,8 @@
-"""The terms of a micro-batch's loss: scalars, each with the count that it is divided by."""
+"""The terms of the loss of a micro-batch: scalars, each with the count that it is divided by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,14 +40,12 @@ class Term(NamedTuple):
         coefficient: the number that it is multiplied by.
         divisor: what it is divided by; None for a sum, which is not.
         divided: whether ``tensor`` has been divided by the part of the count of its micro-batch.
-        least: of a count, what the loss takes in its place if that is larger.
     """
 
     tensor: Tensor
     coefficient: float | Tensor = 1.0
     divisor: Count | None = None
     divided: bool = False
-    least: float = 0.0
 
     @property
     def empty(self) -> bool | Tensor:
@@ -71,6 +69,11 @@ class Term(NamedTuple):
             return 0.0
         return self.coefficient * share / total if total else float("inf")
 
+    def without_graph(self, tensor: Tensor) -> Term:
+        """Return a copy with a detached tensor that requires a gradient if this one does, and without a replay."""
+        leaf = tensor.detach().requires_grad_(self.tensor.requires_grad)
+        return self._replace(tensor=leaf, divisor=self.divisor and self.divisor._replace(replay=None))
+
 
 class Terms(NamedTuple):
     """A sum of terms plus a number ``shift``, which is added once per mini-batch."""
@@ -78,18 +81,50 @@ class Terms(NamedTuple):
     terms: tuple[Term, ...]
     shift: float | Tensor = 0.0
 
-    def plus(self, other: Terms) -> Terms:
-        """Return the sum of both."""
-        return Terms((*self.terms, *other.terms), self.shift + other.shift)
 
-    def scaled(self, scale: Callable[[Any], Any]) -> Terms:
-        """Apply ``scale``, which multiplies or divides by a constant, to all terms and to the shift."""
-        terms = tuple(term._replace(coefficient=scale(term.coefficient)) for term in self.terms)
-        return Terms(terms, scale(self.shift))
+class MicroBatchLoss(NamedTuple):
+    """The loss of one micro-batch.
 
-    def detached(self) -> Terms:
-        """Return the sum with detached tensors."""
-        return Terms(tuple(term._replace(tensor=term.tensor.detach()) for term in self.terms), self.shift)
+    Attributes:
+        value: what the loss function returned, for a report.
+        sum: what it is made of. Gradients enter at the tensors of its terms.
+        key: equal for micro-batches whose losses were computed alike.
+    """
+
+    value: Tensor
+    sum: Terms
+    key: Hashable = None
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """The tensors from which the backward starts."""
+        return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
+
+    def without_graph(self) -> MicroBatchLoss:
+        """Return a copy with detached tensors, which do not keep the graph alive, and without replays."""
+        value = without_slack(self.value.detach())
+        # The loss is often its only term.
+        terms = [
+            term.without_graph(value if term.tensor is self.value else without_slack(term.tensor.detach()))
+            for term in self.sum.terms
+        ]
+        return MicroBatchLoss(value, Terms(tuple(terms), self.sum.shift), self.key)
+
+    def on_host(self) -> MicroBatchLoss:
+        """Return a copy of :meth:`without_graph` in host memory, to send to other processes."""
+        terms = [
+            term.without_graph(term.tensor.detach().cpu())._replace(
+                coefficient=_cpu(term.coefficient),
+                divisor=term.divisor and term.divisor._replace(value=_cpu(term.divisor.value), replay=None),
+            )
+            for term in self.sum.terms
+        ]
+        # Without the key, which holds identities.
+        return MicroBatchLoss(self.value.cpu(), Terms(tuple(terms), _cpu(self.sum.shift)))
+
+
+def _cpu(number: Any) -> Any:
+    return number.cpu() if isinstance(number, Tensor) else number
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
 from .costs.stage_links import StageLinks
-from .export import Export
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .planner import micro_batches_worth_trying, plan
+from .plans.export import Export
 from .plans.options import PlanOptions
 from .plans.plan import Plan
 from .plans.prediction import Alternative, Prediction
@@ -21,8 +21,7 @@ from .request import check_options
 from .suggestions import InfeasiblePlanError, Suggestion
 
 if TYPE_CHECKING:
-    from ..graph_partition.infeasible import CutDoesNotFit
-    from ..graph_partition.partition import Cut, cut
+    from ..graph_partition.partition import Cut, CutDoesNotFit, cut
 
 __all__ = [
     "Alternative",

@@ -13,15 +13,15 @@ from schedules import Kind, Schedule, Timeline, split_overlaps
 
 from ..cluster import Cluster
 from ..input_error import InputError
-from ..profiling import Costs, LayerCost, Profile, Timing
+from ..profiling import Profile
 from .costs.layer_ranges import ChainCosts
-from .overhead import with_overhead
 from .planner import plan as make_plan
 from .plans.plan import Plan
 from .plans.searched_order import SEARCH
 
 Traces = Timeline | Sequence[Timeline]
-_MEASURED = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})
+_FORWARDS = frozenset({Kind.F, Kind.RECOMPUTE})
+_BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W})
 
 
 def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
@@ -40,9 +40,18 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
         ValueError: there is no trace, or a trace is empty or has another schedule; or the profile has other layers, or
             no costs for the plan's number of micro-batches.
     """
-    _check_layers(profile, plan)
+    known = [info.name for info in profile.layers]
+    planned = [name for stage in plan.stages for name in stage.layers]
+    if known != planned:
+        only = [name for name in (*known, *planned) if (name in known) != (name in planned)]
+        where = f"{only[0]!r} is only in one of them" if only else "their order is another"
+        raise InputError(f"the layers of the profile are not those of the plan: {where}")
+    if plan.profile is not None and plan.profile.fingerprint != profile.fingerprint:
+        raise InputError(
+            "the profile is of another model than the plan: their layers differ though not in name"
+        )
     measured = _stage_seconds(plan, profile, _checked_traces(plan, trace))
-    predicted, _ = with_overhead(profile, plan.cluster)
+    predicted, _ = plan.model_copy(update={"profile": profile}).with_overhead()
     costs = ChainCosts(predicted, predicted.at(plan.micro_batches))
     # If a stage splits most of its backwards, its measured seconds include split_seconds.
     rows = plan.build_schedule().actions
@@ -60,7 +69,16 @@ def refine(profile: Profile, plan: Plan, trace: Traces) -> Profile:
             backward_seconds * device.speed / backward if backward else 1.0,
         )
         factors += [factor] * len(stage.layers)
-    update: dict[str, Any] = {"costs": tuple(_scaled(each, factors) for each in profile.costs)}
+    scaled = tuple(
+        entry.model_copy(
+            update={
+                "layers": tuple(cost.scaled(*each) for cost, each in zip(entry.layers, factors, strict=True)),
+                "loss": entry.loss.scaled(*factors[-1]),
+            }
+        )
+        for entry in profile.costs
+    )
+    update: dict[str, Any] = {"costs": scaled}
     if profile.roofline is not None:  # the times were estimates
         notes = tuple(note for note in profile.notes if note != profile.roofline.note)
         update |= {"roofline": None, "notes": notes}
@@ -84,63 +102,43 @@ def replan(
         cluster: the devices; None for the cluster of the plan.
         options: keywords of :func:`plan` to change. All other keywords are those of the first request
             (``plan.constraints``); ``schedule="auto"`` chooses again. ``chunks`` is reset if ``schedule`` changes. A
-            plan written by hand keeps its schedule, chunks, replicas and number of micro-batches.
+            plan without a profile, written by hand, keeps its schedule, chunks, replicas and micro-batches.
 
     Raises:
         ValueError: as :func:`refine` and :func:`plan` do, or ``profile`` is None and the plan has no profile.
         InfeasiblePlanError: as :func:`plan` does.
     """
-    profile = profile or plan.profile
+    profile, keywords = profile or plan.profile, vars(plan.constraints).copy()
     if profile is None:
         raise InputError(
             "this plan holds no profile: give the one to refine, as in replan(plan, trace, profile=...)"
         )
+    if plan.profile is None:
+        keywords |= {
+            "schedule": plan.schedule,
+            "micro_batches": plan.micro_batches,
+            "replicas": plan.replicas,
+        }
+        keywords["chunks"] = plan.chunks if plan.chunks > 1 and plan.schedule != SEARCH else None
+        keywords["compress"] = plan.cluster.compressed or None
     refined = refine(profile, plan, trace)
-    keywords = vars(plan.constraints) | ({} if plan.fingerprint else _by_hand(plan))
     if options.get("schedule", keywords["schedule"]) != keywords["schedule"]:
         keywords["chunks"] = None  # use the default of the new schedule
     return make_plan(refined, cluster or plan.cluster, **{**keywords, **options})
 
 
-def _by_hand(plan: Plan) -> dict[str, Any]:
-    """Return the keywords of :func:`plan` that request the properties of a plan written by hand."""
-    return {
-        "schedule": plan.schedule,
-        "micro_batches": plan.micro_batches,
-        "chunks": plan.chunks if plan.chunks > 1 and plan.schedule != SEARCH else None,
-        "replicas": plan.replicas,
-        "compress": plan.cluster.compressed or None,
-    }
-
-
-def _check_layers(profile: Profile, plan: Plan) -> None:
-    known = [info.name for info in profile.layers]
-    planned = [name for stage in plan.stages for name in stage.layers]
-    if known != planned:
-        only = [name for name in (*known, *planned) if (name in known) != (name in planned)]
-        where = f"{only[0]!r} is only in one of them" if only else "their order is another"
-        raise InputError(f"the layers of the profile are not those of the plan: {where}")
-    if plan.fingerprint not in ("", profile.fingerprint):
-        raise InputError(
-            "the profile is of another model than the plan: their layers differ though not in name"
-        )
-
-
 def _checked_traces(plan: Plan, trace: Traces) -> list[Timeline]:
     """Return the trace as a list of measured steps, after checking that they are steps of the plan."""
-    if trace is None:
-        raise InputError("there is no trace: make the Pipeline with trace=True and run a step first")
-    traces = [trace] if isinstance(trace, Timeline) else list(trace)
+    traces = [trace] if isinstance(trace, Timeline) else list(trace or ())
     if not traces:
-        raise InputError("there is no trace: give at least one measured step")
+        raise InputError("there is no trace: make the Pipeline with trace=True and run a step first")
     for number, step in enumerate(traces):
-        if not isinstance(step, Timeline):
-            raise InputError(f"trace {number} is no Timeline but {step!r:.80}")
         which = "the trace" if len(traces) == 1 else f"trace {number}"
-        if not any(step.schedule.actions) or not step.makespan > 0:
-            raise InputError(f"{which} is empty: nothing in it takes time")
-        if not all(math.isfinite(time) for rows in (step.starts, step.ends) for row in rows for time in row):
-            raise InputError(f"{which} has times that are no numbers")
+        if not isinstance(step, Timeline):
+            raise InputError(f"{which} is no Timeline but {step!r:.80}")
+        times = [time for rows in (step.starts, step.ends) for row in rows for time in row]
+        if not all(map(math.isfinite, times)) or not (times and step.makespan > 0):
+            raise InputError(f"{which} is empty, or has times that are no numbers")
         if difference := step_difference(step.schedule, plan):
             raise InputError(f"{which} is not a step of this plan: {difference}")
     return traces
@@ -160,8 +158,6 @@ def step_difference(traced: Schedule, plan: Plan) -> str:
                     f"action {place} of device {device} is {ran or 'none'}, the plan's {expected or 'none'} "
                     f"(schedule {planned.name!r})"
                 )
-    if traced.device_of != planned.device_of:
-        return f"its stages are on devices {list(traced.device_of)}, the plan's on {list(planned.device_of)}"
     return ""
 
 
@@ -170,53 +166,29 @@ def _stage_seconds(plan: Plan, profile: Profile, traces: Sequence[Timeline]) -> 
 
     Each value is the median over micro-batches, steps and replicas, without the overhead of an action. Seconds of other
     replicas are scaled to the device speeds of the first replica; seconds of unequal micro-batches are scaled to the
-    mean size. For a recomputing stage, the forward is the mean of both runs. I and W are added to one backward.
+    mean size. A recomputed forward counts as a forward. I and W are added to one backward.
     """
     stages = len(plan.stages)
     devices = [plan.cluster.device(stage.device) for stage in plan.all_stages]
     scale = profile.at(plan.micro_batches).scale or [1.0] * plan.micro_batches
-    # (kind, stage) -> seconds of each micro-batch, step and replica.
-    seconds: defaultdict[tuple[Kind, int], list[float]] = defaultdict(list)
+    forwards: defaultdict[int, list[float]] = defaultdict(list)
+    backwards: defaultdict[int, list[float]] = defaultdict(list)
     for trace in traces:
-        backwards: defaultdict[tuple[int, int], float] = defaultdict(float)
+        parts: defaultdict[tuple[int, int], float] = defaultdict(float)
         for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
             for action, start, end in zip(row, starts, ends, strict=True):
-                if action.kind not in _MEASURED or action.micro_batch is None:
+                if action.micro_batch is None or action.kind not in _FORWARDS | _BACKWARDS:
                     continue
                 stage, device = action.stage % stages, devices[action.stage]
                 compute = max(0.0, end - start - device.action_seconds) * device.speed / devices[stage].speed
                 compute /= scale[action.micro_batch] or 1.0
-                if action.kind in (Kind.F, Kind.RECOMPUTE):
-                    seconds[action.kind, stage].append(compute)
+                if action.kind in _FORWARDS:
+                    forwards[stage].append(compute)
                 else:
-                    backwards[stage, action.micro_batch] += compute
-        for (stage, _), compute in backwards.items():
-            seconds[Kind.B, stage].append(compute)
-    medians = {key: median(values) for key, values in seconds.items()}
+                    parts[stage, action.micro_batch] += compute
+        for (stage, _), compute in parts.items():
+            backwards[stage].append(compute)
     return [
-        (
-            (medians[Kind.F, stage] + medians.get((Kind.RECOMPUTE, stage), medians[Kind.F, stage])) / 2,
-            medians.get((Kind.B, stage), 0.0),
-        )
+        (median(forwards[stage]), median(backwards[stage]) if stage in backwards else 0.0)
         for stage in range(stages)
     ]
-
-
-def _scaled(costs: Costs, factors: Sequence[tuple[float, float]]) -> Costs:
-    """Return the costs with forward and backward of each layer scaled; the loss gets the factors of the last layer."""
-    layers = tuple(_scaled_cost(cost, *factor) for cost, factor in zip(costs.layers, factors, strict=True))
-    return costs.model_copy(update={"layers": layers, "loss": _scaled_cost(costs.loss, *factors[-1])})
-
-
-def _scaled_cost(cost: LayerCost, forward: float, backward: float) -> LayerCost:
-    def times(timing: Timing, factor: float) -> Timing:
-        return Timing(seconds=timing.seconds * factor, spread=timing.spread * factor)
-
-    return cost.model_copy(
-        update={
-            "forward": times(cost.forward, forward),
-            "backward_input": times(cost.backward_input, backward),
-            "backward_weight": times(cost.backward_weight, backward),
-            "split_seconds": None if cost.split_seconds is None else cost.split_seconds * backward,
-        }
-    )

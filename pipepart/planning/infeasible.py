@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ..units import counted, format_bytes
 from .plans.plan import Plan
-from .plans.stage_plan import StagePlan
 from .request import Request
 
 
@@ -41,26 +37,15 @@ class DoesNotFit(ValueError):
 
 
 def exceeds_memory(request: Request) -> bool:
-    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory in every cut.
-
-    With one stage per device, a device holds at most the largest run of consecutive layers that fits its memory.
-    """
+    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory of the devices."""
     limits = [device.memory_bytes for device in request.cluster.devices]
     room = [limit for limit in limits if limit is not None]
-    if len(room) < len(limits):
-        return False
     profile = request.profile
     layers = [
         info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
         for info in profile.layers
     ]
-    if max(layers) > max(room):
-        return True
-    sums = np.cumsum([0, *layers])
-    if not request.searches_orders and all(request.chunks_of(name) == 1 for name in request.schedules):
-        last = {limit: np.searchsorted(sums, sums + limit, "right") - 1 for limit in set(room)}
-        room = [int((sums[last[limit]] - sums).max()) for limit in room]
-    return int(sums[-1]) > sum(room)
+    return len(room) == len(limits) and (max(layers) > max(room) or sum(layers) > sum(room))
 
 
 def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
@@ -82,14 +67,18 @@ def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
     need, deficit = needs[name], deficits[name]
     static = sum(stage.static_bytes for stage in stages.values())
     transient = max(stage.transient_bytes for stage in stages.values())
-    spans = [f"{number} ({_span(stage.layers)})" for number, stage in stages.items()]
-    where = f"{name} with stages {' and '.join(spans)}" if len(stages) > 1 else f"stage {spans[0]} on {name}"
+    spans = [
+        f"{number} ({' to '.join(dict.fromkeys((stage.layers[0], stage.layers[-1])))})"
+        for number, stage in stages.items()
+    ]
+    modes = sorted({f"recompute={stage.recompute!r}" for stage in stages.values()} - {"recompute='never'"})
+    modes += ["offload='stash'"] if any(stage.mode == "offload" for stage in stages.values()) else []
     text = (
         f"with {counted(len(nearest.stages), 'stage')}, {counted(nearest.micro_batches, 'micro-batch', 'es')} and "
-        f"schedule {nearest.schedule!r}, {where} is short by {counted(deficit, 'byte')} "
+        f"schedule {nearest.schedule!r}, stage {' and '.join(spans)} on {name} is short by {counted(deficit, 'byte')} "
         f"{'at best' if deficit == least_deficit else 'in the best cut found'}: it needs {need} ({format_bytes(need)}: "
         f"{format_bytes(static)} of parameters, gradients, optimizer state and buffers, "
-        f"{format_bytes(need - static - transient)} kept for {_backwards(list(stages.values()))}, "
+        f"{format_bytes(need - static - transient)} kept for backwards{''.join(f' ({mode})' for mode in modes)}, "
         f"{format_bytes(transient)} of workspace) and has {need - deficit} ({format_bytes(need - deficit)})"
     )
     also = [
@@ -98,16 +87,3 @@ def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
     if also:
         text += f"; also short: {', '.join(also)}"
     return Infeasible(text, max(stages, key=lambda number: stages[number].memory_bytes), deficit, nearest)
-
-
-def _span(layers: Sequence[str]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
-
-
-def _backwards(stages: Sequence[StagePlan]) -> str:
-    modes = sorted({stage.recompute for stage in stages} - {"never"})
-    suffix = "".join(f" (recompute={mode!r})" for mode in modes)
-    suffix += " (offload='stash')" if any(stage.mode == "offload" for stage in stages) else ""
-    if len(stages) > 1:
-        return f"their backwards{suffix}"
-    return f"the backward of {counted(stages[0].in_flight, 'micro-batch', 'es')}{suffix}"

@@ -7,7 +7,6 @@ import warnings
 from torch import nn
 
 from ..capture import Chain, LayerInfo, describe
-from ..units import format_bytes
 from .plans.plan import Plan
 
 _SHOWN = 5
@@ -52,24 +51,22 @@ def model_changes(plan: Plan, model: nn.Module | Chain) -> list[str]:
     """
     if plan.profile is None:
         return []
-    before = {info.name: info for info in plan.profile.layers}
-    now = {info.name: info for info in describe(model)}
+    before = {info.name: _facts(info) for info in plan.profile.layers}
+    now = {info.name: _facts(info) for info in describe(model)}
     changes = [
-        f"layer {name!r} ({was.description}) is gone" for name, was in before.items() if name not in now
+        f"layer {name!r} ({facts['module']}) is gone" for name, facts in before.items() if name not in now
     ]
     changes += [
-        f"layer {name!r} ({info.description}) is new" for name, info in now.items() if name not in before
+        f"layer {name!r} ({facts['module']}) is new" for name, facts in now.items() if name not in before
     ]
-    common = [name for name in now if name in before]
-    places = zip(common, [name for name in before if name in now], strict=True)
-    moved = [(name, former) for name, former in places if name != former]
-    changes += [f"layer {name!r} stands where layer {former!r} was" for name, former in moved[:1]]
-    for name in common:
-        facts, former_facts = _facts(now[name]), _facts(before[name])
-        different = [what for what in facts if facts[what] != former_facts[what] and former_facts[what]]
-        if different:  # report the first only: it explains the rest, as a new dtype also changes bytes
-            what = different[0]
-            changes.append(f"layer {name!r}: {what} now {facts[what]}, before {former_facts[what]}")
+    for name, facts in now.items():
+        for what, former in before.get(name, {}).items():
+            if former and facts[what] != former:
+                changes.append(f"layer {name!r}: {what} now {facts[what]}, before {former}")
+                break  # the first difference explains the rest, as a new dtype also changes bytes
+    if before.keys() == now.keys() and list(before) != list(now):
+        name, former = next(pair for pair in zip(now, before, strict=True) if pair[0] != pair[1])
+        changes.append(f"layer {name!r} stands where layer {former!r} was")
     return changes
 
 
@@ -80,10 +77,6 @@ def _facts(info: LayerInfo) -> dict[str, str]:
         "class": info.kind,
         "dtype": " and ".join(info.dtypes),
         "tensors shared with": ", ".join(map(repr, info.shares_with)) or "none",
-        "parameters": _size(info.parameter_bytes),
-        "trained parameters": _size(info.gradient_bytes),
+        "parameters": f"{info.parameter_bytes} bytes",
+        "trained parameters": f"{info.gradient_bytes} bytes",
     }
-
-
-def _size(size: int) -> str:
-    return f"{size} bytes" if size < 1024 else f"{size} bytes ({format_bytes(size)})"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..cluster import Cluster, Device, Link
-from ..profiling import LayerCost, Overhead, Profile, Timing
+from ..profiling import LayerCost, Overhead, Profile
 
 _LinkOrPair = TypeVar("_LinkOrPair", bound=Link)
 
@@ -79,16 +79,4 @@ def serial_seconds(profile: Profile, micro_batches: int) -> float:
 def _slower(cost: LayerCost, overhead: Overhead, devices: int, threads: int) -> LayerCost:
     """Return the cost of a layer while ``devices`` CPU devices compute at once, each with ``threads`` threads."""
     factor = overhead.slowdown(cost.slowdown, devices, threads)
-
-    def scaled(timing: Timing) -> Timing:
-        return Timing(seconds=timing.seconds * factor, spread=timing.spread * factor)
-
-    return cost.model_copy(
-        update={
-            "forward": scaled(cost.forward),
-            "backward_input": scaled(cost.backward_input),
-            "backward_weight": scaled(cost.backward_weight),
-            "split_seconds": None if cost.split_seconds is None else cost.split_seconds * factor,
-            "slowdown": factor,
-        }
-    )
+    return cost.scaled(factor, factor).model_copy(update={"slowdown": factor})

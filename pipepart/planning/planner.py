@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from schedules.searching.clock import Clock
@@ -20,12 +21,13 @@ from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
 from .search.strategies import SECONDS, infeasible_candidates, search
-from .suggestions import InfeasiblePlanError, find_suggestions
+from .suggestions import Changes, InfeasiblePlanError, Suggestion
 
 # If no plan fits: time to find the reason and changes that fit, as a share of the time limit of the search. If the
 # request sets ``seconds``, the rest of the search's time may be used as well.
 EXPLAINING_SHARE = 0.2
 _REASON_SHARE = 0.25  # share of the explaining time for the reason
+_IMPROVING_SECONDS = 1.0  # time to plan changes that may give a shorter step
 
 
 def plan(
@@ -139,8 +141,32 @@ def plan(
     nearest = _nearest(request, clock)
     if nearest.plan is not None and nearest.plan.fits:
         return nearest.plan  # the cut search overestimates memory, as it bounds many cuts at once
-    suggestions = find_suggestions(profile, cluster, options, nearest, _planned, clock)
+    suggestions = Changes(profile, cluster, options, _planned, clock).that_fit(nearest)
     raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
+
+
+def shorter_steps(plan: Plan, edited: bool) -> list[Suggestion]:
+    """Return changes of a plan's request that give a shorter step under its schedule, the shortest step first.
+
+    Args:
+        plan: with a profile, whose costs may have changed since it was planned.
+        edited: True to try the unchanged request as well: the plan is not the fastest for its costs.
+    """
+    assert plan.profile is not None
+    asked = replace(
+        plan.constraints,
+        schedule=plan.schedule,
+        micro_batches=plan.micro_batches,
+        chunks=plan.chunks if plan.chunks > 1 else None,
+        replicas=plan.replicas,
+    )
+    changes = Changes(plan.profile, plan.cluster, asked, _planned, Clock(_IMPROVING_SECONDS))
+    known = {alternative.micro_batches for alternative in plan.alternatives}
+    tried = [asked] if edited else []
+    tried += [
+        each for each in changes.single(asked) if each.micro_batches not in known - {plan.micro_batches}
+    ]
+    return [each for each in changes.planned(tried) if each.step_seconds < plan.predicted.step_seconds]
 
 
 def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
@@ -157,15 +183,11 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
         fastest = search(request, clock, progress)
     if fastest is None:
         raise DoesNotFit(request)
-    computing = most_on_a_host(fastest.workers)
-    if fastest.profile is None or computing == most_on_a_host(cluster.devices):
-        return fastest
-    # The search took layers to be as slow as beside all devices, and some devices stay unused.
-    costs = with_overhead(profile, cluster, computing)[0].at(fastest.micro_batches)
-    if costs == fastest.profile.at(fastest.micro_batches):
-        return fastest
-    faster = fastest.profile.model_copy(update={"costs": (costs,)})
-    return fastest.model_copy(update={"profile": faster}).predict()
+    # The search took layers to be as slow as beside all devices, and some may stay unused.
+    measured = profile.model_copy(update={"costs": (profile.at(fastest.micro_batches),)})
+    fastest = fastest.model_copy(update={"profile": measured})
+    all_in_use = most_on_a_host(fastest.workers) == most_on_a_host(cluster.devices)
+    return fastest if all_in_use else fastest.predict()
 
 
 def _nearest(request: Request, clock: Clock) -> Infeasible:

@@ -18,7 +18,7 @@ from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .plans.options import PlanOptions
 from .plans.searched_order import SEARCH
-from .stage_modes import check_host_links, check_modes, mode_choices
+from .stage_modes import mode_choices
 
 # Default stages per device of each schedule that ``"auto"`` tries; None for schedules with one stage per device. The
 # simplest schedule comes first: of equally fast plans, the first is chosen.
@@ -174,16 +174,15 @@ def check_arguments(profile: object, cluster: object, options: PlanOptions) -> N
         raise InputTypeError(
             f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
         )
-    check_options(options, len(cluster))
-    check_host_links(cluster, options.offload)
-    compressed_tiers(options.compress, cluster)
+    check_options(options, cluster)
 
 
-def check_options(options: PlanOptions, devices: int) -> None:
+def check_options(options: PlanOptions, cluster: Cluster) -> None:
     """Check the keywords that need no profile, for example before a model is profiled.
 
     Raises:
-        ValueError: an unknown schedule or recompute mode, or a number that is invalid or too small.
+        ValueError: an unknown schedule or recompute mode, a number that is invalid or too small, keywords that
+            contradict each other, or links that the cluster does not have.
     """
     known, chunks = (*CHUNKS, *ASYNCHRONOUS, *BIDIRECTIONAL), options.chunks
     if options.schedule not in ("auto", SEARCH, *known):
@@ -200,12 +199,14 @@ def check_options(options: PlanOptions, devices: int) -> None:
         if value != free and not is_count(value):
             also = f"{free!r} or " if free else ""
             raise InputError(f"{name} must be {also}a whole number of at least 1, got {value!r}")
-    check_modes(options.recompute, options.offload, options.schedule in ASYNCHRONOUS)
+    if options.offload == "stash":
+        _check_offload(options, cluster)
+    compressed_tiers(options.compress, cluster)
     if options.seconds is not None and not (
         isinstance(options.seconds, int | float) and 0 < options.seconds < math.inf
     ):
         raise InputError(f"seconds must be None or a finite number above 0, got {options.seconds!r}")
-    _replicas(options.replicas, devices)
+    _replicas(options.replicas, len(cluster))
     if options.reduction == "batch" and (
         options.replicas != 1
         or options.schedule == SEARCH
@@ -242,6 +243,26 @@ def refuse_asynchronous(schedule: str) -> None:
             f"schedule {schedule!r} is asynchronous and wants an optimizer a stage: make the pipeline with "
             "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
+
+
+def _check_offload(options: PlanOptions, cluster: Cluster) -> None:
+    """Check that all stages can offload their stashes, and that the seconds for this can be predicted."""
+    if options.recompute not in ("auto", "never"):
+        raise InputError(
+            f"offload='stash' keeps the stashes of all stages on their hosts, and recompute={options.recompute!r} "
+            "makes them again: choose one of the two"
+        )
+    if options.schedule in ASYNCHRONOUS:
+        raise InputError(
+            "offload='stash' is not possible under asynchronous schedules, whose stages keep versions of their "
+            "weights: choose another schedule"
+        )
+    for device in cluster.devices:
+        if device.host_bandwidth is None and device.torch_device != "cpu":
+            raise InputError(
+                f"offload='stash' needs the bandwidth between {device.name!r} and its host, host_bandwidth of the "
+                "device: describe it, as Cluster.parse(..., host_link='25GB/s') does"
+            )
 
 
 def _check_pins(pins: Mapping[int, int], profile: Profile, stages: int, schedule: str, devices: int) -> None:

@@ -1,9 +1,9 @@
-"""InfeasiblePlanError: raised if no plan fits the memory; has the reason and planned changes that fit."""
+"""Changes of a request, each planned: those that fit if nothing else does, and those that give a shorter step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schedules.searching.clock import Clock
@@ -29,7 +29,7 @@ Planner = Callable[[Profile, Cluster, PlanOptions, Clock], Plan]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change of the request that makes the model fit.
+    """A change of a request, and the plan that it gives.
 
     Attributes:
         options: keywords of :func:`pipepart.plan` to change.
@@ -125,53 +125,17 @@ def shown_of(suggestions: Sequence[Suggestion]) -> list[Suggestion]:
     return shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 1], shown[-1]]
 
 
-def find_suggestions(
-    profile: Profile, cluster: Cluster, options: PlanOptions, nearest: Infeasible, make: Planner, clock: Clock
-) -> list[Suggestion]:
-    """Return changes of an infeasible request that fit, planned; shortest step first, more devices last.
+@dataclass(frozen=True)
+class Changes:
+    """Plans a request with changes.
 
-    These changes are planned in turn:
-
-    - each change of :func:`_changes` and :func:`_smaller`;
-    - if none fits, 1F1B with recompute and smaller micro-batches, which needs the least memory;
-    - the smallest number of additional devices that is enough, at most three times the devices of the cluster;
-    - if none fits, devices with the memory that the nearest cut needs.
-
-    If the request allows any schedule, the changes are planned for a named schedule, which needs no joint search.
-
-    Args:
+    Attributes:
         profile: of the layers.
         cluster: the devices.
         options: of the request.
-        nearest: the explanation for the cut that lacks the least memory.
         make: plans a request.
         clock: the time limit for all changes; when it is over, no further change is planned.
     """
-    request = _Infeasible(profile, cluster, options, make, clock)
-    simple = "gpipe" if options.reduction == "batch" else "1f1b"
-    any_schedule = options.schedule in ("auto", SEARCH)
-    named = _with_schedule(options, simple, cluster) if any_schedule else options
-    least_memory = replace(_with_schedule(named, simple, cluster), recompute="auto")
-    suggestions = request.that_fit([*_changes(profile, cluster, named), *_smaller(profile, named)])
-    if not suggestions:
-        every_schedule = [] if any_schedule else [replace(options, schedule="auto", recompute="auto")]
-        suggestions = request.that_fit([least_memory, *_smaller(profile, least_memory), *every_schedule])
-    more_devices = request.fewest_devices(named) or (
-        None if suggestions else request.fewest_devices(least_memory)
-    )
-    if more_devices:
-        return [*suggestions, more_devices]
-    if suggestions or nearest.plan is None:
-        return suggestions
-    chunks = nearest.plan.chunks if nearest.plan.chunks > 1 else options.chunks
-    same = replace(options, schedule=nearest.plan.schedule, chunks=chunks)
-    larger_devices = request.planned(same, memory_bytes=max(nearest.plan.predicted.memory_bytes))
-    return [larger_devices] if larger_devices else []
-
-
-@dataclass(frozen=True)
-class _Infeasible:
-    """A request without a plan, and the function that plans its changes; see :func:`find_suggestions`."""
 
     profile: Profile
     cluster: Cluster
@@ -179,7 +143,62 @@ class _Infeasible:
     make: Planner
     clock: Clock
 
-    def planned(
+    def that_fit(self, nearest: Infeasible) -> list[Suggestion]:
+        """Return changes of a request without a plan that fit, shortest step first, more devices last.
+
+        These changes are planned in turn:
+
+        - each change of :meth:`single`;
+        - if none fits, 1F1B with recompute and smaller micro-batches, which needs the least memory;
+        - the smallest number of additional devices that is enough, at most three times the devices of the cluster;
+        - if none fits, devices with the memory that the nearest cut needs.
+
+        If the request allows any schedule, the changes are planned for a named schedule, which needs no joint search.
+
+        Args:
+            nearest: the explanation for the cut that lacks the least memory.
+        """
+        named, frugal = self.options, replace(self._with_schedule(self.options), recompute="auto")
+        if named.schedule in ("auto", SEARCH):
+            named = self._with_schedule(named)
+        suggestions = self.planned(self.single(named))
+        if not suggestions and frugal != named:
+            suggestions = self.planned([frugal, *self.single(frugal)])
+        more_devices = self._fewest_devices(named) or (None if suggestions else self._fewest_devices(frugal))
+        if more_devices or suggestions or nearest.plan is None:
+            return [*suggestions, *([more_devices] if more_devices else [])]
+        chunks = nearest.plan.chunks if nearest.plan.chunks > 1 else self.options.chunks
+        same = replace(self.options, schedule=nearest.plan.schedule, chunks=chunks)
+        larger = self._plan(same, memory_bytes=max(nearest.plan.predicted.memory_bytes))
+        return [larger] if larger else []
+
+    def planned(self, changes: Iterable[PlanOptions]) -> list[Suggestion]:
+        """Plan each change; return those that fit, shortest step first."""
+        suggestions = [each for changed in changes if (each := self._plan(changed))]
+        return sorted(suggestions, key=lambda each: each.step_seconds)
+
+    def single(self, options: PlanOptions) -> Iterator[PlanOptions]:
+        """Yield options with one change: a keyword set free, split ties, schedule 1F1B, or more micro-batches."""
+        free: dict[str, Any] = {"recompute": "auto", "offload": "auto", "stages": "auto", "replicas": 1}
+        if options.recompute == "always":  # needs no more memory than "auto"
+            del free["recompute"]
+        if any(info.shares_with for info in self.profile.layers):
+            free["allow_split_ties"] = True
+        for name, value in free.items():
+            if getattr(options, name) != value:
+                yield replace(options, **{name: value})
+        if options.schedule != "1f1b":
+            yield self._with_schedule(options)
+        measured, limit = {costs.micro_batches for costs in self.profile.costs}, options.max_micro_batches
+        most = max(count for count in measured if count <= (limit or count))
+        if options.micro_batches != "auto":
+            most = options.micro_batches
+        doubles = {most << times for times in range(1, self.profile.batch.bit_length())}
+        for count in sorted(measured | doubles | {self.profile.batch}):
+            if most < count <= self.profile.batch:
+                yield replace(options, micro_batches=count, max_micro_batches=limit and max(limit, count))
+
+    def _plan(
         self, changed: PlanOptions, *, devices: int = 0, memory_bytes: int | None = None
     ) -> Suggestion | None:
         """Plan the changed request; return the suggestion, or None if no plan fits or the time is over."""
@@ -197,19 +216,11 @@ class _Infeasible:
             plan = self.make(profile, cluster, changed, self.clock.part(_SHARE))
         except (DoesNotFit, InputError):  # InputError: options that the changed schedule does not have
             return None
-        changes = {
-            field.name: value
-            for field in fields(PlanOptions)
-            if (value := getattr(changed, field.name)) != getattr(self.options, field.name)
-        }
+        before = vars(self.options)
+        changes = {name: value for name, value in vars(changed).items() if value != before[name]}
         return Suggestion(changes, cluster.devices[len(self.cluster) :], memory_bytes, estimated, plan)
 
-    def that_fit(self, changes: Iterable[PlanOptions]) -> list[Suggestion]:
-        """Plan each change; return the suggestions that fit, shortest step first."""
-        suggestions = [each for changed in changes if (each := self.planned(changed))]
-        return sorted(suggestions, key=lambda each: each.step_seconds)
-
-    def fewest_devices(self, changed: PlanOptions) -> Suggestion | None:
+    def _fewest_devices(self, changed: PlanOptions) -> Suggestion | None:
         """Find the smallest number of additional devices for which a plan fits, by doubling and bisection.
 
         Bisection works as a plan need not use all devices. Returns None if three times the cluster is not enough.
@@ -219,50 +230,21 @@ class _Infeasible:
         most = min(3 * len(self.cluster), len(self.profile.layers) - len(self.cluster))
         low, high, fewest = 0, 1, None
         while low < most and not fewest:
-            fewest = self.planned(changed, devices=high)
+            fewest = self._plan(changed, devices=high)
             if not fewest:
                 low, high = high, min(2 * high, most)
         while fewest and high - low > 1:
             middle = (low + high) // 2
-            fewer = self.planned(changed, devices=middle)
+            fewer = self._plan(changed, devices=middle)
             low, high, fewest = (low, middle, fewer) if fewer else (middle, high, fewest)
         return fewest
 
-
-def _changes(profile: Profile, cluster: Cluster, options: PlanOptions) -> Iterator[PlanOptions]:
-    """Yield options with one change: a limiting keyword set free, split ties allowed, or schedule 1F1B."""
-    free: dict[str, Any] = {"recompute": "auto", "offload": "auto", "stages": "auto", "replicas": 1}
-    if options.recompute == "always":  # needs no more memory than "auto"
-        del free["recompute"]
-    if any(info.shares_with for info in profile.layers):
-        free["allow_split_ties"] = True
-    for name, value in free.items():
-        if getattr(options, name) != value:
-            yield replace(options, **{name: value})
-    if options.schedule != "1f1b":
-        yield _with_schedule(options, "1f1b", cluster)
-
-
-def _with_schedule(options: PlanOptions, name: str, cluster: Cluster) -> PlanOptions:
-    """Return the options with another schedule, which must have one stage per device."""
-    several = is_count(options.stages) and options.stages > len(cluster)
-    return replace(
-        options,
-        schedule=name,
-        chunks=options.chunks and 1,
-        stages="auto" if several else options.stages,
-    )
-
-
-def _smaller(profile: Profile, options: PlanOptions) -> Iterator[PlanOptions]:
-    """Yield options with more micro-batches: profiled numbers, doublings, and micro-batches of one sample."""
-    measured = {costs.micro_batches for costs in profile.costs}
-    limit = options.max_micro_batches
-    if options.micro_batches != "auto":
-        most = options.micro_batches
-    else:
-        most = max(count for count in measured if count <= (limit or count))
-    doubles = {most << times for times in range(1, profile.batch.bit_length())}
-    for count in sorted(measured | doubles | {profile.batch}):
-        if most < count <= profile.batch:
-            yield replace(options, micro_batches=count, max_micro_batches=limit and max(limit, count))
+    def _with_schedule(self, options: PlanOptions) -> PlanOptions:
+        """Return the options with a schedule of one stage per device that needs little memory."""
+        several = is_count(options.stages) and options.stages > len(self.cluster)
+        return replace(
+            options,
+            schedule="gpipe" if options.reduction == "batch" else "1f1b",
+            chunks=options.chunks and 1,
+            stages="auto" if several else options.stages,
+        )

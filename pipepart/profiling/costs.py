@@ -18,6 +18,10 @@ class Timing(Value):
     seconds: Seconds = 0.0
     spread: Seconds = 0.0
 
+    def scaled(self, factor: float) -> Timing:
+        """Return the duration multiplied by a factor."""
+        return Timing(seconds=self.seconds * factor, spread=self.spread * factor)
+
 
 class Overhead(Value):
     """Runtime overhead on the CPU, and the conditions under which slowdowns were measured. Zero by default.
@@ -70,8 +74,8 @@ class LayerCost(Value):
         input_workspace_bytes: temporary memory of action I, as ``workspace_bytes``. None for ``workspace_bytes``.
         weight_workspace_bytes: temporary memory of action W, besides ``deferred_bytes``. None for ``workspace_bytes``.
         deferred_bytes: memory held from I to W: inputs of the operations on weights, and their output gradients.
-        slowdown: factor by which the layer is slower while the other devices of a CPU compute. The seconds in the
-            profile of a plan include it.
+        slowdown: factor by which the layer is slower while the other devices of a CPU compute. The seconds do not
+            include it.
     """
 
     forward: Timing = Timing()
@@ -98,6 +102,17 @@ class LayerCost(Value):
     def seconds(self) -> float:
         """Seconds of forward and backward."""
         return self.forward.seconds + self.backward_seconds
+
+    def scaled(self, forward: float, backward: float) -> LayerCost:
+        """Return the cost with the seconds of the forward and of the backward multiplied by these factors."""
+        return self.model_copy(
+            update={
+                "forward": self.forward.scaled(forward),
+                "backward_input": self.backward_input.scaled(backward),
+                "backward_weight": self.backward_weight.scaled(backward),
+                "split_seconds": None if self.split_seconds is None else self.split_seconds * backward,
+            }
+        )
 
 
 class SavedTensor(Value):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..autograd import graph_cut
+from ..autograd.dispatch_mode import DispatchMode
 from ..autograd.sparse import dense_parts, dense_tensors
 from ..autograd.split_backward import WeightGradients
 from ..capture import TensorSpec, tensor_specs, used_by
-from .allocations import Allocations
 from .costs import SavedTensor
 from .layer_pass import LayerPass, Observer
 
@@ -52,6 +52,54 @@ class Memory:
     outputs: list[tuple[TensorSpec, ...]]
 
 
+class Allocations(DispatchMode):
+    """Counts the bytes of each storage from its allocation by a torch operation until it is freed.
+
+    Memory that a kernel allocates internally is not counted.
+
+    Attributes:
+        allocated: bytes allocated now.
+        peak: largest value of ``allocated`` since the last :meth:`mark`.
+        start: value of ``allocated`` at the last :meth:`mark`.
+        ignored: addresses of storages that do not count.
+    """
+
+    def __init__(self, ignored: set[int]) -> None:
+        super().__init__()
+        self.allocated = self.peak = self.start = 0
+        self.ignored = ignored
+
+    def mark(self) -> None:
+        """Set ``start`` and ``peak`` to the bytes allocated now."""
+        self.start = self.peak = self.allocated
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in dense_tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.ignored or hasattr(storage, "_pipepart_token"):
+                continue
+            if all(storage._cdata != used.untyped_storage()._cdata for used in dense_tensors((args, kwargs))):
+                storage._pipepart_token = _Token(self, storage.nbytes())  # type: ignore[attr-defined]
+        return result
+
+
+class _Token:
+    """An attribute of a storage that counts its bytes until the storage is freed."""
+
+    __slots__ = ("counter", "size")
+
+    def __init__(self, counter: Allocations, size: int) -> None:
+        self.counter, self.size = counter, size
+        counter.allocated += size
+        counter.peak = max(counter.peak, counter.allocated)
+
+    def __del__(self) -> None:
+        self.counter.allocated -= self.size
+
+
 @dataclass
 class _Piece:
     """One storage, with the indices of the layers that save it, take it as an input, and read that input.
@@ -85,6 +133,7 @@ class MemoryCount(Allocations, Observer):
         self._last = layers - 1
         self._first = 0  # index in the chain of the running part's first layer
         self._in_forward = False
+        self._is_split = False  # whether the running pass has a split backward
         self._pieces: list[_Piece] = []
         self._by_address: dict[int, _Piece] = {}
         self._known: frozenset[int] = frozenset()  # addresses in use before the current forward
@@ -111,11 +160,12 @@ class MemoryCount(Allocations, Observer):
         self.ignored = {piece.untyped_storage()._cdata for tensor in tensors for piece in dense_parts(tensor)}
         self._first = first
         self._by_address.clear()
+        self._is_split = False
         with self, saved_tensors_hooks(self._pack, _Saved.unpack):
             part.run(value, self)
-        split = _SplitCount(self._costs[first:], self.ignored)
-        with split:
-            part.run(value, split, split=True)
+        self._is_split = True
+        with self:
+            part.run(value, self, split=True)
 
     def memory(self) -> Memory:
         """Return the memory of the whole chain, after all parts were added."""
@@ -155,6 +205,8 @@ class MemoryCount(Allocations, Observer):
         )
 
     def forward_starts(self, index: int, value: Any) -> None:
+        if self._is_split:
+            return
         index += self._first
         tensors = dense_tensors(value)
         if index:
@@ -171,6 +223,8 @@ class MemoryCount(Allocations, Observer):
         self.mark()
 
     def forward_ends(self, index: int, output: Any) -> None:
+        if self._is_split:
+            return
         index += self._first
         self._in_forward = False
         tensors = dense_tensors(output)
@@ -195,8 +249,25 @@ class MemoryCount(Allocations, Observer):
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
         self.mark()
 
+    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
+        if deferred is None:
+            return
+        cost = self._costs[self._first + index]
+        cost.input_workspace_bytes = self.peak - self.start
+        storages = {
+            part.untyped_storage()._cdata: part.untyped_storage().nbytes()
+            for tensor in deferred.tensors()
+            for part in dense_parts(tensor)
+        }
+        cost.deferred_bytes = sum(size for address, size in storages.items() if address not in self.ignored)
+        self.mark()
+
     def backward_ends(self, index: int) -> None:
-        self._costs[self._first + index].workspace_bytes = self.peak - self.start
+        cost, workspace = self._costs[self._first + index], self.peak - self.start
+        if self._is_split:
+            cost.weight_workspace_bytes = workspace
+        else:
+            cost.workspace_bytes = workspace
 
     def _pack(self, tensor: Tensor) -> _Saved:
         """Wrap a tensor that autograd saves. The wrapper is freed if the forward drops its graph."""
@@ -212,38 +283,6 @@ class MemoryCount(Allocations, Observer):
             piece = self._by_address[storage._cdata] = _Piece(storage.nbytes())
             self._pieces.append(piece)
         return piece
-
-
-class _SplitCount(Allocations, Observer):
-    """Counts the workspace of both parts of a split backward, and the memory held between them.
-
-    Args:
-        costs: filled with the counts, one entry per layer of the pass.
-        ignored: as for :class:`Allocations`.
-    """
-
-    def __init__(self, costs: Sequence[LayerBytes], ignored: set[int]) -> None:
-        super().__init__(ignored)
-        self._costs = costs
-
-    def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
-        self.mark()
-
-    def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
-        assert deferred is not None
-        self._costs[index].input_workspace_bytes = self.peak - self.start
-        storages = {
-            part.untyped_storage()._cdata: part.untyped_storage().nbytes()
-            for tensor in deferred.tensors()
-            for part in dense_parts(tensor)
-        }
-        self._costs[index].deferred_bytes = sum(
-            size for address, size in storages.items() if address not in self.ignored
-        )
-        self.mark()
-
-    def backward_ends(self, index: int) -> None:
-        self._costs[index].weight_workspace_bytes = self.peak - self.start
 
 
 class _Saved:

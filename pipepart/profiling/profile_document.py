@@ -14,8 +14,8 @@ from ..document import Document
 from ..input_error import InputError
 from ..pages import notebook_html
 from ..units import counted, format_seconds
-from .analytic.roofline import Roofline
 from .costs import Costs, Overhead
+from .roofline import Roofline
 
 if TYPE_CHECKING:
     from ..capture import LayerGraph
@@ -38,8 +38,8 @@ class Profile(Document):
         torch_version: the installed version of torch.
         notes: which modules of a recorded model were opened or left whole, and why; whether times are estimates.
         roofline: the roofline that times were estimated from; None if they were measured.
-        overhead: runtime overhead on this machine's CPU. Zero in the profile of a plan, which counts the overhead in
-            the seconds of its layers, devices and links.
+        overhead: runtime overhead on this machine's CPU. A plan counts it in the seconds of its stages, devices and
+            links.
     """
 
     model: str

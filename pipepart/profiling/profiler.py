@@ -12,22 +12,28 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..capture import Chain, RecordedChain, chain_of, describe, live_tensors, tensor_specs
+from ..capture import (
+    Chain,
+    RecordedChain,
+    chain_of,
+    describe,
+    holds_meta,
+    live_tensors,
+    state_of,
+    tensor_specs,
+)
 from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.split import Splitter, least_samples, micro_batches_of
 from ..input_error import InputError, InputTypeError
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
-from .all_at_once import AllAtOnce, Estimated
-from .analytic.meta_tensors import META, refuse_autocast
-from .analytic.roofline import Roofline
 from .costs import Costs, LayerCost, LiveValue, Overhead
-from .method import Measured, Method, Task
-from .one_at_a_time import OneAtATime, needs_copies
+from .measuring import Measured, Task, measure_sizes
+from .meta_tensors import META, refuse_autocast
 from .profile_document import Profile, check_optimizer
 from .progress import progress_bar
-from .sizes import measure_sizes
+from .roofline import Roofline
 from .timing import LayerTimes
 
 _Result = TypeVar("_Result")
@@ -110,7 +116,8 @@ def profile(
         counts = sorted({min(count, most) for count in counts})
     device_given = device is not None
     device = _place(model, device, measure, roofline)
-    one_at_a_time = measure and needs_copies(model, device, device_given)
+    elsewhere = any(tensor.device != device for tensor in state_of(model))
+    one_at_a_time = measure and elsewhere and (device_given or holds_meta(model))
     on_cpu = device.type == "cpu"
     cores = os.cpu_count() or 1
     threads = _checked_threads(threads, devices, cores) if on_cpu else None
@@ -125,15 +132,11 @@ def profile(
     modes = Modes.current()
     if roofline is not None:
         threads = None  # estimates do not depend on it
-    task = Task(layered, loss_fn, device, threads, devices, seconds, stop)
-    if roofline is not None:
-        method: Method = Estimated(task, roofline)
-    else:
-        method = OneAtATime(task) if one_at_a_time else AllAtOnce(task)
+    task = Task(layered, loss_fn, device, one_at_a_time, roofline, threads, devices, seconds, stop)
 
     def work() -> list[Measured]:
         with (
-            method.running(),
+            task.running(),
             modes.autocasting(),
             progress_bar(progress, f"profiling {type(model).__name__}") as tick,
         ):
@@ -143,7 +146,7 @@ def profile(
             for count in counts:
                 parts = micro_batches_of(arguments.input, target, count, split)
                 results.append(
-                    measure_sizes(method, parts, lambda done: tick((len(results) + done) / len(counts)))
+                    measure_sizes(task, parts, lambda done: tick((len(results) + done) / len(counts)))
                 )
             return results
 

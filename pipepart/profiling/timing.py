@@ -64,9 +64,9 @@ class LayerTimer:
         """Number of timed passes."""
         return len(self._seconds["forward"])
 
-    def measure(self, micro_batch: Any, *, budget: float, passes: tuple[int, int]) -> None:
-        """Run passes for ``budget`` seconds, but at least ``passes[0]`` and at most ``passes[1]`` of each kind."""
-        minimum, maximum = passes
+    def measure(self, micro_batch: Any, budget: float) -> None:
+        """Run passes for ``budget`` seconds, but at least 3 and at most 50 of each kind."""
+        minimum, maximum = PASSES
         for split in (False, True):  # warm-up
             self._chain.run(micro_batch, Observer(), split=split)
         start = time.perf_counter()

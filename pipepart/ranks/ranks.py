@@ -272,8 +272,9 @@ class Ranks:
         report = serialize_exception(handled) if handled else {}
         during = f", while it handled {report['what']}" if handled else ""
         in_order = self.failure is None and not self.midway  # else threads may still wait in the groups
-        self._control_thread.end(partial(destroy, self._groups) if in_order else None)
+        # First, so that a peer whose connection breaks knows why.
         self._channel.close({"why": f"{reason} there{during}", "traceback": report.get("traceback", "")})
+        self._control_thread.end(partial(destroy, self._groups) if in_order else None)
         if in_order:  # a script that ends while gloo ends a group would abort
             self._control_thread.join()
 
@@ -357,13 +358,17 @@ class Ranks:
                 else:
                     start(done)
                 error = self._waited(done, timeout)
+            if error is not None and error is not self.failure:
+                error = self.lost(
+                    error
+                )  # while this rank counts as waiting: the peer's "closed" is then the reason
         except BaseException as interrupt:  # among them a timeout
             self.tell(interrupt)
             raise
         finally:
             self._waits = False
         if error is not None:
-            raise error if error is self.failure else self.lost(error)
+            raise error
 
     def _waited(self, done: Done, timeout: float | None) -> BaseException | None:
         left = timeout

@@ -10,7 +10,8 @@ import schedules
 from schedules import Kind, Timeline
 
 from ..planning import Plan, refine
-from ..planning.nearby import Nearby, nearby_plans, recomputing_stages, with_mode, with_split_ties
+from ..planning.costs.stage_memory import Mode
+from ..planning.planner import shorter_steps
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_bytes, format_seconds
 from .quantity import longer
@@ -49,16 +50,15 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
     if trace is not None:
         steps = [step for step in trace.steps if step.schedule.micro_batches == plan.micro_batches]
         plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
-    limit, bottleneck = _limit(plan)
-    found += [*slower, limit]
+    found += [*slower, _limit(plan)]
     if len(plan.cluster) > 1:
-        found.append(_change(plan, nearby_plans(plan, bottleneck), measured=trace is not None))
+        found.append(_change(plan, measured=trace is not None))
     found += _memory(plan)
     return tuple(found[:3])
 
 
-def _limit(plan: Plan) -> tuple[str, list[int]]:
-    """Say what most of the step is lost to, and return the stages of the busiest device.
+def _limit(plan: Plan) -> str:
+    """Say what most of the step is lost to.
 
     ::
 
@@ -74,7 +74,7 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
     if len(work) == 1:
         unused = len(plan.cluster) - 1
         rest = f"{counted(unused, 'other device')} {'is' if unused == 1 else 'are'} unused"
-        return f"All stages are on {device}: {rest if unused else 'there is nothing to balance'}.", numbers
+        return f"All stages are on {device}: {rest if unused else 'there is nothing to balance'}."
     without_messages = _with_free_messages(plan, timeline)
     parts = {
         "imbalance": most - mean,
@@ -85,25 +85,18 @@ def _limit(plan: Plan) -> tuple[str, list[int]]:
     name = max(parts, key=lambda part: parts[part])
     share = parts[name] / step
     if share < _NOTICED:
-        return f"The devices compute for {_part(mean / step)} of the step: little is lost.", numbers
+        return f"The devices compute for {_part(mean / step)} of the step: little is lost."
     if name == "imbalance":
         verb = "is" if len(numbers) == 1 else "are"
         return (
             f"{_stages(numbers)} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the "
-            "devices.",
-            numbers,
+            "devices."
         )
     if name == "messages":
-        return f"Messages between devices make the step {_part(step / without_messages - 1)} longer.", numbers
+        return f"Messages between devices make the step {_part(step / without_messages - 1)} longer."
     if name == "sums":
-        return (
-            f"Adding up the gradients of {plan.replicas} replicas takes {_part(share)} of the step.",
-            numbers,
-        )
-    return (
-        f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains.",
-        numbers,
-    )
+        return f"Adding up the gradients of {plan.replicas} replicas takes {_part(share)} of the step."
+    return f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains."
 
 
 def _seconds_of_sums(timeline: Timeline) -> list[float]:
@@ -134,39 +127,29 @@ def _with_free_messages(plan: Plan, timeline: Timeline) -> float:
     return schedules.simulate(timeline.schedule, free).makespan
 
 
-def _change(plan: Plan, nearby: Sequence[Nearby], measured: bool) -> str:
-    """Say which change saves the most, or that none does."""
+def _change(plan: Plan, measured: bool) -> str:
+    """Say which change of the request saves the most, or that none does."""
     step = plan.predicted.step_seconds
-    untied = with_split_ties(plan)
-    if untied and (saved := 1 - untied.predicted.step_seconds / step) >= _WORTH:
-        return (
-            "Allowing layers that share parameters in different stages (`--allow-split-ties`) would save "
-            f"{_part(saved)}, on {counted(len(untied.workers), 'device')}."
-        )
-    saved = 1 - nearby[0].plan.predicted.step_seconds / step if nearby else 0.0
+    changes = shorter_steps(plan, edited=measured or not plan.alternatives)
+    saved = 1 - changes[0].step_seconds / step if changes else 0.0
     if saved >= _WORTH:
-        best = nearby[0]
-        text = f"{_capital(best.change)} would save {_part(saved)}"
+        best = changes[0]
+        keywords = best.command_line
+        text = f"Planning again{f' with `{keywords}`' if keywords else ''} would save {_part(saved)}"
+        if len(best.plan.workers) > len(plan.workers):
+            text += f", on {counted(len(best.plan.workers), 'device')}"
         if best.estimated:
             return f"{text}, if times are in proportion to the samples: profile that number."
         return f"{text}: replan with the trace." if measured else f"{text}."
     if plan.step_bound and plan.step_gap < _WORTH:
         return f"Nothing to gain: the step is within {plan.step_gap:.1%} of the least that any plan can take."
-    near = plan.step_bound and plan.step_gap < _TELLING
-    bound = (
-        f"no plan of as many micro-batches can save more than {_part(1 - 1 / (1 + plan.step_gap))}"
-        if near
-        else ""
-    )
     if len(plan.workers) == 1 and plan.alternatives:
         return "No plan that was compared is faster on more devices."
-    if not nearby:
-        return f"{_capital(bound)}." if bound else "No other cut of these stages fits and is allowed."
-    tried = dict.fromkeys(
-        "a layer moved over a border" if one.change.startswith("moving") else one.change for one in nearby
-    )
-    text = f"No small change saves time (tried: {'; '.join(tried)})"
-    return f"{text}; {bound}." if bound else f"{text}."
+    text = "No change of one keyword of the request gives a shorter step"
+    if not plan.step_bound or plan.step_gap >= _TELLING:
+        return f"{text}."
+    most = _part(1 - 1 / (1 + plan.step_gap))
+    return f"{text}; no plan of as many micro-batches can save more than {most}."
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -181,8 +164,8 @@ def _memory(plan: Plan) -> list[str]:
         return []
     step = plan.predicted.step_seconds
     text = f"{name} is at {_part(used[name])} of its memory"
-    if recomputing := recomputing_stages(plan):
-        other = with_mode(plan, "never", recomputing).predict()
+    if recomputing := [at for at, stage in enumerate(plan.stages) if stage.recompute != "never"]:
+        other = _with_mode(plan, "never", recomputing)
         saved = 1 - other.predicted.step_seconds / step
         more = max(
             (need - limit for owner, need in other.device_bytes().items() if (limit := limits[owner])),
@@ -197,13 +180,21 @@ def _memory(plan: Plan) -> list[str]:
     numbers = [at for at, stage in enumerate(plan.stages) if stage.device == name and stage.mode == "never"]
     if not numbers:
         return [f"{text}."]
-    other = with_mode(plan, "always", numbers).predict()
+    other = _with_mode(plan, "always", numbers)
     freed = needs[name] - other.device_bytes()[name]
     if freed <= 0:
         return [f"{text}."]
     cost = longer(other.predicted.step_seconds / step, "as long a step")
     how = f"for {cost}" if cost == "as long a step" else f"for a step {cost}"
     return [f"{text}: recomputing {_stages(numbers).lower()} would free {format_bytes(freed)} {how}."]
+
+
+def _with_mode(plan: Plan, mode: Mode, numbers: Sequence[int]) -> Plan:
+    """Return the plan with these stages in another mode, and its prediction."""
+    stages = [
+        stage.with_mode(mode) if number in numbers else stage for number, stage in enumerate(plan.stages)
+    ]
+    return plan.model_copy(update={"stages": tuple(stages)}).predict()
 
 
 def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
@@ -241,10 +232,6 @@ def _seconds(timeline: Timeline, plan: Plan) -> dict[tuple[int, str], float]:
 
 def _stages(numbers: Sequence[int]) -> str:
     return f"Stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _part(share: float) -> str:

@@ -14,22 +14,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-import torch
+from torch.optim import Optimizer
 
 from schedules import Kind, Schedule
 
 from ..autograd import graph_cut
+from .offload import CopyQueue
 from .sinks import LossSink
 from .stage_run import StageRun
-from .transport.ranks import RankTransport
 from .transport.reductions import Reductions
-from .transport.threads import Key, ThreadTransport, Transport
+from .transport.threads import Key, Transport
 
 Act = Callable[[Any], None]  # runs the action of a micro-batch; None stands for all micro-batches
 Compute = Callable[[Any, Any], Any]  # maps a micro-batch and what was received to what is sent
 Around = Callable[[Kind, StageRun, Compute], Compute]  # adds to a computation, such as taking its times
+
+
+class Emulation(Protocol):
+    """What emulates the devices of a pipeline: their memories, speeds and links."""
+
+    def begin(self, optimizers: Sequence[Optimizer | None]) -> None:
+        """Before a run, on the caller's thread."""
+        ...
+
+    def transport(self, inner: Transport, schedule: Schedule) -> Transport:
+        """Return the transport of one run."""
+        ...
+
+    def around(self, kind: Kind, run: StageRun, compute: Compute) -> Compute:
+        """Return the computation of a kind of action of a stage as its device runs it."""
+        ...
+
+    def copy_queue(self, worker: int, queue: CopyQueue) -> CopyQueue:
+        """Return the copies between a worker's device and the host; ``queue`` copies at any speed."""
+        ...
 
 
 @dataclass
@@ -39,27 +59,19 @@ class Exchange:
     Attributes:
         schedule, sink: of the step.
         inputs: the first stage's input for each micro-batch.
-        mailboxes: of the workers.
         transport: carries the messages.
-        remote: the part of it that carries them between ranks, if there are several.
         reductions: over replicas on other ranks, if there are any.
-        fail: ends the step; None in one process, where it would keep the step alive.
         awaiting: for each worker the key of the message that it waits for.
         input_gradients: of each micro-batch's input, once the step has ended.
-        sent_correction: whether the factor of the gradients was sent to other ranks.
     """
 
     schedule: Schedule
     sink: LossSink
     inputs: Sequence[Any]
-    mailboxes: ThreadTransport
     transport: Transport
-    remote: RankTransport | None = None
     reductions: Reductions | None = None
-    fail: Callable[[BaseException], None] | None = None
     awaiting: list[Key | None] = field(init=False)
     input_gradients: list[graph_cut.Gradients] = field(init=False)
-    sent_correction: bool = False
 
     def __post_init__(self) -> None:
         self.awaiting = [None for _ in self.schedule.actions]
@@ -111,7 +123,6 @@ class StageActions:
             Kind.I: self._backward,
             Kind.OFFLOAD: self._offload,
             Kind.REDUCE_GRAD: self._reduce,
-            Kind.OPT_STEP: self._update,
         }
         return {kind: partial(acts.get(kind, _alone), one) for kind, one in compute.items()}
 
@@ -124,8 +135,8 @@ class StageActions:
         )
         if not run.is_last:
             self._transport.send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
-        if run.offloads:
-            run.start_offload(micro_batch)
+        if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
+            saved.start_out(run.stashes[micro_batch].inputs.leaves)
 
     def _backward(self, compute: Compute, micro_batch: int) -> None:
         """Receive the gradients of the output, and send those of the input and of shared parameters."""
@@ -140,13 +151,11 @@ class StageActions:
             self._exchange.input_gradients[micro_batch] = found
         elif found:
             self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
-        if self._exchange.remote is not None and run.is_last:
-            self._send_correction(self._exchange, self._exchange.remote)
 
     def _gradients(self, run: StageRun, stage: int, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients that a backward starts from, for all roots of the stash."""
-        if run.offloads:
-            run.wait_reload(micro_batch)
+        if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
+            saved.wait()
         stash = run.stashes[micro_batch]
         gradients: graph_cut.Gradients = ()
         if stash.roots and not run.is_last:
@@ -165,7 +174,8 @@ class StageActions:
 
     def _offload(self, compute: Compute, micro_batch: int) -> None:
         """Wait until the stash is on the host, and free it here."""
-        self.run.wait_offload(micro_batch)
+        if (saved := self.run.saved_of(micro_batch)) is not None:
+            saved.wait()
         compute(micro_batch, None)
 
     def _reduce(self, compute: Compute, micro_batch: None) -> None:
@@ -174,7 +184,9 @@ class StageActions:
         apart = exchange.schedule.model_stages
         arrived: list[Any] = []
         if exchange.reductions is not None:
-            self._add_up_on_ranks(exchange.reductions)
+            self._awaiting[self._worker] = Kind.REDUCE_GRAD, stage, 0
+            exchange.reductions.add_up(self._worker, run.stage.shared.own_parameters())
+            self._awaiting[self._worker] = None
         elif not run.stage.replica:
             others = range(stage + apart, exchange.schedule.stages, apart)
             arrived = [self._recv((Kind.REDUCE_GRAD, stage, 0, other)) for other in others]
@@ -182,37 +194,6 @@ class StageActions:
         if run.stage.replica:
             first = stage % apart
             self._transport.send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
-
-    def _update(self, compute: Compute, micro_batch: int | None) -> None:
-        """Receive the factor of the gradients, if another rank knows it, before the optimizer steps."""
-        exchange = self._exchange
-        if exchange.remote is not None and self._stage in exchange.remote.corrected:
-            exchange.sink.adopt_correction(float(self._recv((Kind.OPT_STEP, self._stage, 0))))
-        compute(micro_batch, None)
-
-    def _send_correction(self, exchange: Exchange, remote: RankTransport) -> None:
-        """After the first backward of the last stage that knows it, send that factor."""
-        if exchange.sent_correction or not exchange.sink.is_complete:
-            return
-        factor = torch.tensor(exchange.sink.correction(), dtype=torch.float64)
-        for stage in remote.corrected:
-            remote.send(self._stage, stage, (Kind.OPT_STEP, stage, 0), factor)
-        exchange.sent_correction = True
-
-    def _add_up_on_ranks(self, reductions: Reductions) -> None:
-        """Add up the gradients of a stage over replicas on other ranks, while further stages still go backward."""
-        stage, mailboxes, fail = self._stage, self._exchange.mailboxes, self._exchange.fail
-
-        def arrived(number: int) -> None:
-            mailboxes.send(stage, stage, (Kind.REDUCE_GRAD, stage, number), None)
-
-        def wait(number: int) -> None:
-            self._awaiting[self._worker] = key = Kind.REDUCE_GRAD, stage, number
-            mailboxes.recv(stage, key)
-            self._awaiting[self._worker] = None
-
-        assert fail is not None
-        reductions.add_up(self._worker, self.run.stage.shared.own_parameters(), arrived, wait, fail)
 
     def _recv(self, key: Key) -> Any:
         self._awaiting[self._worker] = key

@@ -14,41 +14,43 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
 
-from ..data.split import MicroBatches
+from ..autograd.own_copy import tensors
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
+from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
-from .emulation import DeviceEmulation
+from .actions import Emulation
 from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, doing, wait_for
 from .observe.recorder import Recorder
-from .observe.trace import Traces
 from .offload import copy_queues
 from .order import Order, Orders
 from .sinks import LossSink, OutputSink
 from .stage import Stage
 from .state.batch_norm import DeferredBatchNorm
 from .step import Step
-from .transport.compress import Compressed
+from .transport.compress import compressed_links
 from .transport.cuda import Streams
 from .transport.links import Links
 from .transport.pinned import PinnedCopies
 from .transport.skips import Routes
 
 _BUSY = "the pipeline is busy: another thread, or a layer inside it, is in a step"
+R = TypeVar("R")
+
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in
 
 
@@ -59,11 +61,13 @@ class Engine:
         plan: has the devices.
         stages: all stages of the plan's schedule.
         orders: the orders of actions.
-        traces: record the steps while a trace is open.
         batch_norms: BatchNorm layers whose statistics are updated once per step.
         emulation: of virtual devices, if they are emulated.
         timeout: a step is given up if no action ends for this many seconds; None for no limit.
         links: to other ranks, if the workers are those of several; the engine has its own rank's only.
+
+    Attributes:
+        pinned: copies from the caller's pinned memory.
     """
 
     def __init__(
@@ -71,9 +75,8 @@ class Engine:
         plan: Plan,
         stages: Sequence[Stage],
         orders: Orders,
-        traces: Traces,
         batch_norms: DeferredBatchNorm,
-        emulation: DeviceEmulation | None = None,
+        emulation: Emulation | None = None,
         timeout: float | None = None,
         links: Links | None = None,
     ) -> None:
@@ -81,7 +84,6 @@ class Engine:
         self._plan = plan
         self._stages = stages
         self._orders = orders
-        self._traces = traces
         self._batch_norms = batch_norms
         self._emulation = emulation
         self._timeout = timeout
@@ -96,10 +98,12 @@ class Engine:
         self._names = [device.name for device in plan.workers]
         self._homes = homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self._streams = Streams.of(homes, self._rows)
-        self._pinned = PinnedCopies(homes, self._rows)
+        self.pinned = PinnedCopies(homes, self._rows)
         self._routes = Routes(plan)
-        self._compressed = Compressed(plan)
+        self._compressed = compressed_links(plan)
         self._copy_queues = copy_queues(plan, self._streams)
+        if emulation is not None:
+            self._copy_queues = [emulation.copy_queue(*pair) for pair in enumerate(self._copy_queues)]
         own = [(self._names[row], homes[row], plan.workers[row].threads) for row in self._rows]
         # Last of what can fail: it starts the threads.
         self.workers: list[Worker] = start_workers(own)
@@ -139,9 +143,10 @@ class Engine:
         if (claim := self._claim) is not None and claim.thread != threading.get_ident():
             raise RuntimeError(_BUSY)
 
-    @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Give the calling thread exclusive use of the stages within the block.
+    def exclusively(self, run: Callable[[], R]) -> R:
+        """Call a function while the calling thread has exclusive use of the stages.
+
+        A plain function, because an interrupt between the two halves of a context manager would leave the claim.
 
         Raises:
             RuntimeError: the engine is closed, or another thread has them.
@@ -153,8 +158,7 @@ class Engine:
                 self._claim = self._claim or claim
             if self._claim is not claim:
                 raise RuntimeError(_BUSY)
-            with self._batch_norms.gathering():
-                yield
+            return self._batch_norms.gathering(run)
         except BaseException as error:
             if self._links is not None and self._links.ranks.midway:  # the others would wait for this rank
                 self._leave_ranks(error)
@@ -162,7 +166,7 @@ class Engine:
         finally:
             if self._claim is claim:
                 try:
-                    self._pinned.wait()
+                    self.pinned.wait()
                 finally:  # calls nothing: an interrupt is raised in calls
                     self._claim = None
 
@@ -184,7 +188,7 @@ class Engine:
         return Step(
             order,
             self._stages,
-            self._pinned.inputs(order.schedule, inputs),
+            self.pinned.inputs(order.schedule, inputs),
             sink,
             forward=forward,
             optimizers=optimizers,
@@ -199,53 +203,40 @@ class Engine:
             seed=seed,
         )
 
-    def with_targets(self, order: Order, batch: MicroBatches, at_once: bool) -> MicroBatches:
-        """Return a mini-batch with its targets on the devices of the loss, if they are in pinned memory.
-
-        Args:
-            order: of the step.
-            batch: the mini-batch.
-            at_once: whether the loss is computed for the whole mini-batch at once.
-        """
-        if at_once:
-            return batch._replace(target=self._pinned.targets(order.schedule, [batch.target])[0])
-        return batch._replace(targets=list(self._pinned.targets(order.schedule, batch.targets)))
-
     def forwards(
         self, inputs: Sequence[Any], sink: LossSink, form: Hashable = None, seed: int | None = None
     ) -> Step:
         """Run all forwards of a mini-batch."""
         order = self._orders.forwards(len(inputs))
-        recorder = self._traces.recorder(order.schedule, self._stages)
-        step = self.new_step(order, inputs, sink, recorder=recorder, form=form, seed=seed)
+        step = self.new_step(order, inputs, sink, form=form, seed=seed)
         self.execute(step)
-        self._traces.add_forward(recorder)
         return step
 
     def forwards_for_caller(
         self, inputs: Sequence[Any], sink: OutputSink, form: Hashable = None, seed: int | None = None
     ) -> Step:
         """Run all forwards of a mini-batch and give the outputs to the caller."""
-        with self.claimed():
+
+        def run() -> Step:
             step = self.forwards(inputs, sink, form, seed)
-            self.hold_for_caller(sink.outputs)
-        return step
+            hold_for_caller(tensors(sink.outputs))
+            return step
+
+        return self.exclusively(run)
 
     def backwards(self, forward: Step, sink: OutputSink, form: Hashable = None) -> Step:
         """Run the backwards of such forwards.
 
         With accelerators they run on the calling thread: see :meth:`pipepart.runtime.step.Step.backward_here`.
         """
-        with self.claimed():
+
+        def run() -> Step:
             parts = len(forward.input_gradients)
             step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
             self.execute(step, on_workers=all(device.type == "cpu" for device in self.devices))
-        return step
+            return step
 
-    def hold_for_caller(self, outputs: Any) -> None:
-        """Keep the memory of outputs until the caller's streams have read them."""
-        if self._streams:
-            self._streams.hold_for_caller(outputs)
+        return self.exclusively(run)
 
     def execute(self, step: Step, scaled: bool = False, on_workers: bool = True) -> None:
         """Run a step to its end.
@@ -270,9 +261,7 @@ class Engine:
                 step.finish()
             else:
                 step.backward_here()
-        except (
-            BaseException
-        ) as error:  # after the workers, of a failed device: the worker's own error says more
+        except BaseException as error:  # the error of a worker comes first, and says more
             step.fail(error)
         if step.guards:
             step.failure = first_not_finite(step.guards, step.sink, step.failure)
@@ -340,9 +329,7 @@ class Engine:
                             raise failure
                 else:
                     wait_for(step, done, self._timeout, self.workers, self._rows, self._names, ranks)
-        except (
-            BaseException
-        ) as interrupt:  # KeyboardInterrupt, the watchdog's, or the failure of another rank
+        except BaseException as interrupt:  # Ctrl-C, the timeout's, or the failure of another rank
             step.fail(interrupt)
             if ranks is not None:
                 ranks.tell(interrupt)

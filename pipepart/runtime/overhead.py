@@ -27,7 +27,6 @@ from ..planning.plans.stage_plan import StagePlan
 from ..profiling import Overhead
 from .build import build_stages
 from .engine import Engine
-from .observe.trace import Traces
 from .order import Orders
 from .sinks import make_loss_sink
 from .state.batch_norm import DeferredBatchNorm
@@ -91,7 +90,7 @@ def _measured() -> tuple[list[list[Span]], list[float]]:
     spans: list[Span] = []
     built = build_stages([(str(index), _Probe(index, spans)) for index in range(2)], plan)
     orders = Orders(plan)
-    engine = Engine(plan, built, orders, Traces(plan, always=False), DeferredBatchNorm((), built))
+    engine = Engine(plan, built, orders, DeferredBatchNorm((), built))
     sample = torch.zeros(_MICRO_BATCHES, 1)
     loss = StepLoss(torch.sum, Reduction.SUM)
     steps: list[list[Span]] = []

@@ -7,9 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch._C._autograd import _get_sequence_nr
-from torch.autograd.graph import Node
 
 from ..autograd import graph_cut
 from ..autograd.in_place import check_not_overwritten, overlaps, version, written
@@ -18,7 +15,6 @@ from ..capture import reads_values
 from ..data.arguments import Arguments, call
 from ..loss import added_so_far
 from .compiled import Region, Regions
-from .failure.blame import failed_layers
 from .failure.nonfinite import StageGuard
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited, InputGradients
@@ -36,13 +32,11 @@ class Made(NamedTuple):
     Attributes:
         output: of the last layer.
         repeatable: whether a second forward draws the same random numbers.
-        ends: the number of autograd's next node after each layer, to name the layer whose backward fails.
         inputs: where the gradients of the stage's input will be.
     """
 
     output: Any
     repeatable: bool
-    ends: list[int]
     inputs: Awaited
 
 
@@ -154,57 +148,59 @@ class Stage:
         """Called after a step, when no worker runs."""
         self._keyed.finish()
 
-    def run_layers(
-        self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass
-    ) -> tuple[Any, bool, list[int]]:
-        """Run the layers in order; return the first three fields of :class:`Made`."""
-        ends: list[int] = []
+    def run_layers(self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass) -> tuple[Any, bool]:
+        """Run the layers in order; return the first two fields of :class:`Made`."""
         running: Sequence[int] = ()
         repeatable = True
         try:
             if self._regions is not None or self.guard is not None:
                 regions = _NO_REGIONS if self._regions is None or self.guard else self._regions.current
-                while (index := len(ends)) < len(self._modules):
+                while (index := running[-1] + 1 if running else 0) < len(self._modules):
                     region = None if type(value) is Arguments else regions.get(index)
                     running = region.places if region else (index,)
                     if region is None:
-                        value = self._run_one(index, value, micro_batch, keys, which)
+                        value, same = self._run_one(index, value, micro_batch, keys, which)
                     else:
                         value, same = self._run_region(region, value)
-                        repeatable = repeatable and same
-                    ends.extend([_get_sequence_nr()] * len(running))
+                    repeatable = repeatable and same
                     if self.guard is not None:
                         self.guard.made(micro_batch, index, value)
-                return value, repeatable, ends
+                return value, repeatable
             unkeyed = self._keyed.unkeyed(which)
             for index, run_layer in enumerate(self._calls):
                 running = (index,)
                 if unkeyed[index]:
                     value = run_layer(value)
                 else:
-                    with self._keyed.drawing(index, micro_batch, keys, which):
+                    with self._keyed.drawing(index, micro_batch, keys) as draws:
                         value = run_layer(value)
-                ends.append(_get_sequence_nr())
+                    repeatable = repeatable and draws.repeatable
         except BaseException as error:
             name = "second forward" if which is ForwardPass.SECOND else "forward"
             add_note(error, f"{LAYER}in the {name} of {self.name(running)}")
             raise
-        return value, repeatable, ends
+        return value, repeatable
 
-    def _run_one(self, index: int, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass) -> Any:
-        """Run a layer by itself, and note whether it may be compiled with its neighbours."""
+    def _run_one(
+        self, index: int, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass
+    ) -> tuple[Any, bool]:
+        """Run a layer by itself, and note whether it may be compiled with its neighbours.
+
+        Returns:
+            Its output, and whether a second forward draws the same random numbers.
+        """
         before = added_so_far() if self._regions else 0
-        drew = False
+        drew, repeatable = False, True
         alone = type(value) is Arguments or (self._regions and reads_values(self._modules[index], value))
         if self._keyed.unkeyed(which)[index]:
             value = self._calls[index](value)
         else:
-            with self._keyed.drawing(index, micro_batch, keys, which) as draws:
+            with self._keyed.drawing(index, micro_batch, keys) as draws:
                 value = self._calls[index](value)
-            drew = draws.used
+            drew, repeatable = draws.used, draws.repeatable
         if self._regions:
             self._regions.note(index, plain=not (drew or alone) and added_so_far() == before)
-        return value
+        return value, repeatable
 
     def _run_region(self, region: Region, value: Any) -> tuple[Any, bool]:
         """Run compiled layers; if one of them has begun to draw random numbers, they are run one by one again."""
@@ -215,30 +211,10 @@ class Stage:
         assert self._regions is not None
         for index in region.places:
             self._regions.note(index, plain=False)
-            self._keyed.look_again(index)
+        self._keyed.look_again()
         return value, False
 
-    def blame_backward(self, error: BaseException, ends: Sequence[int], roots: Sequence[Node]) -> None:
-        """Add a note that names the layer whose backward failed."""
-        found = failed_layers(ends, roots, error)
-        if self._regions:  # layers that were compiled together cannot be told apart
-            own = {ends[index] for index in found if index < len(ends)}
-            together = [index for index, end in enumerate(ends) if end in own]
-            found = together + [index for index in found if index == len(ends)]
-        add_note(error, f"{LAYER}in the backward of {self.name(found)}")
-
-    def blame_weights(self, error: BaseException, parameters: Sequence[nn.Parameter]) -> None:
-        """Add a note that names the layers that own the parameters; all layers if none does."""
-        wanted = {id(parameter) for parameter in parameters}
-        owners = [
-            index
-            for index, module in enumerate(self._modules)
-            if not wanted.isdisjoint(map(id, module.parameters()))
-        ]
-        which = owners or range(len(self._modules))
-        add_note(error, f"{LAYER}in the backward for the weights of {self.name(which)}")
-
     def name(self, indices: Sequence[int]) -> str:
-        """Name layers by their positions in the stage; the position after the last is the loss."""
+        """Name layers by their positions in the stage."""
         named = [f"layer {name!r} ({type(module).__name__})" for name, module in self.layers]
-        return " or ".join([*named, "the loss"][index] for index in indices)
+        return " or ".join(named[index] for index in indices)

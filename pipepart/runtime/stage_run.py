@@ -15,7 +15,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -29,11 +29,12 @@ from ..autograd.in_place import check_not_overwritten, version
 from ..autograd.nests import check_nest
 from ..autograd.own_copy import tensors
 from ..autograd.split_backward import WeightGradients, backward_inputs
+from ..capture import state_of
 from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .input_gradients import Awaited
-from .offload import CopyQueue, SavedTensors, StageOffload, check_no_hooks
+from .offload import CopyQueue, SavedTensors, check_no_hooks, storages_of
 from .order import Order
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
@@ -44,6 +45,7 @@ from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
 _NOTHING = nullcontext()
+_CPU_QUEUE = CopyQueue()
 
 
 class Stash(NamedTuple):
@@ -52,14 +54,12 @@ class Stash(NamedTuple):
     Attributes:
         inputs: where the gradients of the stage's input will be.
         roots: where gradients of its output enter its graph.
-        ends: the number of autograd's next node after each layer.
         added: where gradients of losses that its layers added enter its graph.
         saved: what autograd saved for it, if that is offloaded.
     """
 
     inputs: Awaited
     roots: tuple[GradientEdge, ...]
-    ends: Sequence[int]
     added: tuple[GradientEdge, ...] = ()
     saved: SavedTensors | None = None
 
@@ -78,17 +78,6 @@ class KeptInput(NamedTuple):
     versions: tuple[int, ...]
     buffers: Values
     roots: int | None = None
-
-
-class Held(NamedTuple):
-    """Numbers of micro-batches that a stage holds: as stash, as input only, and as deferred weight gradients.
-
-    Of a stash that is on the host it holds the input.
-    """
-
-    stashes: int
-    inputs: int
-    weights: int
 
 
 class StageRun:
@@ -124,7 +113,7 @@ class StageRun:
         modes: Modes,
         sink: LossSink,
         optimizers: Sequence[Optimizer | None] = (),
-        queue: CopyQueue | None = None,
+        queue: CopyQueue = _CPU_QUEUE,
     ) -> None:
         self.index = number = stage.index
         self.stage = stage
@@ -140,12 +129,12 @@ class StageRun:
         self._optimizer = optimizer = optimizers[number % len(optimizers)] if is_stepped else None
         self.versions = Versions(order.schedule, number, optimizer) if order.schedule.versions else None
         self._repeated = order.repeated[number] if modes.grad else frozenset()
-        self._offload: StageOffload | None = None
-        if modes.grad and order.offloaded[number] and queue is not None:
+        self._offloaded = order.offloaded[number] if modes.grad else frozenset()
+        self.offloads = bool(self._offloaded)
+        if self.offloads:
             check_no_hooks(modes)
-            modules = (layer for _, layer in stage.layers)
-            self._offload = StageOffload(order.offloaded[number], queue, stage.device, modules)
-        self.offloads = self._offload is not None
+            self._queue = queue
+            self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
         self._is_plain = not (modes.autocast or self._repeated or self.offloads)
         self._added = losses_of_stage()
         stage.begin()
@@ -161,9 +150,10 @@ class StageRun:
             return output
         kept = None
         saved = None
-        if self._offload is not None and micro_batch in self._offload.micro_batches:
+        if micro_batch in self._offloaded:
             message = graph_cut.move(message, self.stage.device)
-            saved = self._offload.saving(message)
+            staying = self._state | storages_of(tensors(message))
+            saved = SavedTensors(self._queue, self.stage.device, staying)
         with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
             with self._added:
                 if micro_batch in self._repeated:
@@ -181,30 +171,20 @@ class StageRun:
             self.stashes[micro_batch] = stash
         return output
 
-    def start_offload(self, micro_batch: int) -> None:
-        """Behind F: begin to copy what autograd saved to the host, without the stage's input."""
-        if (saved := self._saved_of(micro_batch)) is not None:
-            saved.start_out(self.stashes[micro_batch].inputs.leaves)
-
-    def wait_offload(self, micro_batch: int) -> None:
-        """Before OFFLOAD: wait for that copy."""
-        if (saved := self._saved_of(micro_batch)) is not None:
-            saved.wait_out()
+    def saved_of(self, micro_batch: int) -> SavedTensors | None:
+        """Return what autograd saved for a micro-batch, if that is offloaded."""
+        stash = self.stashes.get(micro_batch)
+        return None if stash is None else stash.saved
 
     def offload(self, micro_batch: int, _: None = None) -> None:
         """OFFLOAD: free what is on the host now."""
-        if (saved := self._saved_of(micro_batch)) is not None:
+        if (saved := self.saved_of(micro_batch)) is not None:
             saved.leave()
 
     def reload(self, micro_batch: int, _: None = None) -> None:
         """RELOAD: begin to copy it back."""
-        if (saved := self._saved_of(micro_batch)) is not None:
+        if (saved := self.saved_of(micro_batch)) is not None:
             saved.start_back()
-
-    def wait_reload(self, micro_batch: int) -> None:
-        """Before B or I: wait for the copy back."""
-        if (saved := self._saved_of(micro_batch)) is not None:
-            saved.wait_back()
 
     def recompute(self, micro_batch: int, _: None = None) -> None:
         """RECOMPUTE: run the layers again, for the graph that the backward needs.
@@ -221,10 +201,8 @@ class StageRun:
                 "a layer behind this stage has written over the stage's input, which its second forward needs: take "
                 "that layer's inplace=True away, or plan with recompute='never'"
             )
-        buffers = self.stage.buffers
-        replaced = buffers.replaced(kept.buffers) if kept.buffers or buffers.were_written_late else _NOTHING
         with torch.enable_grad(), self._modes.autocasting():
-            with self._added, replaced:
+            with self._added, self.stage.buffers.replaced(kept.buffers):
                 made = self.stage.run(kept.message, micro_batch, self._keys, ForwardPass.SECOND)
             _, stash = self._pass_on(micro_batch, made, self._added.taken())
         if kept.roots is not None and len(stash.roots) != kept.roots:
@@ -248,12 +226,7 @@ class StageRun:
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
-        deferred = self.deferred.pop(micro_batch)
-        try:
-            deferred.accumulate()
-        except BaseException as error:
-            self.stage.blame_weights(error, deferred.computed)
-            raise
+        self.deferred.pop(micro_batch).accumulate()
 
     def reduce(self, _: None, arrived: Sequence[Gradients]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
@@ -293,30 +266,10 @@ class StageRun:
         stash = self.stashes[micro_batch]
         self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
 
-    def held(self) -> Held:
-        """Return how much the stage holds at present. Any thread may call this."""
-        stashes = list(self.stashes.values())  # in one go: the stage's worker may add and remove some
-        away = sum(stash.saved is not None and stash.saved.is_on_host for stash in stashes)
-        return Held(len(stashes) - away, len(self.inputs) + away, len(self.deferred))
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that the stage itself holds, without those that autograd saved."""
-        for stash in self.stashes.values():
-            yield from stash.inputs.leaves
-            yield from stash.saved.tensors() if stash.saved else ()
-        for kept in self.inputs.values():
-            yield from tensors(kept.message)
-        for deferred in self.deferred.values():
-            yield from deferred.tensors()
-
     def forget(self) -> None:
         """Release all tensors."""
         for held in (self.stashes, self.inputs, self.deferred):
             held.clear()
-
-    def _saved_of(self, micro_batch: int) -> SavedTensors | None:
-        stash = self.stashes.get(micro_batch)
-        return None if stash is None else stash.saved
 
     def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Made, KeptInput | None]:
         """Run the layers; the second value is None if they cannot be run a second time."""
@@ -340,7 +293,7 @@ class StageRun:
         else:
             check_nest(made.output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(made.output)
-        return message, Stash(made.inputs, roots, made.ends, added, saved)
+        return message, Stash(made.inputs, roots, added, saved)
 
     def _backward(
         self,
@@ -351,12 +304,7 @@ class StageRun:
         stash = self.stashes.pop(micro_batch)
         if stash.saved is not None:
             stash.saved.return_()
-        roots = stash.roots + stash.added
-        try:
-            run(roots, graph_cut.move_gradients(gradients, self.stage.device))
-        except BaseException as error:
-            self.stage.blame_backward(error, stash.ends, [root.node for root in roots])
-            raise
+        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
         found = self.stage.input_gradients.collect(stash.inputs)
         if self.stage.guard is not None:
             self.stage.guard.went_back(micro_batch, found)

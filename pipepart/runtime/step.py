@@ -20,19 +20,20 @@ from torch.optim import Optimizer
 
 from schedules import Action, Kind
 
+from ..autograd.own_copy import tensors
 from ..workers.modes import Modes
 from ..workers.process_settings import quick_turns
-from .actions import Around, Compute, Exchange, StageActions
-from .emulation import DeviceEmulation
+from ..workers.streams import hold_for_caller
+from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
-from .observe.recorder import Recorder, StepWatch, WatchedTransport
+from .observe.recorder import RecordedTransport, Recorder, named, profiling
 from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
 from .sinks import LossSink
 from .stage import Stage
-from .stage_run import Held, StageRun
-from .transport.compress import Compressed
+from .stage_run import StageRun
+from .transport.compress import CompressedLinks, CompressingTransport
 from .transport.cuda import Callers, Pace, Streams, StreamTransport
 from .transport.links import Links, Table
 from .transport.ranks import RankTransport
@@ -66,7 +67,6 @@ class Step:
         awaiting: for each worker the key of the message that it waits for.
         failure: the exception that ended the step, if any did.
         failed_on: the device whose worker raised it; None for the caller's thread.
-        held: what each stage held when it was raised.
         recorder: of the times of actions and messages, if they are taken.
         guards: of the stages, if they are guarded against numbers that are not finite.
         skips: the transport, if live values go past stages.
@@ -79,12 +79,12 @@ class Step:
         inputs: Sequence[Any],
         sink: LossSink,
         *,
-        compressed: Compressed,
+        compressed: CompressedLinks,
         forward: Step | None = None,
         optimizers: Sequence[Optimizer | None] = (),
         recorder: Recorder | None = None,
         streams: Streams | None = None,
-        emulation: DeviceEmulation | None = None,
+        emulation: Emulation | None = None,
         routes: Routes | None = None,
         copy_queues: Sequence[CopyQueue] = (),
         links: Links | None = None,
@@ -95,7 +95,6 @@ class Step:
         self.sink = sink
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
-        self.held: dict[int, Held] = {}
         self.here = range(len(schedule.actions)) if links is None else links.local
         self.guards = [stage.guard for stage in stages if stage.guard is not None]
         self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
@@ -111,19 +110,21 @@ class Step:
         for stage in stages:
             if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
-        queues = dict(enumerate(copy_queues))
+        queues = list(copy_queues)
         self.runs: dict[int, StageRun] = (
             forward.runs
             if forward
             else {
-                stage.index: StageRun(stage, order, self.keys, self.modes, sink, optimizers, queues.get(row))
+                stage.index: StageRun(
+                    stage, order, self.keys, self.modes, sink, optimizers, *queues[row : row + 1]
+                )
                 for stage in stages
                 if (row := self._worker_of[stage.index]) in self.here
             }
         )
         self._mailboxes = ThreadTransport(schedule)
         self._reductions = links and links.reductions
-        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes, self._mailboxes)
+        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes)
         self.awaiting, self.input_gradients = exchange.awaiting, exchange.input_gradients
         around: list[Around] = []
         transport: Transport = self._mailboxes
@@ -134,15 +135,17 @@ class Step:
             around.append(emulation.around)
         self._remote: RankTransport | None = None
         if links is not None and table is not None:
-            transport = self._remote = exchange.remote = RankTransport(
+            transport = self._remote = RankTransport(
                 transport, schedule, links, table, self._follower, inputs, self.fail
             )
-            exchange.reductions, exchange.fail = self._reductions, self.fail
-        watch = StepWatch.wanted(schedule, stages, recorder)
-        if watch is not None:
-            transport = WatchedTransport(transport, schedule, watch)
-            around.append(watch.computing)
-        transport = compressed.transport(transport, schedule, recorder and recorder.errors)
+            exchange.reductions = self._reductions
+        if recorder is not None:
+            transport = RecordedTransport(transport, schedule, recorder)
+            around.append(recorder.timed)
+        around += [named] if profiling() else []
+        if compressed:
+            devices = [stage.device for stage in stages]
+            transport = CompressingTransport(transport, schedule, compressed, devices)
         if schedule.versions:
             around.append(_on_version)
         self.skips = forward.skips if forward else None
@@ -152,8 +155,6 @@ class Step:
         self._tables = {
             number: StageActions(run, exchange).table(around) for number, run in self.runs.items()
         }
-        if watch is not None and watch.counts:
-            self._tables = watch.noting(self._tables, self.runs_on)
         if emulation is not None:
             emulation.begin(optimizers)
         # A backward begins and ends on the streams of its forward, as autograd's do.
@@ -246,7 +247,7 @@ class Step:
             # This thread is on other streams than the caller was, which copy gradients to inputs that are elsewhere.
             # Threads of other devices go on meanwhile, and may let go of gradients while a further step goes on here.
             streams.end(streams.callers())
-            streams.hold_for_caller(self.input_gradients)
+            hold_for_caller(tensors(self.input_gradients))
 
     def fail(self, error: BaseException, worker: int | None = None) -> None:
         """End the step: the first error is kept, and every worker that waits or will wait gives up."""
@@ -258,7 +259,6 @@ class Step:
         self._mailboxes.stop()  # first of all: whatever goes wrong below, no worker waits for ever
         if self._remote is not None:
             self._remote.stop(error)
-        self.held = {number: run.held() for number, run in self.runs.items()}
 
     def finish(self) -> None:
         """Called after the last worker, whether the step has failed or not.

@@ -13,7 +13,7 @@ from ..capture.restore import draws_restored
 from ..data.arguments import call
 from ..data.recorded import entered
 from ..loss import MiniBatchLoss, Reduction, StepLoss, collect_losses
-from ..runtime.replay.randomness import ForwardPass, KeyedDraws, RngKeys
+from ..runtime.replay.randomness import KeyedDraws, RngKeys
 from .copies import take_over
 from .training import Case, Training
 
@@ -88,7 +88,7 @@ class ModelDraws(KeyedDraws):
     """
 
     def __init__(self, keys: RngKeys, micro_batch: int, counts: Sequence[int] | None) -> None:
-        super().__init__(keys, hash((keys.seed, -1, micro_batch)), ForwardPass.ONLY, None)
+        super().__init__(keys, hash((keys.seed, -1, micro_batch)))
         self._seeds = []
         for layer, count in enumerate(counts or ()):
             draws = keys.of(layer, micro_batch)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..autograd.sparse import record_stream
 
-_WITHOUT_STREAMS = frozenset({"mps"})  # all there is runs in one order
+_WITHOUT_STREAMS = frozenset({"meta", "mps"})  # where all there is runs in one order
 
 
 class Wait(Enum):
@@ -38,8 +38,6 @@ class Wait(Enum):
     COMPUTE_BEHIND_OFFLOAD = auto()  # what takes over the memory of the stash
     RELOAD_BEHIND_COMPUTE = auto()  # the copy back, for what used its memory before
     COMPUTE_BEHIND_RELOAD = auto()  # the backward, for the copy back
-    CALLER_BEHIND_PINNED = auto()  # the step, for the copies of a pinned mini-batch
-    HELD_FOR_STEP = auto()  # these copies
 
 
 class Waits:

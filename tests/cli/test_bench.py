@@ -10,6 +10,7 @@ import pytest
 from typer.testing import Result
 
 from pipepart import Plan
+from pipepart.document import FORMAT_VERSION
 from pipepart.reporting import BenchResult, PlanDifference
 
 Run = Callable[[str], Result]
@@ -61,7 +62,7 @@ def test_equal_plans_have_no_difference(run: Run, planned: str) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("The plans are equal")
     assert json.loads(run(f"explain {planned} {planned} --json").stdout) == {
-        "version": 1,
+        "version": FORMAT_VERSION,
         "changes": [],
         "layers": [],
     }

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import Result
 
 from pipepart.cli.schemas import PRINTED, schema_text
+from pipepart.document import FORMAT_VERSION
 
 SIZES = "--devices 2 --micro-batches 4 --json"
 # In order: later commands read what earlier ones have saved.
@@ -40,7 +41,7 @@ def test_every_document_is_valid_under_its_schema_and_is_what_is_saved(
         result = run(line)
         assert result.exit_code == (name == "plan-infeasible"), result.output
         document = json.loads(result.stdout)
-        assert document["version"] == 1
+        assert document["version"] == FORMAT_VERSION
         jsonschema.validate(document, json.loads(schema_text(name)))
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**document, "surprise": 1}, json.loads(schema_text(name)))

@@ -85,7 +85,7 @@ def test_a_plan_by_hand_is_shown_without_figures(run: Run, planned: Plan, direct
         for stage in document["stages"]:
             for name in stage.keys() - {"layers", "device"}:
                 del stage[name]
-        for name in ("prediction", "profile", "fingerprint", "outputs", "alternatives"):
+        for name in ("prediction", "profile", "alternatives"):
             del document[name]
 
     edit(directory, strip)

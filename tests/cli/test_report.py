@@ -11,6 +11,7 @@ import pytest
 from typer.testing import Result
 
 from pipepart import Cluster, Profile, Trace, plan
+from pipepart.document import FORMAT_VERSION
 
 Run = Callable[[str], Result]
 
@@ -42,7 +43,7 @@ def test_json_names_the_page_and_what_it_finds(planned: None, run: Run, director
     done = run("report one.json -o page.html --json")
     found = json.loads(done.stdout)
     page = (directory / "page.html").read_bytes()
-    assert (found["version"], found["file"], found["bytes"]) == (1, "page.html", len(page))
+    assert (found["version"], found["file"], found["bytes"]) == (FORMAT_VERSION, "page.html", len(page))
     (findings,) = found["findings"]
     assert findings
     assert all(html.escape(sentence) in page.decode() for sentence in findings)

@@ -37,8 +37,6 @@ def uneven(measured: Profile, directory: Path) -> Plan:
         micro_batches=4,
         actions=order_text(order),
         profile=measured.model_copy(update={"costs": (measured.at(4),)}),
-        fingerprint=measured.fingerprint,
-        outputs=measured.outputs,
     ).refreshed()
     made.save(directory / "uneven.json")
     return made

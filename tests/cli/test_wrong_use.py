@@ -11,6 +11,7 @@ from typer.testing import Result
 
 import schedules
 from pipepart import Cluster, Plan, Profile, plan
+from pipepart.document import FORMAT_VERSION
 
 Run = Callable[[str], Result]
 SIZES = "--schedule 1f1b --devices 4 --micro-batches 8"
@@ -112,7 +113,7 @@ CASES = {
         ("gone.json", "cannot read the plan 'gone.json'"),
         ("odd.json", "Invalid JSON"),
         ("profile.json", "profile.json is a profile, and this command takes a plan"),
-        ("newer.json", "a Plan of version 2, and this pipepart reads version 1: update pipepart"),
+        ("newer.json", "a Plan of version 3, and this pipepart reads version 2: update pipepart"),
         ("plan.json --trace profile.json", "profile.json is a profile, and this command takes a trace"),
         ("plan.json --trace odd.json", "odd.json is no trace that pipe.trace() has saved"),
         ("plan.json --trace list.json", "list.json is no trace that pipe.trace() has saved"),
@@ -223,7 +224,7 @@ def texts(measured: Profile) -> dict[str, str]:
         "other.trace.json": json.dumps(three.simulate().to_trace()),
         "cluster.json": two.cluster.model_dump_json(),
         "boxes.json": boxes.model_dump_json(),
-        "newer.json": json.dumps({**json.loads(two.model_dump_json()), "version": 2}),
+        "newer.json": json.dumps({**json.loads(two.model_dump_json()), "version": FORMAT_VERSION + 1}),
         "odd.json": "{",
         "list.json": "[]",
         "no_steps.json": '{"otherData": {"timelines": 3}}',

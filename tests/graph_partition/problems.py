@@ -11,21 +11,6 @@ from pipepart.cluster import Cluster, Device
 Problem = tuple[nx.DiGraph, Cluster, list[tuple[float, list[str]]] | None]
 
 
-def random_graph(seed: int, layers: int) -> nx.DiGraph:
-    """A chain, with skips in every other graph, and costs of three orders of magnitude."""
-    draw = random.Random(seed)
-    graph = nx.path_graph(layers, create_using=nx.DiGraph)
-    for layer in graph:
-        graph.nodes[layer].update(
-            seconds=10 ** draw.uniform(-2, 1), transfer_seconds=draw.choice([0, draw.uniform(0, 3)])
-        )
-    if seed % 2:
-        for _ in range(layers // 3):
-            first, last = sorted(draw.sample(range(layers), 2))
-            graph.add_edge(first, last)
-    return graph
-
-
 def random_problem(seed: int, most_nodes: int = 7, *, chain: bool = False) -> Problem:
     """A small graph with tensors of any shape, ties and zeros, on up to four devices alike or not."""
     draw = random.Random(seed)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.planning import tangled
 from pipepart.cluster import Cluster
 from pipepart.graph_partition.parse import parse
-from pipepart.graph_partition.search import Effort, search
+from pipepart.graph_partition.search import search
 from pipepart.planning import cut
 from schedules.searching.clock import Clock
 from tests.graph_partition import oracle
@@ -22,7 +22,7 @@ def test_a_search_that_may_keep_next_to_nothing_has_an_honest_bound(seed: int):
     if math.isinf(best):
         return
     problem = parse(graph, cluster, tensors, "cpu").problem
-    found = search(problem, Effort(sets=1))
+    found = search(problem, Clock(), most_sets=1)
     assert found.lower_bound <= best * (1 + 1e-9)
     assert found.split is None or found.split.bottleneck(problem) >= best * (1 - 1e-9)
 
@@ -55,7 +55,7 @@ def test_whenever_the_clock_stops_the_search_its_cut_and_bound_are_honest(seed: 
         return
     problem = parse(graph, cluster, tensors, "cpu").problem
     for looks in range(0, 40, 3):
-        found = search(problem, Effort(clock=StepClock(looks)))
+        found = search(problem, StepClock(looks))
         assert found.lower_bound <= best * (1 + 1e-9)
         assert found.split is None or found.split.bottleneck(problem) >= best * (1 - 1e-9)
         if found.optimal:
@@ -78,6 +78,6 @@ def test_every_step_of_the_search_looks_at_the_clock(graph: nx.DiGraph):
         graph.nodes[node].update(seconds=1 + number % 7 / 10, transfer_seconds=number % 5 / 10)
     problem = parse(graph, Cluster.parse(["1GB"] * 4), None, "cpu").problem
     clock = StepClock(300)
-    found = search(problem, Effort(clock=clock))
+    found = search(problem, clock)
     assert found.split is not None
     assert clock.looks > -20  # once the clock is over the search ends; it does not go on to another step

@@ -284,7 +284,7 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.mse_loss(o, t) / F.mse_loss(o, t).detach(), numbers),
     *((lambda o, t, n=n: F.mse_loss(o, t, reduction="sum") / n(o, t), numbers) for n in DIVISORS),
     (lambda o, t: F.mse_loss(o, t) * o.shape[0], numbers),
-    (lambda o, t: F.mse_loss(o, t) * (2.0 if o.shape == (3, 3) else 1.0), numbers),
+    (lambda o, t: F.mse_loss(o, t) * (2.0 if o.shape == (6, 3) else 1.0), numbers),
     (lambda o, t: F.mse_loss(o / o.size(0), t), numbers),
     (lambda o, t: F.mse_loss(o, torch.arange(o.shape[0]).double()[:, None].expand(-1, 3)), numbers),
     (lambda o, t: F.mse_loss(o.reshape(3, -1).softmax(1), t.reshape(3, -1)), numbers),

@@ -7,5 +7,5 @@ import pytest
 def no_suggestions():
     """Refuse requests without a search for changes that would fit, which takes longer than all else."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipepart.planning.planner.find_suggestions", lambda *_: [])
+        patch.setattr("pipepart.planning.planner.Changes.that_fit", lambda *_: [])
         yield

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pipepart import Cluster, Device, Link
-from pipepart.cluster import as_cluster, real_devices
+from pipepart.cluster import as_cluster
+from pipepart.cluster import devices as device_module
 
 
 def test_virtual_devices_share_the_threads_of_the_process():
@@ -133,7 +134,7 @@ def test_a_cluster_file_may_be_written_by_hand(tmp_path):
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_devices, "find_accelerators", lambda: [torch.device("cuda:0")])
+    monkeypatch.setattr(device_module, "find_accelerators", lambda: [torch.device("cuda:0")])
     properties = SimpleNamespace(total_memory=1000, name="made up")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 

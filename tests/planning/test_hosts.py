@@ -6,7 +6,7 @@ import torch
 import pipepart.cluster.cluster as cluster_module
 from pipepart import Cluster, Device, Link
 from pipepart.cluster import Network, PairLink
-from pipepart.cluster.measuring import HOST, MeasuredLinks, cache_folder, common_link, fit_link, local_links
+from pipepart.cluster.measuring import HOST, MeasuredLinks, fit_link, measure_links
 
 BOXES = Cluster.parse(
     ["24GiB"], hosts=2, devices_per_host=8, link="300GB/s", network="25GB/s", network_latency=1e-5
@@ -92,7 +92,7 @@ def test_least_squares_find_latency_and_bandwidth():
 class Machine:
     """Three accelerators: 0 and 1 are joined by a fast link, 2 by a slow one, and its way back is slower still."""
 
-    devices = (("cuda:0", "A"), ("cuda:1", "A"), ("cuda:2", "A"))
+    names = ("cuda:0", "cuda:1", "cuda:2")
 
     def __init__(self) -> None:
         self.copies = 0
@@ -103,51 +103,24 @@ class Machine:
         return 1e-5 + size / (rate / 2 if source == "cuda:2" else rate)
 
 
-def test_links_are_measured_once_and_again_if_asked(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_links_are_measured_in_the_slower_direction_and_once():
     machine = Machine()
-    first = local_links(machine.devices, time_copy=machine.time_copy)
-    made = machine.copies
-    assert local_links(machine.devices, time_copy=machine.time_copy) == first
-    assert machine.copies == made > 0
-    assert len(list(cache_folder().iterdir())) == 1
-    assert local_links(machine.devices, time_copy=machine.time_copy, again=True) == first
-    assert machine.copies == 2 * made
-    local_links(machine.devices[:2], time_copy=machine.time_copy)
-    assert len(list(cache_folder().iterdir())) == 2
-    rates = {pair.between: pair.bandwidth for pair in first.pairs}
-    expected = {("cuda:0", "cuda:1"): 100e9, ("cuda:0", "cuda:2"): 5e9, ("cuda:1", "cuda:2"): 5e9}
-    assert rates == pytest.approx(expected, rel=1e-3)
-    assert first.host_bandwidth == pytest.approx((12e9, 12e9, 6e9), rel=1e-3)
-    assert "median of 5 copies" in first.method
-
-
-def test_measured_links_become_those_of_the_cluster(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine = Machine()
-    measured = local_links(machine.devices, time_copy=machine.time_copy)
-    bare = Cluster(devices=tuple(Device(name=name, kind=kind) for name, kind in machine.devices))
-    cluster = bare.with_links(measured)
-    assert cluster.links_from.startswith("measured: median of 5 copies")
-    for pair in measured.pairs:
-        assert cluster.link_between(*pair.between).bandwidth == pair.bandwidth
-    assert [device.host_bandwidth for device in cluster.devices] == list(measured.host_bandwidth)
-    link, others = common_link([measured.pairs[0]] * 3)
-    assert (link.bandwidth, others) == (measured.pairs[0].bandwidth, ())
+    time_copy = machine.time_copy
+    measured = measure_links(machine.names, time_copy)
+    copies = machine.copies
+    assert measure_links(machine.names, time_copy) is measured
+    assert machine.copies == copies > 0
+    assert measured.link.bandwidth == pytest.approx(5e9, rel=1e-3)
+    assert [pair.between for pair in measured.links] == [("cuda:0", "cuda:1")]
+    assert measured.links[0].bandwidth == pytest.approx(100e9, rel=1e-3)
+    assert measured.host_bandwidth == pytest.approx((12e9, 12e9, 6e9), rel=1e-3)
+    assert measured.method.startswith("measured: median of 5 copies")
 
 
 def test_local_measures_cuda_devices_unless_told_not_to(monkeypatch):
     devices = (Device(name="cuda:0", kind="A"), Device(name="cuda:1", kind="A"))
-    asked = []
-
-    def local_links(names, *, again):
-        asked.append((names, again))
-        pair = PairLink(between=("cuda:0", "cuda:1"), bandwidth=7.0)
-        return MeasuredLinks(
-            devices=tuple(names), software="", pairs=(pair,), host_bandwidth=(3.0, None), method="by hand"
-        )
-
-    monkeypatch.setattr(cluster_module, "local_links", local_links)
+    measured = MeasuredLinks(Link(bandwidth=7.0), (), (3.0, None), "measured: by hand")
+    monkeypatch.setattr(cluster_module, "measure_links", lambda names: measured)
     monkeypatch.setattr(
         cluster_module, "find_accelerators", lambda: [torch.device("cuda", n) for n in (0, 1)]
     )
@@ -157,8 +130,6 @@ def test_local_measures_cuda_devices_unless_told_not_to(monkeypatch):
 
     monkeypatch.setattr(Cluster, "of", of)
     assert Cluster.local(measure=False).links_from == "assumed"
-    assert asked == []
     cluster = Cluster.local()
     assert (cluster.link.bandwidth, cluster.links_from) == (7.0, "measured: by hand")
-    Cluster.local(measure="again")
-    assert [again for _, again in asked] == [False, True]
+    assert [device.host_bandwidth for device in cluster.devices] == [3.0, None]

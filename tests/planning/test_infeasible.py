@@ -41,8 +41,8 @@ def test_the_stages_of_a_device_are_told_together():
     error = infeasible(layers, limited(79, 200), schedule="zb-v")
     assert error.deficit_bytes == 1
     assert (
-        "with 4 stages, 4 micro-batches and schedule 'zb-v', device:0 with stages 0 (layer layer0) and 3 (layer "
-        "layer3) is short by 1 byte at best: it needs 80 (80 B: 80 B of parameters" in str(error)
+        "with 4 stages, 4 micro-batches and schedule 'zb-v', stage 0 (layer0) and 3 (layer3) on device:0 "
+        "is short by 1 byte at best: it needs 80 (80 B: 80 B of parameters" in str(error)
     )
 
 

@@ -38,7 +38,6 @@ def joint_request(profile: Profile, cluster: Cluster, replicas: int = 1, **optio
         ChainCosts(profile, profile.costs[0], limits.colocate, limits.no_border),
         limits,
         read.asked,
-        profile.fingerprint,
         stages=read.stages if isinstance(read.stages, int) else None,
     )
 

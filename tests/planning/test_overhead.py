@@ -3,7 +3,8 @@
 import pytest
 
 import pipepart
-from pipepart import Cluster, Link, Profile
+from pipepart import Cluster, Link, Plan, Profile
+from pipepart.planning import StagePlan
 from pipepart.planning.overhead import with_overhead
 from pipepart.profiling import Overhead
 from tests.planning.problems import Layer, profile_of
@@ -47,6 +48,17 @@ def test_layers_are_as_slow_as_beside_the_devices_in_use():
     assert len(plan.unused_devices) == 2
     assert plan.predicted.step_seconds == pytest.approx(4 * 3 + 8 * 0.5)
     assert plan.refreshed() == plan
+
+
+def test_an_edited_plan_has_the_layers_as_slow_as_beside_its_own_devices():
+    """All layers moved to one of two devices: nothing computes beside them any more."""
+    cluster = Cluster.virtual(2, threads=1)
+    two, one = (pipepart.plan(measured(), cluster, schedule="1f1b", stages=stages) for stages in (2, 1))
+    names = tuple(name for stage in two.stages for name in stage.layers)
+    stage = StagePlan(layers=names, device=one.stages[0].device)
+    edited = Plan(**{**dict(two), "stages": (stage,), "prediction": None}).refreshed()
+    assert edited.stages == one.stages
+    assert edited.predicted.step_seconds == one.predicted.step_seconds < two.predicted.step_seconds * 2
 
 
 def test_a_plan_with_another_profile_counts_what_that_one_measured():

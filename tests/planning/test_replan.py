@@ -159,14 +159,11 @@ def test_an_empty_trace_is_refused():
     bare = replace(schedule, actions=((), ()))
     for trace, words in (
         (None, "make the Pipeline with trace=True and run a step first"),
-        ([], "at least one measured step"),
-        ([None], "trace 0 is no Timeline but None"),
+        ([], "there is no trace"),
+        ([None], "the trace is no Timeline but None"),
         (schedules.Timeline(bare, [[], []], [[], []]), "the trace is empty"),
         (schedules.Timeline(schedule, zeros, zeros), "the trace is empty"),
-        (
-            schedules.Timeline(schedule, numbers, numbers),
-            "the trace (is empty|has times that are no numbers)",
-        ),
+        (schedules.Timeline(schedule, numbers, numbers), "has times that are no numbers"),
     ):
         with pytest.raises(ValueError, match=words):
             replan(plan, trace)  # pyright: ignore[reportArgumentType]

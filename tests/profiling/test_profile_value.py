@@ -8,6 +8,7 @@ from torch import nn
 
 import pipepart
 from pipepart import Profile
+from pipepart.document import FORMAT_VERSION
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -41,7 +42,7 @@ def test_a_saved_profile_loads_as_the_same_value(tmp_path):
     profile = measured()
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
-    assert json.loads((tmp_path / "profile.json").read_text())["version"] == 1
+    assert json.loads((tmp_path / "profile.json").read_text())["version"] == FORMAT_VERSION
 
 
 def test_costs_by_number_of_micro_batches():
@@ -61,7 +62,7 @@ def test_the_fingerprint_is_of_the_layers_and_not_of_the_times():
 
 EDITS = {
     "unknown field": (lambda data: data.update(speed=3), "speed"),
-    "later version": (lambda data: data.update(version=2), "version"),
+    "later version": (lambda data: data.update(version=FORMAT_VERSION + 1), "version"),
     "saved bytes that no tensor accounts for": (
         lambda data: data["costs"][0].update(saved=[]),
         r"costs.0: layers.0 has saved_bytes 192, and the tensors in 'saved' that it keeps have 0",

@@ -36,35 +36,36 @@ def _by_hand(profile: Profile, cut: Sequence[str], cluster: Cluster, schedule: s
     ).predict()
 
 
-def test_an_uneven_cut_names_the_bottleneck_and_the_layer_to_move() -> None:
+def test_an_uneven_cut_names_the_bottleneck_and_what_another_plan_saves() -> None:
     profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
     uneven, even = (_by_hand(profile, cut, cluster, "zb-h1") for cut in (["abc", "d"], ["ab", "cd"]))
     saved = 1 - even.predicted.step_seconds / uneven.predicted.step_seconds
     name = cluster.devices[0].name
     assert findings(uneven) == (
         f"Stage 0 on {name} is the bottleneck, 50% over the mean of the devices.",
-        f"Moving `c` to stage 1 would save {saved:.0%}.",
+        f"Planning again would save {saved:.0%}.",
     )
 
 
-def test_a_pinned_layer_is_not_moved() -> None:
+def test_a_pinned_layer_stays_where_it_is() -> None:
     profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
     pinned = plan(profile, cluster, schedule="zb-h1", pin={"c": 0})
-    assert all("Moving" not in text for text in findings(pinned))
+    edited = pinned.model_copy(update={"alternatives": ()})
+    assert not any("would save" in text for text in findings(edited))
 
 
 def test_a_long_bubble_asks_for_more_micro_batches() -> None:
     profile = _profile([1.0] * 4, counts=(4,), batch=16)
     made = _by_hand(profile, ["a", "b", "c", "d"], Cluster.parse(["1GiB"] * 4), "zb-h1")
-    small, more = schedules.build("zb-h1", 4, 4), schedules.build("zb-h1", 4, 8)
-    costs = [schedules.StageCosts([each / 3] * 4, [each / 3] * 4, [each / 3] * 4) for each in (1.0, 0.5)]
+    small, more = schedules.build("zb-h1", 4, 4), schedules.build("zb-h1", 4, 16)
+    costs = [schedules.StageCosts([each / 3] * 4, [each / 3] * 4, [each / 3] * 4) for each in (1.0, 0.25)]
     before, after = (
         schedules.simulate(one, cost).makespan for one, cost in zip((small, more), costs, strict=True)
     )
     assert findings(made) == (
         f"The bubble is {1 - 4 / before:.0%} of the step: devices wait while the pipeline fills and drains.",
-        f"8 micro-batches instead of 4 would save {1 - after / before:.0%}, if times are in proportion to the "
-        "samples: profile that number.",
+        f"Planning again with `--micro-batches 16 --estimate` would save {1 - after / before:.0%}, if times are in "
+        "proportion to the samples: profile that number.",
     )
 
 
@@ -73,7 +74,7 @@ def test_nothing_to_gain_is_said() -> None:
     made = plan(profile, Cluster.parse(["1GiB"]), schedule="sequential")
     assert findings(made) == (f"All stages are on {made.stages[0].device}: there is nothing to balance.",)
     made = plan(_profile([1.0, 1.0], counts=(8,)), Cluster.parse(["1GiB"] * 2), schedule="auto")
-    assert findings(made)[-1].startswith(("Nothing to gain", "No small change saves time"))
+    assert findings(made)[-1].startswith(("Nothing to gain", "No change of one keyword"))
 
 
 def _tied() -> Profile:
@@ -84,22 +85,13 @@ def _tied() -> Profile:
     return profile.model_copy(update={"layers": (*profile.layers[:-1], last)})
 
 
-def test_shared_parameters_that_cannot_be_split_under_the_request_are_not_named() -> None:
-    made = plan(_tied(), Cluster.parse(["1GiB"] * 2), schedule="auto", reduction="batch")
-    assert len(made.workers) == 1
-    assert not any("--allow-split-ties" in text for text in findings(made))
-
-
 def test_shared_parameters_are_named_where_they_leave_devices_unused() -> None:
     tied, cluster = _tied(), Cluster.parse(["1GiB"] * 2)
     made, free = (plan(tied, cluster, schedule="1f1b", allow_split_ties=free) for free in (False, True))
     saved = 1 - free.predicted.step_seconds / made.predicted.step_seconds
     first, second = findings(made)
     assert first == f"All stages are on {made.stages[0].device}: 1 other device is unused."
-    assert second.startswith(
-        "Allowing layers that share parameters in different stages (`--allow-split-ties`)"
-    )
-    assert second.endswith(f" would save {saved:.0%}, on 2 devices.")
+    assert second == f"Planning again with `--allow-split-ties` would save {saved:.0%}, on 2 devices."
 
 
 def test_sums_of_gradients_are_named_where_they_take_longest() -> None:
@@ -159,7 +151,7 @@ def test_a_trace_names_the_stage_that_takes_longer() -> None:
         f"{cluster.devices[1].name} take 1.50 times what was profiled."
     )
     assert "stage 1" in second.lower() or "bubble" in second
-    assert third.endswith("replan with the trace.") or third.startswith("No small change")
+    assert third.endswith("replan with the trace.") or third.startswith("No change of one keyword")
 
 
 def test_a_plan_without_a_profile_has_no_findings() -> None:

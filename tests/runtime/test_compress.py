@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Pipeline
-from pipepart.runtime.transport.compress import CompressingTransport, Errors, decode, encode
+from pipepart.runtime.transport.compress import CompressingTransport, decode, encode
 from schedules import Kind, build
 from tests.support.chains import cut_by_hand
 from tests.support.plain import micro_batched_step
@@ -77,10 +76,10 @@ class Mailbox:
         return self.sent.pop(key)
 
 
-def transport(to: Any, errors: Errors | None = None) -> tuple[CompressingTransport, Mailbox]:
+def transport(to: Any) -> tuple[CompressingTransport, Mailbox]:
     box, home = Mailbox(), torch.device("cpu")
     types = {(0, 1): to, (1, 0): to}
-    return CompressingTransport(box, build("gpipe", 2, 99), types, [home, home], errors), box
+    return CompressingTransport(box, build("gpipe", 2, 99), types, [home, home]), box
 
 
 def test_only_activations_that_train_are_compressed():
@@ -190,18 +189,12 @@ def test_a_step_is_that_of_a_model_which_rounds_at_the_border(to, schedule):
             assert torch.allclose(pipe(x), nn.Sequential(first, tanh, last)(x))
 
 
-def traced(pipe: Pipeline, x: Tensor) -> tuple[dict[tuple[int, int], float], set[int]]:
-    with pipe, pipe.trace() as trace:
-        pipe.step(x, target=x)
-        return trace.compression_errors, {int(one.bytes) for one in trace.steps[0].transfers}
-
-
-@pytest.mark.parametrize(("to", "most", "size"), [("bf16", 3e-3, 4 * 64 * 2), ("int8", 1e-2, 4 * 64 + 4)])
-def test_a_trace_has_the_error_and_the_bytes(to, most, size):
+@pytest.mark.parametrize(("to", "size"), [("bf16", 4 * 64 * 2), ("int8", 4 * 64 + 4)])
+def test_a_trace_has_the_bytes_that_are_sent(to, size):
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(12, 64)
-    errors, sizes = traced(cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), compress=to), x)
-    assert set(errors) == {(0, 1), (1, 0), (1, 2), (2, 1)}
-    assert all(1e-4 < error < most for error in errors.values())
-    assert sizes == {size}
-    plain, _ = traced(cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()), x)
-    assert plain == {}
+    with (
+        cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), compress=to) as pipe,
+        pipe.trace() as trace,
+    ):
+        pipe.step(x, target=x)
+    assert {int(one.bytes) for one in trace.steps[0].transfers} == {size}

@@ -1,9 +1,17 @@
 """Ctrl-C in a step: the caller gets it, nothing hangs, and the pipeline goes on."""
 
+import dis
+import sys
 import textwrap
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
+from torch import nn
 
+import pipepart
+from tests.support.chains import cut_by_hand
 from tests.support.processes import run_script
 from tests.support.seeds import seeds
 
@@ -111,6 +119,51 @@ def test_interrupts_at_many_instants_of_training(count):
         print(interrupts, len(threading.enumerate()))
     """)
     assert printed.split() == [str(count), "1"]
+
+
+def interrupted(work: Callable[[], object]) -> Iterator[KeyboardInterrupt]:
+    """Do some work again and again, with an interrupt at each place of pipepart's code where Python raises one."""
+    for place in range(10_000):
+        passed = 0
+
+        def trace(frame: FrameType, event: str, _: Any, place: int = place) -> Any:
+            nonlocal passed
+            frame.f_trace_opcodes = pipepart.__name__ in frame.f_code.co_filename
+            code, at = frame.f_code.co_code, frame.f_lasti
+            before = dis.opname[code[at - 2]] if at >= 2 else ""
+            if event == "opcode" and (before in ("CACHE", "JUMP_BACKWARD", "RESUME") or "CALL" in before):
+                passed += 1
+                if passed == place + 1:
+                    raise KeyboardInterrupt
+            return trace
+
+        try:
+            sys.settrace(trace)
+            work()
+        except KeyboardInterrupt as interrupt:
+            sys.settrace(None)
+            yield interrupt
+        else:
+            return
+        finally:
+            sys.settrace(None)
+
+
+@pytest.mark.parametrize("call", ["exclusively", "_evaluating"])
+def test_an_interrupt_at_any_call_restores_the_model_and_frees_the_pipeline(call):
+    """Also while the traceback is held."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    held: list[BaseException] = []
+    with cut_by_hand(model, [1], deferred_batch_norm=True) as pipe:
+        engine: Any = pipe._engine
+        function = getattr(engine if call == "exclusively" else pipe, call)
+        for interrupt in interrupted(lambda: function(lambda: None)):
+            held.append(interrupt)
+            assert engine._claim is None
+            assert model[1].track_running_stats
+            assert not model[1]._forward_pre_hooks
+            assert all(module.training for module in model.modules())
+    assert len(held) > 20
 
 
 def test_an_interrupt_in_a_drop_in_forward_and_backward():

@@ -195,31 +195,6 @@ def test_activations_are_released_as_soon_as_the_schedule_allows(schedule, recom
         assert sum(tag() is not None for tag in watch.seen) == 0
 
 
-def test_two_threads_cannot_step_at_once():
-    inside, leave = threading.Event(), threading.Event()
-
-    class Wait(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            inside.set()
-            assert leave.wait(60)
-            return x
-
-    model = nn.Sequential(nn.Linear(4, 4), Wait(), nn.Linear(4, 2))
-    found: list[Tensor] = []
-    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
-        other = threading.Thread(target=lambda: found.append(pipe.step(X, target=Y)))
-        other.start()
-        assert inside.wait(60)
-        with pytest.raises(RuntimeError, match="busy"):
-            pipe.step(X, target=Y)
-        with pytest.raises(RuntimeError, match="busy"):
-            pipe(X)
-        leave.set()
-        other.join(60)
-        assert len(found) == 1
-        pipe.step(X, target=Y)
-
-
 def test_pipelines_step_at_the_same_time_from_threads_of_their_own():
     pipes = [cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) for _ in range(3)]
     losses: dict[int, list[float]] = {index: [] for index in range(3)}

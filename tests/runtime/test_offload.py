@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from pipepart import Cluster, Pipeline, Plan
-from pipepart.runtime.emulation.transport import Clock
-from pipepart.runtime.offload.copy_queues import VirtualCopyQueue
+from pipepart.emulation.host_link import EmulatedHostLink
+from pipepart.emulation.transport import Clock
+from pipepart.runtime.offload.copy_queues import CopyQueue
 from tests.support import plain
 from tests.support.chains import Offload, Recompute, cut_by_hand, plan_by_hand
 from tests.support.recorded import chain_for
@@ -232,14 +233,14 @@ def test_a_failure_while_stashes_are_away_leaves_a_pipeline_that_works(fails: tu
 
 def test_nothing_is_left_on_the_host(monkeypatch: pytest.MonkeyPatch):
     copies: list[weakref.ref[Tensor]] = []
-    finish = VirtualCopyQueue.finish_out
+    finish = CopyQueue.finish_out
 
-    def noted(queue: VirtualCopyQueue, copy: Any) -> Sequence[Tensor]:
+    def noted(queue: CopyQueue, copy: Any) -> Sequence[Tensor]:
         made = finish(queue, copy)
         copies.extend(map(weakref.ref, made))
         return made
 
-    monkeypatch.setattr(VirtualCopyQueue, "finish_out", noted)
+    monkeypatch.setattr(CopyQueue, "finish_out", noted)
     with cut_by_hand(
         chain(), [6], loss_fn=nn.MSELoss(), micro_batches=8, offload="stash", schedule="gpipe"
     ) as pipe:
@@ -289,7 +290,7 @@ def test_an_emulated_link_carries_one_copy_at_a_time():
         nonlocal now
         now += seconds
 
-    queue = VirtualCopyQueue(1000.0, Clock(lambda: now, sleep))
+    queue = EmulatedHostLink(1000.0, Clock(lambda: now, sleep))
     first, second = torch.ones(250), torch.ones(500)
     out = [queue.start_out([first, first[:10]]), queue.start_out([second])]
     assert [copy.done_at for copy in out] == [1, 3]

@@ -240,24 +240,6 @@ def test_compiled_layers_that_begin_to_draw_are_recomputed_with_the_same_mask():
             assert bool(dropped.any()) == (rate > 0)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_a_rate_that_rises_between_steps_draws_the_same_under_every_cut(schedule: str):
-    found = []
-    for border, recompute in ((1, "never"), (2, "never"), (2, "always")):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1)).double()
-        options = {"micro_batches": 4, "schedule": schedule, "recompute": recompute}
-        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), **options) as pipe:
-            for rate in (0.0, 0.0, 0.5):
-                model[1].rate = rate  # type: ignore[assignment]
-                model.zero_grad()
-                torch.manual_seed(1)
-                pipe.step(X.double(), target=Y.double())
-        found.append(plain.gradients(model))
-    for other in found[1:]:
-        plain.assert_same(other, found[0])
-
-
 class Hidden(nn.Module):
     """Draws nothing until something that is not among its attributes says so."""
 

@@ -13,6 +13,7 @@ from torch.autograd.graph import Node
 
 import pipepart
 from pipepart import Pipeline, Profile
+from pipepart.autograd.own_copy import tensors
 from pipepart.autograd.split_backward import WeightGradients
 from pipepart.runtime.stage_run import Stash
 from pipepart.runtime.step import Step
@@ -105,7 +106,10 @@ def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     def count(step: Step, action: Action) -> None:
         device = step.schedule.device_of[action.stage]
         found = [t for stage in step.schedule.stages_of(device) for t in held_tensors(step, stage)]
-        found += [tensor for run in step.runs_on(device) for tensor in run.tensors()]
+        for run in step.runs_on(device):
+            found += [leaf for stash in run.stashes.values() for leaf in stash.inputs.leaves]
+            found += [tensor for kept in run.inputs.values() for tensor in tensors(kept.message)]
+            found += [tensor for deferred in run.deferred.values() for tensor in deferred.tensors()]
         peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))
 
     after_each_action(monkeypatch, count)

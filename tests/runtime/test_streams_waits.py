@@ -46,8 +46,6 @@ SHOWS_IN = [
     (Wait.RELOAD_BEHIND_COMPUTE, "offloaded steps"),
     (Wait.COMPUTE_BEHIND_RELOAD, "offloaded steps"),
     (Wait.COMPUTE_BEHIND_RELOAD, "offloaded shared steps"),
-    (Wait.CALLER_BEHIND_PINNED, "pinned steps"),
-    (Wait.HELD_FOR_STEP, "pinned steps"),
 ]
 
 

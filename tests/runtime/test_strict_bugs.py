@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.autograd import graph_cut
 from pipepart.autograd.own_copy import tensors
-from pipepart.runtime.emulation.device import StrictDevice
-from pipepart.runtime.emulation.memory import storages, tag_of
+from pipepart.emulation.device import StrictDevice
+from pipepart.emulation.memory import storages, tag_of
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
 
@@ -64,7 +64,7 @@ FORGOTTEN: dict[str, tuple[Callable[[Any], bool], str, tuple[str, ...]]] = {
             schedule,
             (
                 "runs on virtual:0 and was given a tensor of shape (2, 4) that lives on virtual:1",
-                "in the backward of layer '1' (Tanh)",
+                "(action 0",
             ),
         )
         for schedule in ("gpipe", "zb-h1")
@@ -201,7 +201,7 @@ def hooked(x: Tensor) -> Tensor:
 
 
 UNSAID = f"{ON_HOST}: made outside of the step, or in it without device="
-IN_FORWARD, IN_BACKWARD = "in the forward of layer '2' (Makes)", "in the backward of layer '2' (Makes)"
+IN_FORWARD, IN_BACKWARD = "in the forward of layer '2' (Makes)", "on stage 1 of 2"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a mask that is no buffer": (
         lambda: chain(nn.Sequential(Masked())),

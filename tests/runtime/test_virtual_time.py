@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Cluster, Link, Pipeline, Plan, Profile
 from pipepart.cluster import PairLink
+from pipepart.emulation import DeviceEmulation, emulation, transport
 from pipepart.planning.compression import compress_links
 from pipepart.planning.plans import stage_plan
 from pipepart.profiling import Costs, Overhead, Timing
-from pipepart.runtime.emulation import DeviceEmulation, emulation, transport
 from pipepart.runtime.observe import recorder
 from schedules import Kind, Timeline
 from tests.support.chains import plan_by_hand

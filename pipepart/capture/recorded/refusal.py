@@ -8,6 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -109,6 +110,7 @@ def _is_ours(file: str) -> bool:
     return file.startswith(_NOT_THE_USERS)
 
 
+@lru_cache(maxsize=1024)
 def _place(file: str, line: int | None) -> str:
     """Return a line with two parts of the path of its file: there are many files modeling.py and __init__.py."""
     return f"{'/'.join(Path(file).parts[-2:])}:{line}"

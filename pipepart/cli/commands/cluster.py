@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from .. import options
 from ..errors import UsageError, with_exit_status
 from ..options import option
@@ -45,14 +43,6 @@ def cluster_command(
         str | None,
         option("RATE", "Of a host's port to the network: 25GB/s.", options.rate, group="Described"),
     ] = None,
-    measure_again: Annotated[
-        bool,
-        typer.Option(
-            "--measure-again",
-            help="Measure the links of this machine, also if that was done before.",
-            rich_help_panel="This machine",
-        ),
-    ] = False,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -72,10 +62,6 @@ def cluster_command(
         )
     if (hosts > 1) != bool(network):
         raise UsageError("--hosts N and --network 25GB/s go together: hosts are joined by a network")
-    if measure_again and (devices or cluster or device):
-        raise UsageError(
-            "--measure-again measures all accelerators of this machine: leave out what names devices"
-        )
     if device and not (devices or cluster):
         found = Cluster.parse(
             device, link=bandwidth, hosts=hosts, devices_per_host=devices_per_host, network=network
@@ -83,5 +69,5 @@ def cluster_command(
     elif devices or cluster or device:
         found = make_cluster(devices, cluster, device or (), bandwidth)
     else:
-        found = Cluster.local(measure="again" if measure_again else True)
+        found = Cluster.local()
     deliver(found.model_dump_json(indent=1), lambda: [cluster_report(found)], as_json=as_json, path=output)

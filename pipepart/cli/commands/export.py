@@ -38,8 +38,8 @@ def export_command(
 ) -> None:
     """Write a plan in the files of another engine; print them without -o.
 
-    A plan that the engine cannot run is refused, with what to plan instead. Comments in the files say what to tell the
-    engine beside them, and what differs there from the plan.
+    A plan that the engine cannot run is refused, with what to plan instead. Comments in the files name the devices of
+    the ranks.
     """
     from ...planning import Plan
     from ..files import read
@@ -54,7 +54,7 @@ def export_command(
         for path in paths:
             typer.echo(f"Saved in {path}.", err=True)
     if as_json:
-        found = ExportResult(engine=exported.engine, files=dict(exported.files), notes=exported.notes)
+        found = ExportResult(engine=exported.engine, files=dict(exported.files))
         typer.echo(found.model_dump_json(indent=1))
     elif output is None:
         typer.echo(str(exported), nl=False)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ...input_error import InputError
-from ..plans.plan_record import PlanRecord
+from ..plans.export import Export
+from ..plans.plan import Plan
 from . import deepspeed, megatron, torch_pipelining, torchtitan
-from .conditions import faults_of, notes_of
-from .engine import Engine, Export
+from .engine import Engine
 
-__all__ = ["ENGINES", "Export", "export_plan"]
+__all__ = ["ENGINES", "export_plan"]
 
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
@@ -23,17 +23,11 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
 )
 
 
-def export_plan(plan: PlanRecord, name: str) -> Export:
-    """Return the plan in the files of another engine.
-
-    Raises:
-        ValueError: no engine has this name, or the engine cannot run the plan. Lists every reason, and what to plan
-            instead.
-    """
+def export_plan(plan: Plan, name: str) -> Export:
+    """Return the plan in the files of another engine, as :meth:`pipepart.planning.Plan.export` does."""
     if name not in ENGINES:
         raise InputError(f"no engine is called {name!r}: export to one of {', '.join(ENGINES)}")
     engine = ENGINES[name]
-    if faults := faults_of(plan, engine):
+    if faults := engine.faults_of(plan):
         raise InputError(f"{name} cannot run this plan:\n  " + "\n  ".join(faults))
-    notes = notes_of(plan, engine)
-    return Export(name, MappingProxyType(dict(engine.files(plan, notes))), notes)
+    return Export(name, MappingProxyType(dict(engine.files(plan))))

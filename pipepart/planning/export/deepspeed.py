@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 
-from ..plans.plan_record import PlanRecord
-from .conditions import micro_batches_of, names_of, recomputes
-from .engine import Engine, commented, python_list
+from ..plans.plan import Plan
+from .engine import Engine, head_of, micro_batches_of, modules_of, python_list
 
 _CODE = '''
 
@@ -26,38 +25,19 @@ class PlannedPipelineModule(PipelineModule):
 '''
 
 
-def _notes(plan: PlanRecord) -> Iterator[str]:
-    count = micro_batches_of(plan)
-    yield (
-        "Use PlannedPipelineModule(layers, num_stages=len(PARTS) - 1, loss_fn=...) with one layer for each in LAYERS, "
-        "in this order. partition_method cannot name a cut by hand"
-    )
-    yield f"Set gradient_accumulation_steps to {count} in the configuration: a step has {count} micro-batches"
-    if plan.profile is not None and any(info.modules for info in plan.profile.layers):
-        yield (
-            "The profiled model is no nn.Sequential: what its forward does between these modules has to be done in the "
-            "layers"
-        )
-    if recomputes(plan):
-        most = max(len(stage.layers) for stage in plan.stages)
-        yield f"All stages recompute: give activation_checkpoint_interval={most}"
-
-
-def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan) -> Mapping[str, str]:
     parts = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
+    most = max(len(stage.layers) for stage in plan.stages) if plan.stages[0].recompute != "never" else 0
     text = [
-        commented("Stages of a plan of pipepart, for DeepSpeed.", notes),
+        head_of(plan, "Stages of a plan of pipepart, for DeepSpeed."),
         "from deepspeed.pipe import PipelineModule\n\n",
-        python_list("LAYERS", names_of(plan)),
+        python_list("LAYERS", modules_of(plan)),
         f"PARTS = {parts}  # stage s has the layers PARTS[s] to PARTS[s + 1] - 1\n",
+        f"CONFIG = {{'gradient_accumulation_steps': {micro_batches_of(plan)}}}\n",
+        f"ACTIVATION_CHECKPOINT_INTERVAL = {most}  # 0: no stage recomputes\n",
         _CODE,
     ]
     return {"deepspeed_module.py": "".join(text)}
 
 
-ENGINE = Engine(
-    _files,
-    _notes,
-    schedules=("1f1b",),
-    far_values="A layer gets what the one before it returned, so that layers have to return what is used later",
-)
+ENGINE = Engine(_files, schedules=("1f1b",))

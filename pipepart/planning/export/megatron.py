@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
-from ..plans.plan_record import PlanRecord
-from .conditions import micro_batches_of, names_of, order_of, recomputes
-from .engine import Engine, commented
+from ..plans.plan import Plan
+from .engine import Engine, head_of, modules_of, order_of
 
 
-class _Blocks(NamedTuple):
-    """The transformer layers of a plan: their class, and the range first <= index < end."""
-
-    kind: str
-    first: int
-    end: int
-
-
-def _faults(plan: PlanRecord) -> Iterator[str]:
+def _faults(plan: Plan) -> Iterator[str]:
     order = order_of(plan)
     if plan.schedule == "interleaved-1f1b" and order.micro_batches % order.devices:
         yield (
             f"it interleaves groups of {order.devices} micro-batches, and {order.micro_batches} are no multiple of "
             f"that: plan with micro_batches={-(-order.micro_batches // order.devices) * order.devices * plan.replicas}"
         )
-    blocks = _blocks(plan)
-    if blocks is None:
+    blocks, names = _blocks(plan), list(modules_of(plan))
+    if not blocks:
         kinds = ", ".join(dict.fromkeys(info.kind for info in plan.profile.layers)) if plan.profile else ""
         yield (
             "its stages are made of whole transformer layers between an embedding and a head, and the plan's layers "
@@ -35,95 +25,61 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
             "layers before and after it: profile the whole model, with layers=[...] that names its transformer layers"
         )
         return
-    yield from _end_faults(plan, blocks)
-
-
-def _end_faults(plan: PlanRecord, blocks: _Blocks) -> Iterator[str]:
-    """Yield a fault if the embedding is not in the first stage, or the head not in the last."""
-    names, last = names_of(plan), len(plan.stages) - 1
-    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
-    for end, layers, home in (("embedding", names[: blocks.first], 0), ("head", names[blocks.end :], last)):
-        if wrong := [name for name in layers if stage_of[name] != home]:
+    last = len(plan.stages) - 1
+    for end, layers, home in (("embedding", names[: blocks[0]], 0), ("head", names[blocks[-1] + 1 :], last)):
+        if wrong := [name for name in layers if name not in plan.stages[home].layers]:
             yield (
-                f"layer {wrong[0]!r} of the {end} is in stage {stage_of[wrong[0]]}, and the whole {end} is one symbol "
-                f"of the layout, in stage {home}: plan with pin={dict.fromkeys(layers, home)!r}"
+                f"layer {wrong[0]!r} of the {end} is not in stage {home}, where the layout has the whole {end}: plan "
+                f"with pin={dict.fromkeys(layers, home)!r}"
             )
 
 
-def _notes(plan: PlanRecord) -> Iterator[str]:
-    blocks = _blocks(plan)
-    assert blocks is not None
-    names = names_of(plan)
-    yield (
-        f"Layout: E is {', '.join(names[: blocks.first])}; t is each of the {blocks.end - blocks.first} {blocks.kind} "
-        f"({names[blocks.first]} to {names[blocks.end - 1]}); L is {', '.join(names[blocks.end :])} and the loss"
-    )
-    yield (
-        f"A step has {micro_batches_of(plan)} micro-batches: --global-batch-size is {micro_batches_of(plan)} times "
-        "--micro-batch-size times the data-parallel size"
-    )
-    yield "Megatron builds its own model: give it the layers and sizes of the model that was profiled"
-
-
-def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
-    blocks = _blocks(plan)
-    assert blocks is not None
-    assert plan.profile is not None
+def _files(plan: Plan) -> Mapping[str, str]:
     options = [
-        f"--num-layers {blocks.end - blocks.first}",
+        f"--num-layers {len(_blocks(plan))}",
         f"--pipeline-model-parallel-size {order_of(plan).devices}",
-        f'--pipeline-model-parallel-layout "{_layout(plan, blocks)}"',
+        f'--pipeline-model-parallel-layout "{_layout(plan)}"',
     ]
-    if not any(
-        _is_embedding_tie(plan, owner, info.name)
-        for info in plan.profile.layers
-        for owner in info.shares_with
-    ):
+    layers = plan.profile.layers if plan.profile else ()
+    if not any(_is_embedding_tie(plan, owner, info.name) for info in layers for owner in info.shares_with):
         options.append("--untie-embeddings-and-output-weights")
-    if recomputes(plan):
+    if plan.stages[0].recompute != "never":
         options.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    head = head_of(plan, "Pipeline options of a plan of pipepart, for Megatron-LM: source this file in bash.")
     lines = "".join(f"    {option}\n" for option in options)
-    head = commented(
-        "Pipeline options of a plan of pipepart, for Megatron-LM: source this file in bash.", notes
-    )
     return {"megatron.sh": f"{head}PIPELINE_ARGS=(\n{lines})\n"}
 
 
-def _blocks(plan: PlanRecord) -> _Blocks | None:
-    """Return the layers of the most frequent class.
+def _blocks(plan: Plan) -> range:
+    """Return the positions of the transformer layers: those of the most frequent class.
 
-    None if they are not consecutive, or begin or end the model, or if two classes are equally frequent.
+    Empty if they are not consecutive, or begin or end the model, or if two classes are equally frequent.
     """
     kinds = [info.kind for info in plan.profile.layers] if plan.profile else [""]
     (kind, count), *rarer = Counter(kinds).most_common()
-    first = kinds.index(kind)
-    end = first + count
-    is_run = set(kinds[first:end]) == {kind} and all(rare_count < count for _, rare_count in rarer)
-    return _Blocks(kind, first, end) if is_run and first > 0 and end < len(kinds) else None
+    blocks = range(kinds.index(kind), kinds.index(kind) + count)
+    is_run = all(kinds[at] == kind for at in blocks if at < len(kinds))
+    is_most_frequent = not rarer or rarer[0][1] < count
+    return (
+        blocks if is_run and is_most_frequent and blocks[0] > 0 and blocks[-1] + 1 < len(kinds) else range(0)
+    )
 
 
-def _is_embedding_tie(plan: PlanRecord, owner: str, name: str) -> bool:
+def _is_embedding_tie(plan: Plan, owner: str, name: str) -> bool:
     """Return True if ``owner`` is in the embedding and ``name`` in the head: Megatron sums their gradients."""
-    names, blocks = names_of(plan), _blocks(plan)
-    return blocks is not None and names.index(owner) < blocks.first and blocks.end <= names.index(name)
+    names, blocks = list(modules_of(plan)), _blocks(plan)
+    return bool(blocks) and names.index(owner) < blocks[0] and blocks[-1] < names.index(name)
 
 
-def _layout(plan: PlanRecord, blocks: _Blocks) -> str:
+def _layout(plan: Plan) -> str:
     """Return the layout option: the stages in pipeline order, as in ``Et*3|t*4|t*4|t*3L``."""
-    stages, first = [], 0
+    texts, first, blocks = [], 0, _blocks(plan)
     for stage in plan.stages:
         end = first + len(stage.layers)
-        count = min(end, blocks.end) - max(first, blocks.first)
-        stages.append("" if count <= 0 else "t" if count == 1 else f"t*{count}")
+        count = sum(at in blocks for at in range(first, end))
+        texts.append(f"t*{count}" if count > 1 else "t" * count)
         first = end
-    return "E" + "|".join(stages) + "L"
+    return "E" + "|".join(texts) + "L"
 
 
-ENGINE = Engine(
-    _files,
-    _notes,
-    _faults,
-    schedules=("1f1b", "interleaved-1f1b"),
-    far_values="The plan uses values past stages, which each stage computes here",
-    adds_up_ties=_is_embedding_tie,
-)
+ENGINE = Engine(_files, _faults, schedules=("1f1b", "interleaved-1f1b"), adds_up_ties=_is_embedding_tie)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from ..plans.plan_record import PlanRecord
+from ..plans.plan import Plan
 from ..plans.value_ways import value_ways
-from .conditions import micro_batches_of, modules_of, order_of
-from .engine import Engine, commented, python_list
+from .engine import Engine, head_of, micro_batches_of, modules_of, order_of, python_list
 
 _CODE = '''
 
@@ -31,36 +30,26 @@ _TRACED = "pipe.build_stage(number, device, group)"
 _BY_HAND = "PipelineStage(pipe.get_stage_module(number), number, len(LAYERS), device, group=group)"
 
 
-def _faults(plan: PlanRecord) -> Iterator[str]:
-    if _has_neighbours(plan):
-        yield from _several_values(plan)
+def _faults(plan: Plan) -> Iterator[str]:
+    if _has_neighbours(plan) and (borders := _borders_with_several_values(plan)):
+        yield (
+            f"stage {', '.join(borders)} passes on several values, and where a rank has neighbouring stages torch is "
+            "sure of one only: plan with schedule='1f1b' or 'interleaved-1f1b'"
+        )
     modules = modules_of(plan)
     calls = Counter(module for called in modules.values() for module in called)
     for number, stage in enumerate(plan.stages[1:], 1):
         name = stage.layers[0]
-        first, *further = modules[name]
-        if further:
-            several = ", ".join(modules[name])
-            why = f"layer {name!r}, which calls several modules ({several}): a split point is one module"
-        elif calls[first] > 1:
-            why = f"a call of {first!r}, which is called {calls[first]} times: a split point is at every call"
-        else:
-            continue
-        yield f"stage {number} begins with {why}, plan with no_cut_before=[{name!r}]"
+        called = modules[name]
+        if len(called) > 1 or any(calls[path] > 1 for path in called):
+            times = ", ".join(f"{path!r}, which is called {calls[path]} times" for path in called)
+            yield (
+                f"stage {number} begins with layer {name!r}, and a split point is one module that is called once, not "
+                f"{times}: plan with no_cut_before=[{name!r}]"
+            )
 
 
-def _notes(plan: PlanRecord) -> Iterator[str]:
-    yield (
-        "Cut the model by pipe = torch.distributed.pipelining.pipeline(model, mb_args=(one micro-batch,), "
-        "split_spec=SPLIT_POINTS), then step build_schedule(build_stages(pipe, rank, device), loss_fn)"
-    )
-    yield (
-        "The losses of micro-batches weigh the same: use a loss that is a mean over samples and micro-batches of one "
-        "size, or scale_grads=False with a sum"
-    )
-
-
-def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan) -> Mapping[str, str]:
     order, modules, by_hand = order_of(plan), modules_of(plan), _has_neighbours(plan)
     title = (
         "Stages and schedule of a plan of pipepart, for torch.distributed.pipelining of torch 2.9 or later."
@@ -69,7 +58,7 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
         f"    {modules[stage.layers[0]][0]!r}: SplitPoint.BEGINNING,\n" for stage in plan.stages[1:]
     )
     text = [
-        commented(title, notes),
+        head_of(plan, title),
         "from pathlib import Path\n\n"
         f"from torch.distributed.pipelining import {'PipelineStage, ' if by_hand else ''}SplitPoint\n"
         "from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime\n\n",
@@ -82,7 +71,7 @@ def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
     return {"torch_stages.py": "".join(text), "schedule.csv": order.to_csv()}
 
 
-def _has_neighbours(plan: PlanRecord) -> bool:
+def _has_neighbours(plan: Plan) -> bool:
     """Return True if a rank has two adjacent stages.
 
     Traced stages of torch then send to the same rank when they connect, which fails (torch 2.13,
@@ -91,21 +80,15 @@ def _has_neighbours(plan: PlanRecord) -> bool:
     return any(rank == next_rank for rank, next_rank in pairwise(order_of(plan).device_of))
 
 
-def _several_values(plan: PlanRecord) -> Iterator[str]:
-    """Yield a fault if several values cross a border: torch may pass them on in another order."""
-    if plan.profile is None:
-        return
-    outputs = {info.name: len(info.outputs) for info in plan.profile.layers}
+def _borders_with_several_values(plan: Plan) -> list[str]:
+    """Return the stages that pass on several values: torch may pass them on in another order."""
     ways = value_ways(plan)
-    crossing = [
-        sum(way.crosses(border) for way in ways) if ways else outputs[stage.layers[-1]]
+    outputs = {info.name: len(info.outputs) for info in plan.profile.layers} if plan.profile else {}
+    return [
+        str(border)
         for border, stage in enumerate(plan.stages[:-1])
+        if (sum(way.crosses(border) for way in ways) or outputs.get(stage.layers[-1], 1)) > 1
     ]
-    if several := [str(border) for border, count in enumerate(crossing) if count > 1]:
-        yield (
-            f"stage {', '.join(several)} passes on several values, and where a rank has neighbouring stages "
-            "torch is sure of one only: plan with schedule='1f1b' or 'interleaved-1f1b'"
-        )
 
 
-ENGINE = Engine(_files, _notes, _faults, recomputes=False)
+ENGINE = Engine(_files, _faults, recomputes=False, takes_far_values=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from schedules.core.placement import looped, wave
 
-from ..plans.plan_record import PlanRecord
-from .conditions import micro_batches_of, modules_of, order_of, recomputes
-from .engine import Engine, commented, python_list
+from ..plans.plan import Plan
+from .engine import Engine, head_of, modules_of, order_of, python_list
 
 _PATH = re.compile(r"[^.]+(\.[0-9]+)?")  # a child of the model, or an element of its ModuleList or ModuleDict
 
@@ -25,8 +25,8 @@ def apply(config):
 '''
 
 
-def _faults(plan: PlanRecord) -> Iterator[str]:
-    if _style(plan) is None:
+def _faults(plan: Plan) -> Iterator[str]:
+    if not _schedule_name(plan):
         yield (
             "its ranks have stages in rounds (0, 1, 0, 1) or in a V (0, 1, 1, 0), not "
             f"{', '.join(map(str, order_of(plan).device_of))}: plan with schedule='1f1b', 'interleaved-1f1b' or 'zb-v'"
@@ -38,59 +38,37 @@ def _faults(plan: PlanRecord) -> Iterator[str]:
         )
         return
     parts = _parts(plan)
-    deep = [path for part in parts for path in part if not _PATH.fullmatch(path)]
-    if deep:
+    if deep := [path for part in parts for path in part if not _PATH.fullmatch(path)]:
         yield (
             f"it keeps or drops children of the model and elements of its lists, which {deep[0]!r} is not (nor are "
             f"{len(deep) - 1} other modules of the plan): profile a torchtitan model, with layers=[...] that are such"
         )
-    stages_of: dict[str, set[int]] = {}
-    for number, part in enumerate(parts):
-        for path in part:
-            stages_of.setdefault(path, set()).add(number)
-    for path, numbers in stages_of.items():
-        if len(numbers) > 1:
-            yield f"module {path!r} is called in the stages {', '.join(map(str, sorted(numbers)))}: colocate its layers"
+    for path, count in Counter(path for part in parts for path in part).items():
+        if count > 1:
+            yield f"module {path!r} is called in {count} stages: colocate its layers"
 
 
-def _notes(plan: PlanRecord) -> Iterator[str]:
-    yield (
-        f"The schedule has {micro_batches_of(plan)} micro-batches: set training.local_batch_size to as many times "
-        "parallelism.pipeline_parallel_microbatch_size"
-    )
-    yield (
-        "A stage runs the forward of the model without the modules of other stages, on what the stage before returned. "
-        "It computes all else itself, such as masks and position embeddings"
-    )
-    if plan.profile is not None and (bare := [path for info in plan.profile.layers for path in info.tensors]):
-        yield f"Parameters and buffers beside modules stay in every model part: {', '.join(bare)}"
-    if recomputes(plan):
-        yield "All stages recompute: turn on full activation checkpointing. It keeps the input of every layer"
-
-
-def _files(plan: PlanRecord, notes: Sequence[str]) -> Mapping[str, str]:
+def _files(plan: Plan) -> Mapping[str, str]:
     order = order_of(plan)
     text = [
-        commented("Pipeline options of a plan of pipepart, for torchtitan.", notes),
+        head_of(plan, "Pipeline options of a plan of pipepart, for torchtitan."),
         "from pathlib import Path\n\n",
         python_list("MODULE_FQNS_PER_MODEL_PART", _parts(plan)),
-        _CODE.format(degree=order.devices, schedule=_style(plan)),
+        _CODE.format(degree=order.devices, schedule=_schedule_name(plan)),
     ]
     return {"torchtitan_parallelism.py": "".join(text), "schedule.csv": order.to_csv()}
 
 
-def _style(plan: PlanRecord) -> str | None:
-    """Return the name of a torch schedule with the same stages on each rank as the plan; None if there is none."""
+def _schedule_name(plan: Plan) -> str:
+    """Return the name of a torch schedule with the same stages on each rank as the plan; empty if there is none."""
     order = order_of(plan)
-    if order.device_of == tuple(range(order.devices)):
-        return "1F1B"
-    if order.device_of == wave(order.devices, 2):
-        return "ZBVZeroBubble"
-    chunks, left = divmod(order.stages, order.devices)
-    return None if left or order.device_of != looped(order.devices, chunks) else "Interleaved1F1B"
+    chunks, rest = divmod(order.stages, order.devices)
+    if not rest and order.device_of == looped(order.devices, chunks):
+        return "1F1B" if chunks == 1 else "Interleaved1F1B"
+    return "ZBVZeroBubble" if order.device_of == wave(order.devices, 2) else ""
 
 
-def _parts(plan: PlanRecord) -> list[list[str]]:
+def _parts(plan: Plan) -> list[list[str]]:
     """Return [stages]: the module paths of the stage in the order of their calls, without duplicates."""
     modules = modules_of(plan)
     return [
@@ -98,9 +76,4 @@ def _parts(plan: PlanRecord) -> list[list[str]]:
     ]
 
 
-ENGINE = Engine(
-    _files,
-    _notes,
-    _faults,
-    far_values="The plan uses values past stages, which each stage has to compute here",
-)
+ENGINE = Engine(_files, _faults)

@@ -20,11 +20,10 @@ from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
 from .request import JointRequest
-from .starts import balanced_layouts, every_placement
+from .starts import balanced_layouts
 
 _START_SHARE = 0.3  # share of the allowance for the starts
-# Share of the allowance for annealing orders; the second if the starts are all placements.
-_ORDER_SHARE, _ORDER_SHARE_TINY = 0.1, 0.5
+_ORDER_SHARE = 0.1  # share of the allowance for annealing orders
 # The number of annealings is 2, plus 1 for each so many operations of the allowance.
 _OPERATIONS_PER_ANNEALING = 1_000_000
 _REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each round
@@ -65,8 +64,8 @@ class Annealing:
     def run(self, plan_layouts: Sequence[Layout]) -> None:
         """Search from the layouts of plans and from balanced layouts."""
         total = self._allowance.operations
-        is_exhaustive = self._dispatch_starts(plan_layouts, total * _START_SHARE)
-        annealed = total * (1 - (_ORDER_SHARE_TINY if is_exhaustive else _ORDER_SHARE))
+        self._dispatch_starts(plan_layouts, total * _START_SHARE)
+        annealed = total * (1 - _ORDER_SHARE)
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
         starts = self.distinct(rounds - 1)
         if not starts:
@@ -92,21 +91,10 @@ class Annealing:
         """True if the allowance is spent, or the last layout meets the lower bound of the request."""
         return self._allowance.is_over or (bool(self._ordered) and self._ordered[-1].seconds <= self._bound)
 
-    def _dispatch_starts(self, plan_layouts: Sequence[Layout], until: float) -> bool:
-        """Dispatch the starts under every rule, until the allowance has used ``until`` operations.
-
-        Returns True if the starts include every placement of single layers.
-        """
-        allowance = self._allowance
-        layers = len(self._request.costs.allowed_borders) + 1
-        most = int((until - allowance.used) / _OPERATIONS_PER_STAGE / layers)
-        every = every_placement(self._request, self.pricing, most)
-        best = math.inf
+    def _dispatch_starts(self, plan_layouts: Sequence[Layout], until: float) -> None:
+        """Dispatch the starts under every rule, until the allowance has used ``until`` operations."""
+        allowance, best = self._allowance, math.inf
         starts = list(balanced_layouts(self._request, self.pricing))
-        if every is not None:
-            allowance.spend(_OPERATIONS_PER_STAGE * layers * len(every))
-            bounds = [_bound(self.pricing.problem(layout)) for layout in every]
-            starts = [every[at] for at in sorted(range(len(every)), key=bounds.__getitem__)]
         variants = list(product((False, True)[: 1 + self.pricing.whole_helps], RULES))
         tried = product((*plan_layouts, *starts), variants)
         if self.pricing.limited:  # most orders do not fit: try all layouts under a few rules first
@@ -123,12 +111,11 @@ class Annealing:
             if _bound(problem) >= best:
                 continue
             if self._is_over or (self._ordered and allowance.used > until):
-                return every is not None
+                return
             ordered = self._dispatch(variant, problem)
             if ordered is not None:
                 self._ordered.append(ordered)
                 best = min(best, ordered.seconds)
-        return every is not None
 
     def _anneal(self, start: OrderedLayout, operations: float) -> None:
         """Anneal from a layout for a number of operations; record each new best layout."""
@@ -136,7 +123,7 @@ class Annealing:
         here, best, begin = start, start, allowance.used
         while (done := (allowance.used - begin) / max(operations, 1)) < 1 and not self._is_over:
             temperature = self._first_temperature * _LAST_TEMPERATURE**done
-            layout = self._moves.neighbour(here.layout, here.ends)
+            layout = self._moves.neighbour(here.layout)
             allowance.spend(_OPERATIONS_PER_STAGE * (here.layout.stages + 2))
             if layout is None:
                 continue
@@ -177,9 +164,7 @@ class Annealing:
         self._allowance.spend(share * dispatching_work(problem))
         if dispatched is None:
             return None
-        return OrderedLayout(
-            layout, problem, dispatched.rows, dispatched.makespan, dispatched.score, dispatched.done
-        )
+        return OrderedLayout(layout, problem, dispatched.rows, dispatched.makespan, dispatched.score)
 
 
 def _bound(problem: Problem) -> float:

@@ -55,7 +55,6 @@ class OrderedLayout:
         rows: the operations of each device of the cluster, in order.
         seconds: duration of the step.
         score: objective of the annealing; see :attr:`schedules.searching.dispatching.Dispatched.score`.
-        ends: [devices]: seconds at which the device ends its last operation.
     """
 
     layout: Layout
@@ -63,4 +62,3 @@ class OrderedLayout:
     rows: Sequence[Row]
     seconds: float
     score: float
-    ends: Sequence[float]

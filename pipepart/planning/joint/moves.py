@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -13,9 +12,6 @@ from ..costs.stage_memory import Mode
 from .layout import Layout
 from .pricing import Pricing
 from .request import JointRequest
-
-_BALANCING = 0.8  # probability that a move is followed by shifts of borders that even out the loads
-_SHIFTS = 4  # largest number of these shifts
 
 
 class Moves:
@@ -43,65 +39,10 @@ class Moves:
         self._choices += [self._toggle_whole] * (2 * pricing.whole_helps)
         self._choices += [self._change_mode] * (2 * may_change_mode)
 
-    def neighbour(self, layout: Layout, ends: Sequence[float]) -> Layout | None:
-        """Return a random neighbour; None if the drawn move is not possible.
-
-        Args:
-            layout: to change.
-            ends: [devices]: end time in seconds. Balancing assumes that the idle time of each device stays the same.
-        """
+    def neighbour(self, layout: Layout) -> Layout | None:
+        """Return a random neighbour; None if the drawn move is not possible."""
         changed = self._random.choice(self._choices)(layout)
-        if changed is not None and changed.borders and self._random.random() < _BALANCING:
-            before, after = self._pricing.loads(layout), self._pricing.loads(changed)
-            m = self._pricing.micro_batches
-            changed = self._balanced(
-                changed, [end / m + new - old for end, new, old in zip(ends, after, before, strict=True)]
-            )
         return changed if changed is not None and self.allows(changed) else None
-
-    def _balanced(self, layout: Layout, loads: list[float]) -> Layout:
-        """Shift borders one by one to even out the loads of the devices.
-
-        Args:
-            layout: to change.
-            loads: [devices]: seconds of one micro-batch, idle time included.
-        """
-        borders, devices = list(layout.borders), layout.devices
-        for _ in range(self._random.randrange(1, _SHIFTS + 1)):
-            choices = sorted(self._levelling_shifts(borders, devices, loads))
-            if not choices:
-                break
-            _, at, moved, here, there = choices[min(int(self._random.expovariate(1)), len(choices) - 1)]
-            borders[at] = moved
-            loads[devices[at]] += here
-            loads[devices[at + 1]] += there
-        return replace(layout, borders=tuple(borders))
-
-    def _levelling_shifts(
-        self, borders: Sequence[int], devices: Sequence[int], loads: Sequence[float]
-    ) -> Iterator[tuple[float, int, int, float, float]]:
-        """Yield shifts of one border to the next allowed layer that reduce the sum of squared loads.
-
-        Each shift is a tuple: change of the sum, index of the border, its new first layer, and the change of load in
-        seconds of the device before the border and of the device behind it.
-        """
-        allowed, seconds = self._borders, self._pricing.load
-        for at, border in enumerate(borders):
-            before, behind = devices[at], devices[at + 1]
-            if before == behind:
-                continue
-            index = bisect_left(allowed, border)
-            for step in (1, -1):
-                if not 0 <= index + step < len(allowed):
-                    continue
-                moved = allowed[index + step]
-                if (at and moved <= borders[at - 1]) or (at + 1 < len(borders) and moved >= borders[at + 1]):
-                    continue
-                layers = (border, moved) if step > 0 else (moved, border)
-                here, there = step * seconds(*layers, before), -step * seconds(*layers, behind)
-                change = here * (here + 2 * loads[before]) + there * (there + 2 * loads[behind])
-                if change < 0:
-                    yield change, at, moved, here, there
 
     def allows(self, layout: Layout) -> bool:
         """Return True if a layout meets the pins, the number of stages, and the limit of stages per device."""

@@ -52,7 +52,6 @@ class Pricing:
         self.micro_batches, self.layers = request.micro_batches, costs.layers
         self._forward, self._input, self._weight, self._split = costs.sums.tolist()
         self._split_costs = costs.split is not None and bool((costs.split > 0).any())
-        self._compute = costs.compute_sums.tolist()
         self._output = costs.output_bytes.tolist()
         self._has_backward = costs.has_backward.tolist()
         self.speeds = [device.speed for device in cluster.devices]
@@ -88,18 +87,6 @@ class Pricing:
         ]
         numbers = {key: at for at, key in reversed(list(enumerate(keys)))}
         return [numbers[key] for key in keys]
-
-    def load(self, start: int, end: int, device: int) -> float:
-        """Return the compute seconds of layers ``start`` to ``end - 1`` on a device for one micro-batch."""
-        return (self._compute[end] - self._compute[start]) / self.speeds[device]
-
-    def loads(self, layout: Layout) -> list[float]:
-        """Return [devices]: seconds of one micro-batch, without recomputes."""
-        loads, edges = [0.0] * self.devices, (0, *layout.borders, self.layers)
-        for at, (device, whole) in enumerate(zip(layout.devices, layout.whole, strict=True)):
-            actions = self._action[device] * (2 if whole else 3)
-            loads[device] += self.load(edges[at], edges[at + 1], device) + actions
-        return loads
 
     def problem(self, layout: Layout) -> Problem:
         """Return the dispatcher problem of a layout."""

@@ -24,7 +24,6 @@ class JointRequest:
         costs: of the layers for this number of micro-batches.
         constraints: of the user, by layer index.
         asked: keywords of the user, stored in the plan.
-        fingerprint: of the profile.
         stages: number of stages; None for any.
         chunks: limit of stages per device; None for no limit.
     """
@@ -34,7 +33,6 @@ class JointRequest:
     costs: ChainCosts
     constraints: Constraints
     asked: PlanOptions
-    fingerprint: str
     stages: int | None = None
     chunks: int | None = None
 

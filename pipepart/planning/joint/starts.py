@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -54,28 +53,6 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
                 yield _layout(pricing, cut, homes, mode)
 
 
-def every_placement(request: JointRequest, pricing: Pricing, most: int) -> list[Layout] | None:
-    """Return every placement of single layers, with adjacent layers on a device merged; None for more than ``most``.
-
-    Placements that differ only by a permutation of interchangeable devices are listed once.
-    """
-    borders = request.costs.allowed_borders.tolist()
-    layers = len(borders) + 1
-    if request.fixed_stages not in (None, layers):
-        return None
-    placements = _placements(layers, pricing.device_kinds(), most)
-    if placements is None:
-        return None
-    layouts = []
-    for homes in placements:
-        ends = [
-            at for at in range(layers - 1) if request.fixed_stages or homes[at] != homes[at + 1]
-        ]  # layers before a border
-        cut, devices = [borders[at] for at in ends], [homes[at] for at in (*ends, layers - 1)]
-        layouts += [_layout(pricing, cut, devices, mode) for mode in _modes(request, pricing)]
-    return layouts
-
-
 def _modes(request: JointRequest, pricing: Pricing) -> list[Mode]:
     """Return the modes to start with, each for all stages: only the fastest mode if memory is not limited."""
     if not pricing.limited:
@@ -87,35 +64,6 @@ def _layout(pricing: Pricing, borders: Sequence[int], devices: Sequence[int], mo
     ends = (*borders, pricing.layers)
     modes: tuple[Mode, ...] = tuple(mode if pricing.trains(end) else "never" for end in ends)
     return Layout(tuple(borders), tuple(devices), (False,) * len(devices), modes)
-
-
-def _placements(stages: int, kinds: Sequence[int], most: int) -> list[tuple[int, ...]] | None:
-    """Return every placement of stages on devices, up to permutations of interchangeable devices.
-
-    The stages are placed one by one, so the work grows with the number of placements, not with ``devices ** stages``.
-
-    Args:
-        stages: number of stages.
-        kinds: [devices]: equal integers for interchangeable devices.
-        most: largest number of placements; None is returned if there are more.
-    """
-    # A device may have a stage only after the previous device of the same kind has a stage.
-    before, last = [], {}
-    for device, kind in enumerate(kinds):
-        before.append(last.get(kind, -1))
-        last[kind] = device
-    placed: list[tuple[int, ...]] = [()]
-    for _ in range(stages):
-        longer = (
-            (*homes, device)
-            for homes in placed
-            for device in range(len(kinds))
-            if before[device] < 0 or before[device] in homes
-        )
-        placed = list(islice(longer, most + 1))
-        if len(placed) > most:
-            return None
-    return placed
 
 
 def _position(stage: int, devices: int, wave: bool) -> int:

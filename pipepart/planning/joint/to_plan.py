@@ -39,8 +39,6 @@ def plan_of(request: JointRequest, layout: Layout, order: schedules.Schedule) ->
         replica_devices=tuple(
             tuple(groups.members[home][replica] for home in homes) for replica in range(1, groups.replicas)
         ),
-        fingerprint=request.fingerprint,
-        outputs=request.profile.outputs,
         profile=request.profile,
         constraints=request.asked,
     ).predict(request.costs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..costs.stage_links import StageLinks
-from .plan_record import PlanRecord
+from .plan import Plan
 
 
 class ValueWay(NamedTuple):
@@ -32,7 +32,7 @@ class ValueWay(NamedTuple):
         return [name for name, stage in self.users if stage > border]
 
 
-def value_ways(plan: PlanRecord) -> list[ValueWay]:
+def value_ways(plan: Plan) -> list[ValueWay]:
     """Return the live values that cross stage borders, in the order of the profile.
 
     The list is empty for a plan without a profile, and for a chain, in which each stage sends the output of its last

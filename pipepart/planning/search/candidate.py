@@ -251,8 +251,6 @@ class Candidate:
                 tuple(groups.members[home][replica] for home in homes)
                 for replica in range(1, groups.replicas)
             ),
-            fingerprint=request.profile.fingerprint,
-            outputs=self.part.profile.outputs,
             profile=self.part.profile,
             constraints=request.asked,
         )

@@ -84,7 +84,6 @@ class Part:
             costs=costs,
             constraints=self.request.constraints,
             asked=self.request.asked,
-            fingerprint=self.request.profile.fingerprint,
             stages=None if stages == "auto" else stages,
             chunks=self.request.chunks,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import schedules
@@ -31,7 +32,7 @@ def search_within(
     """
     replica = plan.first_replica
     timeline, costs = replica.simulate(), replica.stage_costs()
-    free = replica.free_stash_bytes(timeline)
+    free = _free_stash_bytes(replica, timeline)
     saves_memory = any(stage.mode != "never" for stage in plan.stages)
     # The search assumes that I keeps no more than the stash. With the larger of both sizes its orders fit.
     stash = list(map(max, costs.stash_bytes, costs.weight_stash_bytes))
@@ -77,7 +78,7 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
     replica = plan.first_replica
     plain, timeline = replica.build_schedule(), replica.simulate()
     split_schedule = schedules.split_critical(
-        plain, replica.stage_costs(), replica.free_stash_bytes(timeline)
+        plain, replica.stage_costs(), _free_stash_bytes(replica, timeline)
     )
     if split_schedule is plain:
         return plan
@@ -93,3 +94,12 @@ def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
     # With all replicas, or both copies of a bidirectional schedule, messages may take longer than the split assumes.
     shorter = changed.predicted.step_seconds < plan.predicted.step_seconds
     return changed if shorter and changed.fits else plan
+
+
+def _free_stash_bytes(plan: Plan, timeline: schedules.Timeline) -> list[float]:
+    """Return [schedule rows]: bytes for stashes (limit less other memory) of each device; infinite for no limit."""
+    needs = plan.device_bytes(timeline)
+    return [
+        math.inf if device.memory_bytes is None else device.memory_bytes - needs[device.name] + int(peak)
+        for device, peak in zip(plan.workers, timeline.peak_bytes, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Reports out-of-memory failures as one type of error, lists the tensors held on the device, and frees them.
+"""Reports out-of-memory failures as one type of error with the prediction of the plan, and frees the memory.
 
 A traceback keeps the local variables of every frame that the error passed, and so the activations of a layer. A caller
 who catches the error and tries a smaller mini-batch needs that memory, so the frames are cleared.
@@ -7,7 +7,7 @@ who catches the error and tries a smaller mini-batch needs that memory, so the f
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -15,8 +15,7 @@ import torch
 
 from ...planning import Plan
 from ...ranks.failure import RankError, is_out_of_memory
-from ...units import counted, format_bytes
-from ..stage_run import Held
+from ...units import format_bytes
 from ..step import Step
 from .notes import add_further
 
@@ -40,7 +39,7 @@ def explained(step: Step, plan: Plan) -> BaseException:
         return failure  # of another rank's memory there is nothing to tell here
     if not isinstance(failure, torch.OutOfMemoryError | MemoryError):
         failure = _as_torch_error(failure)
-    for note in _held(step.held, step.failed_on, plan):
+    for note in _planned(step.failed_on, plan):
         add_further(failure, note)
     _clear_frames(failure)
     return failure
@@ -69,42 +68,11 @@ def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
     return made
 
 
-def _held(held: Mapping[int, Held], worker: int | None, plan: Plan) -> Iterator[str]:
-    """Yield notes on the tensors that each stage of the failed device held, with their bytes according to the plan."""
-    device = None if worker is None else plan.workers[worker]
-    beside = [one.name for one in plan.workers if device is None or one.torch_device == device.torch_device]
-    for number, stage in enumerate(plan.all_stages):
-        own = held.get(number)
-        if own is None or stage.device not in beside:
-            continue
-        kept = [
-            f"{text} ({format_bytes(count * size)} as planned)" if size else text
-            for count, size, text in (
-                (
-                    own.stashes,
-                    stage.stash_bytes,
-                    f"{counted(own.stashes, 'micro-batch', 'es')} kept for the backward",
-                ),
-                (
-                    own.inputs,
-                    stage.boundary_bytes,
-                    f"{counted(own.inputs, 'input')} of micro-batches to be recomputed or reloaded",
-                ),
-                (
-                    own.weights,
-                    stage.deferred_bytes,
-                    f"the weights' part of {counted(own.weights, 'backward')}",
-                ),
-            )
-            if count
-        ]
-        kept += [f"{format_bytes(stage.static_bytes)} of state"] if stage.static_bytes else []
-        yield (
-            f"pipepart: beside that action, stage {number % len(plan.stages)} on {stage.device} held "
-            + (", ".join(kept) or "nothing of any micro-batch")
-        )
+def _planned(worker: int | None, plan: Plan) -> Iterator[str]:
+    """Yield what the plan predicts for the device that failed, and what a user can do."""
     peaks = plan.prediction.memory_bytes if plan.prediction else ()
     predicted = dict(zip((one.name for one in plan.cluster.devices), peaks, strict=False))
+    device = None if worker is None else plan.workers[worker]
     if device and device.name in predicted:
         limit = f", taken to have {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
         yield f"pipepart: the plan predicts at most {format_bytes(predicted[device.name])} on {device.name}{limit}"

@@ -12,9 +12,6 @@ import traceback
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any
-
-from torch.autograd.graph import Node
 
 from schedules import Action, Kind
 
@@ -22,10 +19,8 @@ from ...input_error import InputError
 from ...ranks import Ranks
 from ...ranks.status import RankStatus
 from ...workers.worker import Worker
-from ..stage_run import Stash
 from ..step import Step
 from ..transport.threads import Key
-from .blame import layers_of
 
 _PARTS = {
     Kind.F: "the forward",
@@ -159,19 +154,7 @@ def _stage(step: Step, stage: int) -> str:
 
 
 def _layer(step: Step, action: Action, stack: Sequence[FrameType]) -> str:
-    """Name the layer that runs by a worker's stack, the innermost frame first; "" if the stack does not tell.
-
-    In a forward a frame belongs to the layer. In a backward the context of a custom autograd function, which is its
-    node in the graph, tells the layer that made it.
-    """
+    """Name the layer whose forward a worker's stack shows, the innermost frame first; "" if it shows none."""
     stage = step.runs[action.stage].stage
-    held: list[Any] = [value for frame in stack for value in frame.f_locals.values()]
-    if stash := next((value for value in held if isinstance(value, Stash)), None):
-        nodes = [value for value in held if isinstance(value, Node)]
-        return stage.name(layers_of(stash.ends, [root.node for root in stash.roots], nodes))
-    modules = [layer for _, layer in stage.layers]
-    for frame in reversed(stack):
-        for index, module in enumerate(modules):
-            if frame.f_locals.get("self") is module:
-                return stage.name((index,))
-    return ""
+    running = {id(frame.f_locals.get("self")) for frame in stack}
+    return stage.name([index for index, (_, layer) in enumerate(stage.layers) if id(layer) in running][:1])

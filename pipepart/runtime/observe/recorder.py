@@ -13,8 +13,7 @@ clocks until then, which is microseconds per second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -27,17 +26,13 @@ from schedules import Action, Kind, Schedule, Timeline, Transfer
 from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
 from ..stage import Stage
-from ..transport.compress import Errors
 from ..transport.threads import Key, Transport
-from .saved_bytes import KeptBytes
 
 _now = time.perf_counter
 _ANCHORS = 5
 _SENDERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.REDUCE_GRAD})
 
-Act = Callable[[Any], None]  # see pipepart.runtime.actions
-Tables = Mapping[int, Mapping[Kind, Act]]
-Compute = Callable[[Any, Any], Any]
+Compute = Callable[[Any, Any], Any]  # see pipepart.runtime.actions
 
 
 class RankRecord(NamedTuple):
@@ -46,15 +41,10 @@ class RankRecord(NamedTuple):
     Attributes:
         times: by row of the schedule, starts and ends of its actions.
         sent: messages that its stages have sent.
-        peaks: by row, the most bytes that were kept, and the place of the action.
-        errors: of compressed messages, by sending and receiving stage: the sum of the squares of the values that were
-            sent, and that of their errors.
     """
 
     times: dict[int, tuple[list[float], ...]]
     sent: list[tuple[int, int, Key, int]]
-    peaks: dict[int, tuple[int, int]]
-    errors: dict[tuple[int, int], tuple[float, float]]
 
 
 class Recorder:
@@ -63,24 +53,32 @@ class Recorder:
     Args:
         schedule: the actions.
         stages: those that it has.
-        mini_batch: the arguments of the run, to also count the bytes that devices keep; None not to count them.
 
     Attributes:
-        kept: by each device, if that is counted.
         sent: messages to other devices, each when the action that made it has ended: sender, receiver, key, bytes.
         arrivals: of messages that streams carry, filled in as they are sent.
-        errors: of compressed messages, filled in as they are sent.
     """
 
-    def __init__(self, schedule: Schedule, stages: Sequence[Stage], mini_batch: Any = None) -> None:
+    def __init__(self, schedule: Schedule, stages: Sequence[Stage]) -> None:
         self.schedule = schedule
-        self.kept = () if mini_batch is None else tuple(KeptBytes(mini_batch) for _ in schedule.actions)
         self.arrivals: dict[Key, torch.Event] = {}
-        self.errors: Errors = {}
         homes = dict(zip(schedule.device_of, (stage.device for stage in stages), strict=True))
         self.clocks = [_Clock(homes[row]) for row in range(schedule.devices)]
         self.sent: list[tuple[int, int, Key, int]] = []
         self._rows: Sequence[Sequence[Sequence[float]]] = ()
+
+    def timed(self, kind: Kind, run: Any, compute: Compute) -> Compute:
+        """Return the computation of a kind of action of a stage that notes its start and end."""
+        clock = self.clocks[self.schedule.device_of[run.index]]
+        starts, ends, now = clock.starts, clock.ends, clock.now
+
+        def computed(micro_batch: int | None, received: Any) -> Any:
+            starts.append(now())
+            made = compute(micro_batch, received)
+            ends.append(now())
+            return made
+
+        return computed
 
     def share(self, rows: Sequence[int], offset: float) -> RankRecord:
         """Return what the workers of one rank have recorded; waits for devices that still compute.
@@ -94,9 +92,7 @@ class Recorder:
             for row, times in enumerate(self._own_rows())
             if row in rows
         }
-        peaks = {row: (kept.peak, kept.peak_place) for row, kept in enumerate(self.kept) if row in rows}
-        errors = {way: (float(whole), float(lost)) for way, (whole, lost) in self.errors.items()}
-        return RankRecord(times, self.sent, peaks, errors)
+        return RankRecord(times, self.sent)
 
     def adopt(self, records: Sequence[RankRecord]) -> None:
         """Take over what the workers of all ranks have recorded."""
@@ -105,10 +101,6 @@ class Recorder:
             for row in range(self.schedule.devices)
         ]
         self.sent = [message for record in records for message in record.sent]
-        self.errors = {way: found for record in records for way, found in record.errors.items()}
-        for record in records:
-            for row, (peak, place) in record.peaks.items():
-                self.kept[row].peak, self.kept[row].peak_place = peak, place
 
     def _own_rows(self) -> list[tuple[list[float], ...]]:
         return [
@@ -128,8 +120,6 @@ class Recorder:
             self.schedule,
             starts,
             ends,
-            peak_bytes=tuple(float(kept.peak) for kept in self.kept),
-            peak_at=tuple(row[kept.peak_place] for row, kept in zip(starts, self.kept, strict=False)),
             transfers=self._transfers(starts, ends, arrived),
         )
 
@@ -159,122 +149,35 @@ class Recorder:
         return tuple(sorted(found, key=attrgetter("start")))
 
 
-class StepWatch:
-    """Observes actions and messages for a recorder, a torch profiler, or both.
-
-    Args:
-        schedule: the actions.
-        stages: those that it has.
-        recorder: takes the times; None to take no times.
-    """
-
-    def __init__(self, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None) -> None:
-        self.recorder = recorder
-        self._stages = stages
-        self._device_of = schedule.device_of
-        self._kept: Sequence[KeptBytes] = recorder.kept if recorder else ()
-        self._profiled = profiling()
-        self._nvtx = any(stage.device.type == "cuda" for stage in stages)
-        self.names = self._profiled or self._nvtx
-        self.counts = bool(self._kept)
-
-    @classmethod
-    def wanted(
-        cls, schedule: Schedule, stages: Sequence[Stage], recorder: Recorder | None
-    ) -> StepWatch | None:
-        """Return a watch for a run; None if neither a recorder nor a profiler is active."""
-        return cls(schedule, stages, recorder) if recorder or profiling() else None
-
-    def computing(self, kind: Kind, run: Any, compute: Compute) -> Compute:
-        """Return the computation of a kind of action of a stage with recording."""
-        timed = self._timed(self.recorder, run.index, compute) if self.recorder else compute
-        return partial(self._compute, kind, run.index, timed) if self._kept or self.names else timed
-
-    def noting(self, tables: Tables, runs_on: Callable[[int], Sequence[Any]]) -> Tables:
-        """Return functions of actions that note what their device keeps after each.
-
-        Args:
-            tables: the functions of each stage.
-            runs_on: returns the stages of a device.
-        """
-
-        def act_and_note(act: Act, home: int, micro_batch: int | None) -> None:
-            act(micro_batch)
-            self._kept[home].note(tensor for run in runs_on(home) for tensor in run.tensors())
-
-        return {
-            stage: {kind: partial(act_and_note, act, self._device_of[stage]) for kind, act in table.items()}
-            for stage, table in tables.items()
-        }
-
-    def _timed(self, recorder: Recorder, stage: int, compute: Compute) -> Compute:
-        clock = recorder.clocks[self._device_of[stage]]
-        starts, ends, now = clock.starts, clock.ends, clock.now
-
-        def timed(micro_batch: int | None, received: Any) -> Any:
-            starts.append(now())
-            made = compute(micro_batch, received)
-            ends.append(now())
-            return made
-
-        return timed
-
-    def _compute(
-        self, kind: Kind, stage: int, compute: Compute, micro_batch: int | None, received: Any
-    ) -> Any:
-        """Compute in a named range, and count what autograd saves."""
-        counting = nullcontext()
-        if self._kept:
-            modules = (layer for _, layer in self._stages[stage].layers)
-            counting = self._kept[self._device_of[stage]].counting(modules)
-        with counting, self.named(str(Action(kind, stage, micro_batch))):
-            return compute(micro_batch, received)
-
-    @contextmanager
-    def named(self, name: str) -> Iterator[None]:
-        """Open a range of that name in torch.profiler, if it is active, and in Nsight on CUDA devices."""
-        with profiler.record_function(f"pipepart {name}") if self._profiled else nullcontext():
-            if not self._nvtx:
-                yield
-                return
-            torch.cuda.nvtx.range_push(f"pipepart {name}")
-            try:
-                yield
-            finally:
-                torch.cuda.nvtx.range_pop()
-
-
 def profiling() -> bool:
     """Return True if a torch profiler is active, on this thread or on all threads."""
     return profiler._is_profiler_enabled
 
 
-class WatchedTransport:
-    """A transport that shows a watch the messages that go from one device to another."""
+def named(kind: Kind, run: Any, compute: Compute) -> Compute:
+    """Return the computation of a kind of action of a stage in a range of torch.profiler, named by the action."""
 
-    def __init__(self, inner: Transport, schedule: Schedule, watch: StepWatch) -> None:
+    def computed(micro_batch: int | None, received: Any) -> Any:
+        with profiler.record_function(f"pipepart {Action(kind, run.index, micro_batch)}"):
+            return compute(micro_batch, received)
+
+    return computed
+
+
+class RecordedTransport:
+    """A transport that notes for a recorder the messages that go from one device to another."""
+
+    def __init__(self, inner: Transport, schedule: Schedule, recorder: Recorder) -> None:
         self._inner = inner
-        self._watch = watch
         self._device_of = schedule.device_of
-        self._sent = watch.recorder.sent if watch.recorder else None
-        if not watch.names:
-            self.recv = inner.recv
+        self._sent = recorder.sent
+        self.recv = inner.recv
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send the message, and record it if it leaves the device."""
         if self._device_of[sender] != self._device_of[receiver] and message is not None:
-            if self._sent is not None:
-                self._sent.append((sender, receiver, key, _bytes(message)))
-            if self._watch.names:
-                with self._watch.named(f"send {_label(receiver, key)}"):
-                    self._inner.send(sender, receiver, key, message)
-                return
+            self._sent.append((sender, receiver, key, _bytes(message)))
         self._inner.send(sender, receiver, key, message)
-
-    def recv(self, receiver: int, key: Key) -> Any:
-        """Receive the message within a named range of the profiler."""
-        with self._watch.named(f"recv {_label(receiver, key)}"):
-            return self._inner.recv(receiver, key)
 
 
 class _Clock:
@@ -323,11 +226,6 @@ def _bytes(message: Any) -> int:
     if type(message) is torch.Tensor and message.layout is torch.strided:
         return message.nbytes
     return bytes_of(message)
-
-
-def _label(receiver: int, key: Key) -> str:
-    """Return the label of the action that receives a message."""
-    return str(Action(_carried(key[0]), receiver, _micro_batch(key)))
 
 
 def _carried(kind: Kind | int) -> Kind:

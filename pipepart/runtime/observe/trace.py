@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -31,29 +29,21 @@ class Trace(Drawn):
     Args:
         plan: the plan of the pipeline.
         steps: measured steps; :meth:`pipepart.Pipeline.trace` adds each step that runs.
-        memory: whether the bytes that devices keep for backwards are counted.
 
     Attributes:
-        memory_bytes: with ``memory``, the most bytes that each strict device had, by its name; to be held against
-            ``plan.device_bytes()``. Empty on other devices.
+        memory_bytes: of ``pipe.trace(memory=True)``, the most bytes that each strict device had, by its name; to be
+            held against ``plan.device_bytes()``. Empty on other devices.
     """
 
-    def __init__(self, plan: Plan, steps: Sequence[Timeline] = (), memory: bool = False) -> None:
+    def __init__(self, plan: Plan, steps: Sequence[Timeline] = ()) -> None:
         self.plan = plan
-        self.memory = memory
         self.memory_bytes: dict[str, int] = {}
         self._steps: list[Timeline | Recorder] = list(steps)
-        self._forwards: list[Timeline | Recorder] = []
 
     @property
     def steps(self) -> list[Timeline]:
         """The training steps: forward and backward of a mini-batch each."""
         return list(map(_timeline, self._steps))
-
-    @property
-    def forwards(self) -> list[Timeline]:
-        """The calls of the pipeline as a module: forwards only."""
-        return list(map(_timeline, self._forwards))
 
     @property
     def median(self) -> Timeline:
@@ -84,20 +74,6 @@ class Trace(Drawn):
         """
         median = self.median
         return self.predicted.makespan / median.makespan if self.predicted else None
-
-    @property
-    def compression_errors(self) -> dict[tuple[int, int], float]:
-        """The relative error of compressed messages, in the 2-norm, by sending and receiving stage.
-
-        That of activations is from a stage to a later one, that of gradients to an earlier one. Messages of all traced
-        steps and forwards count. Empty if no link is compressed. On accelerators, reading it waits for the devices.
-        """
-        sums: dict[tuple[int, int], tuple[float, float]] = {}
-        for one in (*self._steps, *self._forwards):
-            for way, (whole, lost) in one.errors.items() if isinstance(one, Recorder) else ():
-                before = sums.get(way, (0.0, 0.0))
-                sums[way] = before[0] + float(whole), before[1] + float(lost)
-        return {way: math.sqrt(lost / whole) if whole else 0.0 for way, (whole, lost) in sorted(sums.items())}
 
     def save(self, path: str | Path) -> None:
         """Write the median and the predicted step as a Chrome trace, one process each, for ui.perfetto.dev.
@@ -134,11 +110,7 @@ class Trace(Drawn):
         return to_html(self)
 
     def __repr__(self) -> str:
-        error = max(self.compression_errors.values(), default=None)
-        compressed = (
-            "" if error is None else f", compressed messages with a relative error of up to {error:.2g}"
-        )
-        return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}{compressed}>"
+        return f"<Trace of {len(self._steps)} steps of {self.plan.schedule}>"
 
     def _repr_html_(self) -> str:
         """Show the median step beside the predicted one in a notebook."""
@@ -170,23 +142,18 @@ class Traces:
         return self._always or bool(self._open)
 
     @contextmanager
-    def opened(self, memory: bool) -> Iterator[Trace]:
+    def opened(self) -> Iterator[Trace]:
         """Open a trace of the steps that run within the block."""
-        trace = Trace(self._plan, memory=memory)
+        trace = Trace(self._plan)
         self._open.append(trace)
         try:
             yield trace
         finally:
             self._open.remove(trace)
 
-    def recorder(
-        self, schedule: schedules.Schedule, stages: Sequence[Stage], mini_batch: Any = None
-    ) -> Recorder | None:
+    def recorder(self, schedule: schedules.Schedule, stages: Sequence[Stage]) -> Recorder | None:
         """Return a recorder for a run that begins; None if no trace is open."""
-        if not self.wanted:
-            return None
-        counted = any(trace.memory for trace in self._open)
-        return Recorder(schedule, stages, mini_batch if counted else None)
+        return Recorder(schedule, stages) if self.wanted else None
 
     def add_step(self, recorder: Recorder | None) -> None:
         """Add a step that has run to the open traces."""
@@ -194,12 +161,6 @@ class Traces:
             self._last = recorder
             for trace in self._open:
                 trace._steps.append(recorder)
-
-    def add_forward(self, recorder: Recorder | None) -> None:
-        """Add the forwards of a mini-batch to the open traces."""
-        if recorder:
-            for trace in self._open:
-                trace._forwards.append(recorder)
 
 
 def _timeline(step: Timeline | Recorder) -> Timeline:

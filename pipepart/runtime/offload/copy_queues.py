@@ -12,13 +12,11 @@ Memory of the device is allocated and freed in the order of the compute stream, 
 behind (2), and overwritten only behind (3). Torch's allocator keeps pinned memory for the next copy, and waits with it
 for the copies under way.
 
-A virtual device has no such stream. Its worker copies, at OFFLOAD and at RELOAD; if its link to the host is emulated,
-it sleeps until the link would have carried the copy.
+A CPU has no such stream. Its worker copies, at OFFLOAD and at RELOAD.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,8 +27,6 @@ from ...autograd import graph_cut
 from ...autograd.own_copy import own_copy
 from ...planning import Plan
 from ...workers.streams import Wait, has_streams, recorded, waits
-from ..emulation import emulation
-from ..emulation.transport import Clock
 from ..transport.cuda import Streams
 
 
@@ -40,8 +36,8 @@ class Copy:
 
     Attributes:
         tensors: the copies; of a copy that has not begun, the originals.
-        done: an event behind it on the copy stream; None on a virtual device.
-        done_at: when an emulated link has carried it, in the clock's seconds.
+        done: an event behind it on the copy stream; None on a CPU.
+        done_at: when an emulated link has carried it, in seconds of its clock.
     """
 
     tensors: Sequence[Tensor]
@@ -49,57 +45,27 @@ class Copy:
     done_at: float = 0.0
 
 
-class CopyQueue(ABC):
-    """The copies of one device. Called by the device's worker."""
+class CopyQueue:
+    """The copies of one device. Called by the device's worker.
 
-    @abstractmethod
+    This is the queue of a CPU, whose stages have the host's memory: each copy is one within that.
+    """
+
     def start_out(self, tensors: Sequence[Tensor]) -> Copy:
         """Begin to copy tensors to the host, behind what makes them. They must be kept until ``finish_out``."""
+        return Copy(tensors)
 
-    @abstractmethod
     def wait(self, copy: Copy) -> None:
         """Let what the worker computes from now on wait for the end of a copy."""
 
-    @abstractmethod
     def finish_out(self, copy: Copy) -> Sequence[Tensor]:
         """Return the tensors on the host, after ``wait``."""
-
-    @abstractmethod
-    def start_back(self, tensors: Sequence[Tensor]) -> Copy:
-        """Begin to copy tensors of the host to the device. They are usable after ``wait``."""
-
-
-class VirtualCopyQueue(CopyQueue):
-    """The copies of a virtual device.
-
-    Args:
-        bandwidth: of the emulated link, bytes per second; None to emulate none.
-        clock: measures and sleeps.
-    """
-
-    def __init__(self, bandwidth: float | None, clock: Clock | None = None) -> None:
-        self._bandwidth = bandwidth
-        self._clock = clock or emulation.HOST_CLOCK
-        self._free_at = 0.0
-
-    def start_out(self, tensors: Sequence[Tensor]) -> Copy:
-        return self._queued(tensors)
-
-    def wait(self, copy: Copy) -> None:
-        self._clock.sleep_until(copy.done_at)
-
-    def finish_out(self, copy: Copy) -> Sequence[Tensor]:
         return own_copy(copy.tensors, graph_cut.emulated.to_host or Tensor.clone)
 
     def start_back(self, tensors: Sequence[Tensor]) -> Copy:
+        """Begin to copy tensors of the host to the device. They are usable after ``wait``."""
         bring = graph_cut.emulated.bring
-        return self._queued(own_copy(tensors) if bring is None else bring(tensors))
-
-    def _queued(self, tensors: Sequence[Tensor]) -> Copy:
-        if self._bandwidth is None:
-            return Copy(tensors)
-        self._free_at = max(self._clock.now(), self._free_at) + _bytes_of(tensors) / self._bandwidth
-        return Copy(tensors, done_at=self._free_at)
+        return Copy(own_copy(tensors) if bring is None else bring(tensors))
 
 
 class StreamCopyQueue(CopyQueue):
@@ -162,18 +128,5 @@ def copy_queues(plan: Plan, streams: Streams | None) -> list[CopyQueue]:
         if streams is not None and number in streams.local and has_streams(home):
             queues.append(StreamCopyQueue(home, streams.of_host_copies(number)))
         else:
-            queues.append(VirtualCopyQueue(device.host_bandwidth if plan.cluster.emulated else None))
+            queues.append(CopyQueue())
     return queues
-
-
-def _bytes_of(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes that :func:`own_copy` copies: of each storage the range that the tensors use."""
-    ranges: dict[int, tuple[int, int]] = {}
-    for tensor in tensors:
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        first = tensor.data_ptr()
-        end = first + (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
-        key = tensor.untyped_storage()._cdata
-        start, stop = ranges.get(key, (first, end))
-        ranges[key] = min(first, start), max(end, stop)
-    return sum(end - first for first, end in ranges.values())

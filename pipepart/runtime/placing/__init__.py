@@ -2,8 +2,6 @@
 
 from .initial_values import InitialValues
 from .initialization import Initialize
-from .moving import move
-from .places import Places
-from .releasing import release
+from .moving import Places, move, release
 
 __all__ = ["InitialValues", "Initialize", "Places", "move", "release"]

@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 from ...capture import CaptureError, holds_meta, state_of
 from ...input_error import InputTypeError
 from .initialization import Initialize, initialize_modules, own_initializer
-from .places import Places
-from .swapping import swap_values, without_weak_references
+from .moving import Places, swap_values, without_weak_references
 from .weights import WeightFiles
 
 Weights = str | PathLike[str]
@@ -96,13 +95,16 @@ class InitialValues:
             for tensor in self._initialized
             if tensor not in places.foreign
         }
-        with without_weak_references(self._model.modules()):
+
+        def run() -> None:
             if homes:
                 what = {tensor: self._initialized[tensor] for tensor in homes}
                 initialize_modules(self._model, homes, what, self._initialize)
             if self._files is not None:
                 read = {tensor: names for tensor, names in self._read.items() if tensor not in places.foreign}
                 self._files.read(read, places.homes, _put)
+
+        without_weak_references(self._model.modules(), run)
 
     def _check_initialized(self, weights: bool) -> None:
         """Refuse tensors for which nothing says how they are initialized."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import CaptureError, state_of
-from .swapping import swap_values
+from .moving import swap_values
 
 Initialize = Callable[[nn.Module], object] | Literal["reset_parameters"]
 

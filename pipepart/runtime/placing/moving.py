@@ -1,44 +1,127 @@
-"""Moves layers that have values to the devices of their stages."""
+"""Moves the tensors of a model to the devices of its stages; each stays the object that modules and optimizers hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ...capture import state_of
 from ..state.shadow import Layers
-from .swapping import swap_values
+
+R = TypeVar("R")
+
+
+class Places(NamedTuple):
+    """Where the tensors of a model belong.
+
+    Attributes:
+        homes: the device of each tensor that a stage of this process uses: that of the first such stage.
+        foreign: the tensors that only stages of other processes use, which have no memory here.
+    """
+
+    homes: dict[Tensor, torch.device]
+    foreign: frozenset[Tensor]
+
+    @classmethod
+    def of(cls, groups: Sequence[Layers], devices: Sequence[torch.device], local: Container[int]) -> Self:
+        """Find the places of the tensors of all stages.
+
+        Args:
+            groups: the layers of each stage.
+            devices: of each stage.
+            local: the numbers of the stages that this process runs.
+        """
+        homes: dict[Tensor, torch.device] = {}
+        others: set[Tensor] = set()
+        for number, (layers, device) in enumerate(zip(groups, devices, strict=True)):
+            for tensor in (tensor for _, layer in layers for tensor in state_of(layer)):
+                if number in local:
+                    homes.setdefault(tensor, device)
+                else:
+                    others.add(tensor)
+        return cls(homes, frozenset(others - homes.keys()))
 
 
 def move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
-    """Move each group of layers to its device. Tensors shared by several groups go to the device of the first."""
-    replaced: dict[nn.Parameter, nn.Parameter] = {}
+    """Move each group of layers to its device. Tensors shared by several groups go to the device of the first.
+
+    Raises:
+        RuntimeError: a graph holds a parameter, and torch cannot move it to a device of this type in place.
+    """
     for home, layers in zip(reversed(homes), reversed(groups), strict=True):
+        there = torch.empty((), device=home)
         for _, module in layers:
-            for part in module.modules():
-                _move_to_unlike(part, home, replaced)
+            for parameter in module.parameters():
+                if torch._has_compatible_shallow_copy_type(parameter, there):  # type: ignore[attr-defined]
+                    continue  # as between CPU and CUDA: module.to keeps the object
+                if swap_values(parameter, parameter.detach().to(home)) is not parameter:
+                    raise RuntimeError(
+                        f"a parameter of shape {list(parameter.shape)} cannot be moved to {home}, as a graph or a weak "
+                        "reference holds it: make the pipeline before a forward of the model"
+                    )
             module.to(home)
 
 
-def _move_to_unlike(part: nn.Module, home: torch.device, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Move parameters to a device for which torch would create new parameter objects.
+def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
+    """Leave tensors without memory and gradient: each stays the same object, on the meta device.
 
-    The parameters stay the objects that optimizers hold. A parameter that a graph holds is replaced in all layers that
-    share it.
+    One that a graph of the caller's holds keeps its memory.
+
+    Args:
+        groups: the layers of all stages.
+        tensors: those that no stage of this process uses. Their values are lost.
     """
-    there = torch.empty((), device=home)
-    for key, parameter in part._parameters.items():
-        if parameter is None or _set_in_place(parameter, there):
-            continue
-        if parameter not in replaced:
-            now = swap_values(parameter, parameter.detach().to(home))
-            assert isinstance(now, nn.Parameter)
-            if now is not parameter:
-                replaced[parameter] = now
-        part._parameters[key] = replaced.get(parameter, parameter)
+
+    def free() -> None:
+        for tensor in tensors:
+            if tensor.grad_fn is not None and not tensor._is_view():
+                tensor.detach_()
+            if isinstance(tensor, nn.Parameter):
+                tensor.grad = None
+            swap_values(tensor, torch.empty_like(tensor.detach(), device="meta"))
+
+    without_weak_references((part for layers in groups for _, one in layers for part in one.modules()), free)
 
 
-def _set_in_place(tensor: Tensor, there: Tensor) -> bool:
-    """Return True if torch can set ``.data`` to a tensor of the other device, as between CPU and CUDA."""
-    return torch._has_compatible_shallow_copy_type(tensor, there)  # type: ignore[attr-defined]
+def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
+    """Give a parameter or another tensor new values, which may be on another device.
+
+    The tensor stays the same object, with its attributes and hooks: modules and optimizers that hold it have the new
+    values. Torch forbids this if a graph or a weak reference holds the tensor.
+
+    Returns:
+        The tensor; or, if that is forbidden, another that has the values.
+    """
+    kind, attributes = type(tensor), vars(tensor).copy()
+    is_parameter = isinstance(tensor, nn.Parameter)
+    made: Tensor = nn.Parameter(values, tensor.requires_grad) if is_parameter else values
+    gradient, tensor.grad = tensor.grad if is_parameter else None, None
+    if gradient is not None:
+        made.grad = gradient.to(values.device)
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    try:
+        torch.utils.swap_tensors(tensor, made)
+    except RuntimeError:
+        tensor.grad = gradient
+        return made
+    vars(tensor).update(attributes)
+    if type(tensor) is not kind:
+        tensor.__class__ = kind  # type: ignore[assignment]
+    if is_parameter:  # a swap would not move them
+        tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks  # type: ignore[attr-defined]
+    return tensor
+
+
+def without_weak_references(modules: Iterable[nn.Module], run: Callable[[], R]) -> R:
+    """Call a function while recurrent layers have no weak references to their parameters, which torch does not swap."""
+    recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
+    try:
+        for module in recurrent:
+            module._flat_weight_refs = []
+        return run()
+    finally:
+        for module in recurrent:
+            module._init_flat_weights()

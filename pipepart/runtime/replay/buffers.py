@@ -4,11 +4,10 @@ A BatchNorm updates its running statistics in the forward; a second forward of t
 again. If a layer's output depends on its buffers, it must not read the updates of later micro-batches either. So the
 second forward uses copies that were taken before the first, in place of the real buffers.
 
-Only buffers that a forward writes need copies. Writes are detected by comparing values, because torch does not count
-every write in a tensor's version (for example BatchNorm statistics). Small buffers are compared at every micro-batch in
-training. Large ones are compared at the first micro-batch of each mode, later only by version and identity, so that
-large masks are not copied each time. On accelerators a comparison would stop the host, so small buffers are always
-copied.
+Only buffers that a forward writes need copies. The first micro-batch of each mode (which modules train) copies all
+buffers and compares their values afterwards, because torch does not count every write in a tensor's version, for
+example those of BatchNorm. Later micro-batches copy the buffers that the first one wrote. If they write another one,
+which shows in its version, their forward is not repeated.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...autograd.in_place import version
-from ...autograd.sparse import bytes_of, dense_parts
-
-_SMALL_BYTES = 64 * 1024
+from ...autograd.sparse import dense_parts
 
 _Key = tuple[int, str]
 _Mode = tuple[bool, ...]  # for each module, whether it is in training mode
@@ -49,24 +46,12 @@ class Buffers:
         self._owners: list[MutableMapping[str, Tensor | None]] = [part._buffers for part in parts]
         self._parts = list(parts)
         self._written: dict[_Mode, set[_Key]] = {}
-        # Buffers that a mode's later micro-batch wrote first, as earlier ones have read them.
-        self._before_first_write: dict[_Mode, Values] = {}
-
-    @property
-    def were_written_late(self) -> bool:
-        """True if a micro-batch after the first one of its mode was the first to write a buffer."""
-        return bool(self._before_first_write)
 
     def note(self) -> Noted:
         """Record the buffers before a first forward."""
         mode, present = self._mode(), self._present()
         written = self._written.get(mode, present)
-        small = _SMALL_BYTES if any(mode) else -1
-        originals = {
-            key: tensor
-            for key, (tensor, _) in present.items()
-            if key in written or tensor is None or bytes_of(tensor) <= small
-        }
+        originals = {key: tensor for key, (tensor, _) in present.items() if key in written}
         # By identity, so that one buffer under two names stays one.
         made = {tensor: tensor.detach().clone() for tensor in originals.values() if tensor is not None}
         copies: Values = {key: None if tensor is None else made[tensor] for key, tensor in originals.items()}
@@ -75,26 +60,15 @@ class Buffers:
     def values(self, noted: Noted) -> Values | None:
         """Return the copies that the second forward needs, after the first; None if a written buffer has no copy."""
         now = self._present()
-        is_first = noted.mode not in self._written
-        unseen = {
-            key
-            for key, copy in noted.copies.items()
-            if isinstance(copy, Tensor) and copy.device.type != "cpu" and noted.mode in self._written
-        }
         written = self._written.setdefault(noted.mode, set())
         changed = {
-            key
-            for key in noted.present.keys() | now
-            if key not in written and key not in unseen and _changed(key, noted, now)
+            key for key in noted.present.keys() | now if key not in written and _changed(key, noted, now)
         }
         written |= changed
         found = noted.copies | dict.fromkeys(now.keys() - noted.present.keys(), ...)
-        if changed and not is_first:
-            before = self._before_first_write.setdefault(noted.mode, {})
-            before |= {key: found[key] for key in changed if key in found}
         if any(key not in found for key in changed):
             return None
-        return {key: found[key] for key in written | unseen if key in found}
+        return {key: found[key] for key in written if key in found}
 
     def written(self, noted: Noted) -> list[str]:
         """Return the names of buffers that were written by forwards which were expected to write none."""
@@ -109,19 +83,20 @@ class Buffers:
         """Use the copies in place of the buffers within the block.
 
         Raises:
-            RuntimeError: the block has written a real buffer; or a later micro-batch is the first one to write a large
+            RuntimeError: the block has written a real buffer; or a later micro-batch is the first one to write a
                 buffer, of which there is no copy.
         """
-        real, mode = self._present(), self._mode()
-        before = self._before_first_write.get(mode, {})
-        for key in self._written.get(mode, set()) - values.keys():
-            if key in before:
-                values = {**values, key: before[key]}
-            elif key in real:
-                raise RuntimeError(
-                    f"buffer {self._names[key[0]]}.{key[1]} was first written by a later micro-batch, and a second "
-                    "forward needs its value of before: write it in every forward, or plan with recompute='never'"
-                )
+        mode = self._mode()
+        late = self._written.get(mode, set()) - values.keys()
+        if not values and not late:
+            yield
+            return
+        real = self._present()
+        for key in late & real.keys():
+            raise RuntimeError(
+                f"buffer {self._names[key[0]]}.{key[1]} was first written by a later micro-batch, and a second "
+                "forward needs its value of before: write it in every forward, or plan with recompute='never'"
+            )
         for (number, name), tensor in values.items():
             if isinstance(tensor, EllipsisType):
                 del self._owners[number][name]

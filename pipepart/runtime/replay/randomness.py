@@ -4,8 +4,8 @@ If all workers drew from torch's CPU generator, the numbers would depend on the 
 random operation of a layer gets a generator state of its own. The global generator is read when a step begins and,
 if a layer drew at all, advanced by one number when it ends: a step is reproducible from ``torch.manual_seed``, differs
 from the next, and is the same for every cut, schedule and number of devices. The second forward of a recomputed
-micro-batch draws the same numbers again; a layer with a generator of its own draws from the state that the generator
-had at the first.
+micro-batch draws the same numbers again. A forward that draws from a generator of the layer's own, or from cuDNN's, is
+not repeated.
 
 Catching draws costs a Python call per operation, so only some layers run under it::
 
@@ -14,10 +14,9 @@ Catching draws costs a Python call per operation, so only some layers run under 
     dropout and the like              yes                             yes
     any other                         until it has drawn nothing      yes
 
-A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. It is caught
-again throughout a step before which a number in its attributes changed, such as that rate. If it begins for another
-reason, recompute is exact, as both forwards are caught. Else torch's generator has moved in that step, and the layer is
-caught from the next step on.
+A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. Recompute is
+exact then, too, as both forwards are caught. Otherwise that step draws from torch's generator in the order of the
+threads. The generator has moved, so all layers are caught again from the next step on.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
-from itertools import islice, takewhile
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import checkpoint
 
 from ...autograd.dispatch_mode import DispatchMode
@@ -67,17 +65,10 @@ class RngKeys:
         self.seed = seed
         self.drawn = False
         self._finished = False
-        self._own_states: dict[tuple[int, int], list[Tensor]] = {}
 
-    def of(self, layer: int, micro_batch: int, which: ForwardPass = ForwardPass.ONLY) -> KeyedDraws:
+    def of(self, layer: int, micro_batch: int) -> KeyedDraws:
         """Return the mode under which one forward of a layer draws; ``layer`` is its position in the model."""
-        place = layer, micro_batch
-        own_states: list[Tensor] | None = None
-        if which is ForwardPass.FIRST:
-            own_states = self._own_states[place] = []
-        elif which is ForwardPass.SECOND:
-            own_states = self._own_states.pop(place, [])
-        return KeyedDraws(self, hash((self.seed, *place)), which, own_states)
+        return KeyedDraws(self, hash((self.seed, layer, micro_batch)))
 
     def finish(self) -> None:
         """Advance the global generator if any layer drew, so that the next step draws other numbers."""
@@ -96,18 +87,26 @@ class KeyedLayers:
     """
 
     def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
+        self._modules = modules
         self._first = first
         self._device = device
-        self._layers = [_Layer(module) for module in modules]
+        parts = [tuple(module.modules()) for module in modules]
+        # The attributes of layers that are made of torch modules which never draw; None for others.
+        self._tables = [
+            [part.__dict__ for part in own] if all(type(part) in _NEVER_DRAWING for part in own) else None
+            for own in parts
+        ]
+        # Whether each layer draws, by its mode; absent until it has run in that mode.
+        self._draws: list[dict[bool, bool]] = [
+            {True: True} if any(isinstance(part, _DRAWING) for part in own) else {} for own in parts
+        ]
         self._never: list[bool] = []
         self._unkeyed: list[bool] = []
         self._before: list[bytes] | None = None  # states of generators before the step
 
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
-        for layer in self._layers:
-            layer.begin()
-        self._never = [layer.never for layer in self._layers]
+        self._never = [tables is not None and not any(map(_is_patched, tables)) for tables in self._tables]
         self._decide()
         self._before = None if self._unkeyed == self._never else self.generator_states()
 
@@ -116,25 +115,24 @@ class KeyedLayers:
         return self._unkeyed if which is ForwardPass.ONLY else self._never
 
     @contextmanager
-    def drawing(
-        self, index: int, micro_batch: int, keys: RngKeys, which: ForwardPass
-    ) -> Iterator[KeyedDraws]:
+    def drawing(self, index: int, micro_batch: int, keys: RngKeys) -> Iterator[KeyedDraws]:
         """Have a layer draw keyed numbers within the block, and note whether it does."""
-        with keys.of(self._first + index, micro_batch, which) as draws:
+        with keys.of(self._first + index, micro_batch) as draws:
             yield draws
-        if self._layers[index].note(draws.used):
+        mode = self._modules[index].training
+        if mode not in self._draws[index]:
+            self._draws[index][mode] = draws.used
             self._decide()
 
-    def look_again(self, index: int) -> None:
-        """Forget that a layer draws nothing."""
-        self._layers[index].look_again()
+    def look_again(self) -> None:
+        """Forget which layers draw nothing."""
+        self._draws = [{mode: True for mode, drew in own.items() if drew} for own in self._draws]
         self._decide()
 
     def finish(self) -> None:
         """Look at all layers again if a generator has moved in the step. Called after it, when no worker draws."""
         if self._before is not None and self.generator_states() != self._before:
-            for layer in self._layers:
-                layer.look_again()
+            self.look_again()
         self._before = None
 
     def generator_states(self) -> list[bytes]:
@@ -145,52 +143,8 @@ class KeyedLayers:
         return [generator.get_state().numpy().tobytes() for generator in generators]
 
     def _decide(self) -> None:
-        self._unkeyed = [layer.never or layer.is_idle() for layer in self._layers]
-
-
-class _Layer:
-    """What is known of the draws of one layer.
-
-    Attributes:
-        never: whether it is made of torch modules that never draw, without hooks.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._parts = tuple(module.modules())
-        self._tables = [part.__dict__ for part in self._parts]
-        self._of_known_types = all(type(part) in _NEVER_DRAWING for part in self._parts)
-        # Numbers in the attributes of types whose forwards are not known; a rate of dropout may be among them.
-        others = [part for part in self._parts if type(part) not in _NEVER_DRAWING]
-        self._others = [(part, part.__dict__, _torchs_attributes(part)) for part in others]
-        self._settings = _numbers(self._others)
-        self._changed = False  # whether its settings have, since the step before
-        # Whether it draws, by mode; absent until it has run in that mode.
-        self._draws = {True: True} if any(isinstance(part, _DRAWING) for part in self._parts) else {}
-        self.never = False
-
-    def begin(self) -> None:
-        self.never = self._of_known_types and not any(map(_is_patched, self._tables))
-        if not self._of_known_types:
-            before, self._settings = self._settings, _numbers(self._others)
-            self._changed = self._settings != before
-            if self._changed:
-                self.look_again()
-
-    def is_idle(self) -> bool:
-        """Return True if it has run in its present mode and drawn nothing."""
-        return self._draws.get(self._module.training) is False
-
-    def note(self, drew: bool) -> bool:
-        """Note whether a forward drew; return True if that was not known."""
-        mode = self._module.training
-        if mode in self._draws or (self._changed and not drew):
-            return False
-        self._draws[mode] = drew
-        return True
-
-    def look_again(self) -> None:
-        self._draws = {mode: True for mode, drew in self._draws.items() if drew}
+        layers = zip(self._modules, self._never, self._draws, strict=True)
+        self._unkeyed = [never or draws.get(module.training) is False for module, never, draws in layers]
 
 
 class KeyedDraws(DispatchMode):
@@ -199,16 +153,16 @@ class KeyedDraws(DispatchMode):
     Attributes:
         count: draws from torch's own generator.
         used: whether anything was drawn, from whatever generator.
+        repeatable: whether a second forward can draw the same numbers.
     """
 
-    def __init__(self, keys: RngKeys, seed: int, which: ForwardPass, own_states: list[Tensor] | None) -> None:
+    def __init__(self, keys: RngKeys, seed: int) -> None:
         super().__init__()
         self.count = 0
         self.used = False
+        self.repeatable = True
         self._keys = keys
         self.seed = seed
-        self._which = which
-        self._own_states = own_states
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -222,10 +176,11 @@ class KeyedDraws(DispatchMode):
             return func(*args, **kwargs)
         self.used = True
         if given.get("generator") is not None:
-            return self._from_own(given["generator"], func, args, kwargs)
+            self.repeatable = False
+            return func(*args, **kwargs)
         _refuse_checkpoint()
-        if self._which is not ForwardPass.ONLY:
-            _refuse_cudnn_dropout(func)
+        # The state of dropout within cuDNN's recurrent layers is reached by no generator.
+        self.repeatable = self.repeatable and not func.name().startswith("aten::_cudnn_rnn")
         self._keys.drawn = True
         seed = self.next_seed()
         device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
@@ -238,35 +193,6 @@ class KeyedDraws(DispatchMode):
         """Return the seed of the next draw, and count it."""
         self.count += 1
         return hash((self.seed, self.count)) & (2**63 - 1)
-
-    def _from_own(
-        self, generator: torch.Generator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Draw from the layer's generator, which a second forward neither finds further on nor moves."""
-        if self._own_states is None:
-            return func(*args, **kwargs)
-        now = generator.get_state()
-        if self._which is ForwardPass.FIRST:
-            self._own_states.append(now)
-            return func(*args, **kwargs)
-        generator.set_state(self._own_states.pop(0))
-        try:
-            return func(*args, **kwargs)
-        finally:
-            generator.set_state(now)
-
-
-def _numbers(parts: Sequence[tuple[nn.Module, dict[str, Any], int]]) -> list[Any]:
-    """Return the modes of modules, and the numbers among their attributes without the first ones of each."""
-    found: list[Any] = [part.training for part, _, _ in parts]
-    for _, table, first in parts:
-        found += [value for value in islice(table.values(), first, None) if isinstance(value, int | float)]
-    return found
-
-
-def _torchs_attributes(module: nn.Module) -> int:
-    """Return how many attributes a module begins with that every module has."""
-    return sum(1 for _ in takewhile(_EVERY_MODULES.__contains__, module.__dict__))
 
 
 def draws_now(module: nn.Module) -> bool:
@@ -292,7 +218,6 @@ def _types_that_never_draw() -> Iterator[type]:
     yield nn.Sequential
 
 
-_EVERY_MODULES = frozenset(vars(nn.Module()))
 _NEVER_DRAWING = frozenset(_types_that_never_draw())
 
 
@@ -321,16 +246,6 @@ def _refuse_checkpoint() -> None:
                 "and the gradients would be wrong. Take the checkpoint or the dropout out of this layer"
             )
         frame = frame.f_back
-
-
-def _refuse_cudnn_dropout(func: Any) -> None:
-    """Raise for dropout within cuDNN's recurrent layers, whose state no generator reaches."""
-    if func.name().startswith("aten::_cudnn_rnn"):
-        raise RuntimeError(
-            "a recurrent layer with dropout between its layers keeps the state of its random numbers in cuDNN, so a "
-            "recomputed forward would draw others and the gradients would be wrong. Put nn.Dropout between recurrent "
-            "layers of one layer each, or plan with recompute='never'"
-        )
 
 
 @cache

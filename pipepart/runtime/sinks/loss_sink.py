@@ -22,7 +22,45 @@ from ...loss import (
     without_slack,
 )
 from ...workers.streams import hold_for_caller
-from .share import Share
+
+
+class Share(NamedTuple):
+    """What one rank knows of the loss of a mini-batch.
+
+    Attributes:
+        added: losses that layers of its stages added.
+        total: of the last stage's rank: the loss without them.
+        correction: the factor for the gradients.
+        certain: whether that is 1, whatever the outputs are.
+        trains: whether a gradient of any loss has gone into the model.
+        refusal: why the gradients of the mini-batch are not right, if they are not.
+    """
+
+    added: Mapping[tuple[int, int], list[tuple[Tensor, float, bool]]]
+    total: Tensor | None = None
+    correction: float = 1.0
+    certain: bool = True
+    trains: bool = False
+    refusal: str = ""
+
+    def as_plain(self) -> list[Any]:
+        """Return it as values that JSON has."""
+        added = [
+            [key, [[scalar_as_plain(loss), *rest] for loss, *rest in losses]]
+            for key, losses in self.added.items()
+        ]
+        total = None if self.total is None else scalar_as_plain(self.total)
+        return [added, total, *self[2:]]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> Share:
+        """Return what :meth:`as_plain` was given, on the host."""
+        added, total, *rest = plain
+        found = {
+            (stage, micro_batch): [(scalar_from_plain(loss), weight, graph) for loss, weight, graph in losses]
+            for (stage, micro_batch), losses in added
+        }
+        return cls(found, None if total is None else scalar_from_plain(total), *rest)
 
 
 class LossSink(ABC):
@@ -129,15 +167,6 @@ class LossSink(ABC):
             for loss, *_ in self._added[stage, micro_batch]:
                 yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last stage's outputs of all micro-batches were received, so that :meth:`correction` is known."""
-        return False
-
-    def adopt_correction(self, factor: float) -> None:
-        """Take over the factor from the rank of the last stage."""
-        self._known = Share({}, correction=factor)
-
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here, for the ranks of other replicas."""
         return {}
@@ -222,3 +251,14 @@ def on_device_of(output: Any, target: Any) -> Any:
     """Return the target on the device of the first tensor of the output."""
     found = tensors(output)
     return target if target is None or not found else graph_cut.move(target, found[0].device)
+
+
+def scalar_as_plain(scalar: Tensor) -> tuple[float, str]:
+    """Return the value and the type of a tensor without dimensions."""
+    return scalar.item(), str(scalar.dtype).removeprefix("torch.")
+
+
+def scalar_from_plain(plain: tuple[float, str]) -> Tensor:
+    """Return the tensor that :func:`scalar_as_plain` was given, on the host."""
+    value, dtype = plain
+    return torch.tensor(value, dtype=getattr(torch, dtype), device="cpu")

@@ -1,4 +1,4 @@
-"""Computes the loss of each micro-batch, weighted by its share in the loss of the mini-batch."""
+"""Computes the loss of each micro-batch, weighted by its share in the loss of the mini-batch; chooses the loss sink."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from schedules import Schedule, stepped_together
+
 from ...autograd import graph_cut
+from ...data.gather import Merger
 from ...data.split import Apart, MicroBatches
-from ...loss import (
-    LossError,
-    MicroBatchLoss,
-    MiniBatchLoss,
-    StepLoss,
-)
+from ...loss import LossError, MicroBatchLoss, MiniBatchLoss, Reduction, StepLoss
+from ...planning.request import runs_forwards_first
 from ..failure.notes import LAYER, add_note
 from .loss_sink import Kind, LossSink, on_device_of
+from .mini_batch import BatchLossSink
 
 BeforeBackward = Callable[[bool, Iterable[Tensor]], None]
 
@@ -62,7 +62,6 @@ class MicroBatchLossSink(LossSink):
         self._targets = batch.targets
         self._before_backward = before_backward if len(groups) == 1 else None
         self._roots: dict[int, list[Kind]] = {}
-        self._seen: set[int] = set()
         self._lock = threading.Lock()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
@@ -81,7 +80,6 @@ class MicroBatchLossSink(LossSink):
             )
         roots = taken.roots
         self._trains |= bool(roots)
-        self._seen.add(micro_batch)
         self._roots[micro_batch] = [Kind(root.dtype, root.device) for root in roots]
         return tuple(edge for root in roots for edge in graph_cut.roots(root))
 
@@ -103,11 +101,6 @@ class MicroBatchLossSink(LossSink):
     def adopt_taken(self, taken: Mapping[int, MicroBatchLoss]) -> None:
         """Take over the losses of micro-batches that other ranks received."""
         self._losses[0].adopt(taken)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the loss of every micro-batch was taken."""
-        return len(self._seen) == len(self._places)
 
     def correction(self) -> float:
         """Return the factor for the gradients of the run.
@@ -162,3 +155,42 @@ def _of_group(batch: MicroBatches, group: range) -> MicroBatches:
     part = slice(group.start, group.stop)
     inputs, targets, sizes = batch.inputs[part], batch.targets[part], batch.sizes[part]
     return MicroBatches(inputs, targets, sizes, Apart(), batch.by_samples)
+
+
+def make_loss_sink(
+    loss: StepLoss,
+    batch: MicroBatches,
+    schedule: Schedule,
+    scaler: torch.amp.GradScaler | None = None,
+    before_backward: BeforeBackward | None = None,
+    merge: Merger | None = None,
+    keep_outputs: bool = False,
+    loss_weight: float = 1.0,
+    shared_out: bool = False,
+) -> MicroBatchLossSink | BatchLossSink:
+    """Return the loss sink of a step, which receives the outputs of the last stage.
+
+    Raises:
+        LossError: the loss is computed once on the whole output, and the schedule begins backwards before it is
+            complete.
+    """
+    if loss.reduction is Reduction.BATCH:
+        check_forwards_first(schedule)
+        return BatchLossSink(loss, batch, scaler, merge, keep_outputs, loss_weight)
+    groups = stepped_together(schedule)
+    return MicroBatchLossSink(
+        loss, batch, scaler, before_backward, keep_outputs, groups, loss_weight, shared_out
+    )
+
+
+def check_forwards_first(schedule: Schedule) -> None:
+    """Check that a schedule allows a loss that is computed once on the output of all micro-batches.
+
+    Raises:
+        LossError: the last stage begins a backward before it has run all forwards, or there are replicas.
+    """
+    if not runs_forwards_first(schedule):
+        raise LossError(
+            "reduction='batch' computes the loss on the outputs of all micro-batches, and the plan's schedule has "
+            "replicas or begins backwards before: plan = pipepart.plan(profile, cluster, reduction='batch')"
+        )

@@ -58,11 +58,6 @@ class BatchLossSink(LossSink):
                 raise
         return roots
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the loss was computed."""
-        return self._value is not None
-
     def _compute(self) -> None:
         received = [self._received[index] for index in range(len(self._received))]
         output = gather(received, self._batch, self._merge)

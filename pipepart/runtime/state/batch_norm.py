@@ -7,17 +7,19 @@ the layers do not track statistics; a hook on each layer sums up its inputs. A r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...input_error import InputError
+from ...restoring import restoring
 from ..stage import Stage
+
+R = TypeVar("R")
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -45,29 +47,33 @@ class DeferredBatchNorm:
                 )
             self._norms += [(part, homes[0]) for part in own]
 
-    @contextmanager
-    def gathering(self) -> Iterator[None]:
-        """Around a step with forwards: if it succeeds, update the statistics of layers in training mode once."""
+    def gathering(self, run: Callable[[], R]) -> R:
+        """Call a function that runs forwards; if it succeeds, update the statistics of layers in training mode once."""
         sums = {
             norm: (_Sums(), stage)
             for norm, stage in self._norms
             if norm.training and norm.track_running_stats and norm.running_mean is not None
         }
         handles: list[RemovableHandle] = []
-        try:
+
+        def gathered() -> R:
             for norm, (own, stage) in sums.items():
                 hook = partial(own.add, stage)
                 handles.append(norm.register_forward_pre_hook(hook, with_kwargs=True))
                 norm.track_running_stats = False
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            return run()
+
+        def restore() -> None:
             for norm in sums:
                 norm.track_running_stats = True
+            for handle in handles:
+                handle.remove()
+
+        result = restoring(gathered, restore)
         for norm, (own, _) in sums.items():
             if own.count:
                 _update(norm, own)
+        return result
 
 
 class _Sums:

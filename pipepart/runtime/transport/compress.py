@@ -34,9 +34,9 @@ training in comparisons (Rudakov et al., 2024, arXiv:2401.07788).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -53,8 +53,7 @@ from ...planning import Plan
 from ...planning.compression import BLOCK, is_compressed, scale_type
 from .threads import Key, Transport
 
-# By sending and receiving stage: the sum of the squares of the values that were sent, and that of their errors.
-Errors = dict[tuple[int, int], tuple[Tensor | float, Tensor | float]]
+CompressedLinks = Mapping[tuple[int, int], CompressedType]  # by sending and receiving worker
 
 
 @dataclass(frozen=True)
@@ -75,27 +74,14 @@ class Encoded(NamedTuple):
     scales: Tensor | None
 
 
-class Compressed:
-    """The links between the workers of a pipeline that are compressed.
-
-    Args:
-        plan: has the links.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
-        names = [device.name for device in plan.workers]
-        pairs = ((a, b) for a in range(len(names)) for b in range(len(names)) if a != b)
-        links = {(a, b): plan.cluster.link_between(names[a], names[b]).compress for a, b in pairs}
-        self._types: Mapping[tuple[int, int], CompressedType] = {
-            pair: compress.dtype for pair, compress in links.items() if compress is not None
-        }
-
-    def transport(self, inner: Transport, schedule: Schedule, errors: Errors | None) -> Transport:
-        """Return the transport of one step; ``errors`` collects the rounding errors, if it is given."""
-        if not self._types:
-            return inner
-        return CompressingTransport(inner, schedule, self._types, self._homes, errors)
+def compressed_links(plan: Plan) -> CompressedLinks:
+    """Return the compressed links of a plan, by sending and receiving worker."""
+    names = [device.name for device in plan.workers]
+    links = {
+        (a, b): plan.cluster.link_between(names[a], names[b]).compress
+        for a, b in permutations(range(len(names)), 2)
+    }
+    return {pair: compress.dtype for pair, compress in links.items() if compress is not None}
 
 
 class CompressingTransport:
@@ -105,23 +91,16 @@ class CompressingTransport:
         inner: carries messages.
         schedule: of the step.
         types: of the compressed links, by sending and receiving worker.
-        homes: the device of each worker.
-        errors: collects the rounding errors; None to not measure them.
+        devices: of each stage.
     """
 
     def __init__(
-        self,
-        inner: Transport,
-        schedule: Schedule,
-        types: Mapping[tuple[int, int], CompressedType],
-        homes: list[torch.device],
-        errors: Errors | None,
+        self, inner: Transport, schedule: Schedule, types: CompressedLinks, devices: Sequence[torch.device]
     ) -> None:
         self._inner = inner
         self._worker_of = schedule.device_of
         self._types = types
-        self._homes = homes
-        self._errors = errors
+        self._devices = devices
         # By sending and receiving stage and place in the message; each used by the worker of the sender alone.
         self._residuals: dict[tuple[int, int, int], Tensor] = {}
 
@@ -137,7 +116,6 @@ class CompressingTransport:
                         leaves[place] = self._encoded_gradient(sender, receiver, place, leaf, to)
                     elif leaf.requires_grad:
                         leaves[place] = encode(leaf, to)
-                        self._note(sender, receiver, leaf, leaves[place])
             message = pytree.tree_unflatten(leaves, nest)
         self._inner.send(sender, receiver, key, message)
 
@@ -147,7 +125,7 @@ class CompressingTransport:
         if not isinstance(key[0], Kind) or self._type(_sender(key), receiver, key) is None:
             return message
         # Fewer bytes go to an accelerator before they are decoded; a process gets messages in the memory of its host.
-        message = graph_cut.move(message, self._homes[self._worker_of[receiver]])
+        message = graph_cut.move(message, self._devices[receiver])
         return pytree.tree_map(_restored, message, is_leaf=_is_encoded)
 
     def _type(self, sender: int, receiver: int, key: Key) -> CompressedType | None:
@@ -167,19 +145,7 @@ class CompressingTransport:
             whole = gradient + residual
         encoded = encode(whole, to)
         self._residuals[way] = whole - decode(encoded)
-        self._note(sender, receiver, gradient, encoded)
         return encoded
-
-    @torch.no_grad()
-    def _note(self, sender: int, receiver: int, tensor: Tensor, encoded: Encoded) -> None:
-        """Add up the error of a message, without waiting for the device."""
-        if self._errors is None:
-            return
-        square = partial(torch.sum, dtype=torch.float64)
-        found = square(tensor.detach().square()), square((decode(encoded).detach() - tensor).square())
-        if (before := self._errors.get((sender, receiver))) is not None:
-            found = before[0] + found[0], before[1] + found[1]
-        self._errors[sender, receiver] = found
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
-from ...workers.streams import Wait, has_streams, hold_for_caller, on_streams, recorded, sleeping_event, waits
+from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping_event, waits
 from .threads import Key, Transport
 
 Callers = Mapping[torch.device, torch.Stream]  # the caller's current streams, one an accelerator
@@ -125,10 +125,6 @@ class Streams:
             for stream in (*used, *copying, self._callers[device]):
                 if stream != caller and not stream.query():  # one that is done needs no wait
                     waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
-
-    def hold_for_caller(self, nest: Any) -> None:
-        """Hold tensors made by workers for the current streams of the calling thread, which uses them from now on."""
-        hold_for_caller(tensor for tensor in tensors(nest) if tensor.device in self._devices)
 
     @contextmanager
     def entered(self, worker: int) -> Iterator[None]:

@@ -69,7 +69,6 @@ class Table:
         complete: whether a whole step has run.
         events: what each worker of this rank sends and receives, in the order of its actions.
         placed: the messages of this rank in the one order of all ranks, if they are sent in that.
-        corrected: the stages of other ranks than the last stage's whose optimizers step within the step.
     """
 
     sent: dict[Key, Sent] = field(default_factory=dict)
@@ -77,7 +76,6 @@ class Table:
     complete: bool = False
     events: dict[int, list[Event]] = field(default_factory=dict)
     placed: list[Placed] | None = None
-    corrected: tuple[int, ...] | None = None
 
 
 class Links:

@@ -1,10 +1,7 @@
-"""Copies a mini-batch from pinned memory to accelerators, on a separate stream per device.
+"""Copies a mini-batch from pinned memory to accelerators, and waits until the caller may write that memory again.
 
-The copies for a step run while the devices still compute the step before::
-
-    copy stream        copy ──▶ event
-    caller's stream               └─▶ waits, as do the workers' streams, which wait for the caller's
-    caller's thread    queue the copies ──▶ queue the step ──▶ wait for the copies, and return
+The copies are queued on the caller's streams before the step, so the host does not wait for each of them. A step
+returns when its copies are done.
 """
 
 from __future__ import annotations
@@ -13,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from schedules import Kind, Schedule
 
-from ...autograd.own_copy import own_copy, tensors
-from ...workers.streams import Wait, has_streams, on_streams, sleeping_event, waits
+from ...autograd import graph_cut
+from ...autograd.own_copy import tensors
+from ...data.split import MicroBatches
+from ...workers.streams import Wait, has_streams, sleeping_event, waits
 
 
 class PinnedCopies:
@@ -32,19 +29,23 @@ class PinnedCopies:
 
     def __init__(self, homes: Sequence[torch.device], local: Sequence[int]) -> None:
         self._homes = {row: homes[row] for row in local if has_streams(homes[row])}
-        self._streams: dict[torch.device, torch.Stream] = {}
         self._events: list[torch.Event | torch.cuda.Event] = []
 
     def inputs(self, schedule: Schedule, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the inputs of the micro-batches, with copies in place of pinned tensors."""
         return self._copied(schedule, inputs, lambda stage: schedule.previous_stage(stage) is None)
 
-    def targets(self, schedule: Schedule, targets: Sequence[Any]) -> Sequence[Any]:
-        """Return the targets of the micro-batches, with copies in place of pinned tensors.
+    def with_targets(self, schedule: Schedule, batch: MicroBatches, at_once: bool) -> MicroBatches:
+        """Return a mini-batch with its targets on the devices of the loss, if they are in pinned memory.
 
-        A single target for several micro-batches is copied to the device of the last of them.
+        Args:
+            schedule: of the step.
+            batch: the mini-batch.
+            at_once: whether the loss is computed for the whole mini-batch at once, after the last micro-batch.
         """
-        return self._copied(schedule, targets, lambda stage: schedule.next_stage(stage) is None)
+        targets = [batch.target] if at_once else batch.targets
+        copied = list(self._copied(schedule, targets, lambda stage: schedule.next_stage(stage) is None))
+        return batch._replace(target=copied[0]) if at_once else batch._replace(targets=copied)
 
     def wait(self) -> None:
         """Wait until the caller may write its pinned memory again."""
@@ -55,8 +56,8 @@ class PinnedCopies:
     def _copied(
         self, schedule: Schedule, nests: Sequence[Any], reads: Callable[[int], bool]
     ) -> Sequence[Any]:
-        """Copy the pinned tensors of each nest to the device of the stage that reads it, if that is in this process."""
-        if not self._homes or not _any_pinned(nests):
+        """Copy each nest with pinned tensors to the device of the stage that reads it, if that is in this process."""
+        if not self._homes or not any(tensor.is_pinned() for nest in nests for tensor in tensors(nest)):
             return nests
         readers = {
             (action.micro_batch or 0) % len(nests): home
@@ -64,26 +65,9 @@ class PinnedCopies:
             for action in schedule.actions[row]
             if action.kind is Kind.F and reads(action.stage)
         }
-        for home in {*readers.values()} - self._streams.keys():
-            self._streams[home] = torch.Stream(home)
-        streams = {home: self._streams[home] for home in readers.values()}
         copied = list(nests)
         for place, home in readers.items():
-            pinned = [tensor for tensor in tensors(nests[place]) if tensor.is_pinned()]
-            with on_streams([streams[home]]):
-                moved = own_copy(pinned, lambda tensor, home=home: tensor.to(home, non_blocking=True))
-            by_id = {id(old): new for old, new in zip(pinned, moved, strict=True)}
-            copied[place] = pytree.tree_map_only(
-                Tensor, lambda tensor, by_id=by_id: by_id.get(id(tensor), tensor), nests[place]
-            )
-            for tensor in moved:  # it is allocated on the copy stream, and freed behind the step
-                waits.hold(Wait.HELD_FOR_STEP, tensor, torch.accelerator.current_stream(home))
-        for home, stream in streams.items():
-            self._events.append(event := sleeping_event(stream))
-            waits.wait(Wait.CALLER_BEHIND_PINNED, torch.accelerator.current_stream(home), event)
+            copied[place] = graph_cut.move(nests[place], home, wait=False)
+        for home in dict.fromkeys(readers.values()):
+            self._events.append(sleeping_event(torch.accelerator.current_stream(home)))
         return copied
-
-
-def _any_pinned(nest: Any) -> bool:
-    """Return True if any tensor of a nest is in pinned memory, from which copies do not hold up the host."""
-    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in pytree.tree_leaves(nest))

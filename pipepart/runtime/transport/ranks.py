@@ -40,7 +40,7 @@ _AHEAD_BYTES = 256 * 2**10
 _PARTS = 32  # tags of one message: the length of its form, the form, and its buffers
 _LARGEST_TAG = 2**31 - 1
 _HOST = torch.device("cpu")  # through its memory go messages of accelerators; a stage moves what it gets
-_KINDS = (Kind.F, Kind.B, Kind.OPT_STEP, Kind.REDUCE_GRAD)  # of keys; a shared parameter has its number
+_KINDS = (Kind.F, Kind.B, Kind.REDUCE_GRAD)  # of keys; a shared parameter has its number
 
 
 class RankTransport:
@@ -139,21 +139,6 @@ class RankTransport:
             form, buffers = (self._ordered or self._ahead[worker]).take(key)
         return unpack(form, buffers, self._recordings[key[2]])
 
-    @property
-    def corrected(self) -> tuple[int, ...]:
-        """The stages whose optimizers step with a factor that the rank of the last stage knows.
-
-        None with replicas, whose loss must be divided by what is known before the first backward.
-        """
-        if self._table.corrected is None:
-            last = self._rank_of(self._schedule.stages - 1)
-            actions = (action for row in self._schedule.actions for action in row)
-            steps = dict.fromkeys(action.stage for action in actions if action.kind is Kind.OPT_STEP)
-            away = tuple(stage for stage in steps if self._rank_of(stage) != last)
-            none = self._schedule.versions or self._schedule.replicas > 1
-            self._table.corrected = () if none else away
-        return self._table.corrected
-
     def end(self) -> None:
         """After the last action of a worker, on its thread."""
         if self._ordered is not None:
@@ -189,8 +174,6 @@ class RankTransport:
             return key[3]
         if kind is Kind.F:
             return stage - 1
-        if kind is Kind.OPT_STEP:
-            return self._schedule.stages - 1
         return stage + 1 if isinstance(kind, Kind) else self._follower(kind, stage)
 
     def _tag(self, key: Key, sender: int) -> int:

@@ -70,7 +70,7 @@ def cut(how: How, **options: Any) -> Pipeline:
 @on(2, How("zb-v", 2, 2, replicas=2), slow=True)
 @on(4, How("1f1b", 2, replicas=2, recompute="always"), slow=True)
 @on(4, How("zb-h1", 2, replicas=2, recompute="except-last"), slow=True)
-@on(4, How("gpipe", 1, replicas=4))
+@on(2, How("gpipe", 1, replicas=2))
 @on(2, How("1f1b", 2, replicas=2, tied=True, stage_optimizers=True))
 @on(4, How("1f1b", 2, replicas=2, caller=True, micro_batches=4), slow=True)
 @on(2, How("1f1b", 2, compress="bf16"), slow=True)
@@ -94,10 +94,9 @@ def in_a_chain(how: How) -> dict[str, Any]:
     batches = drawn_batches([12, 3, 12])
     for x, _ in batches:
         x.requires_grad_()
-    with pipe.trace() as trace:
-        optimizer, max_norm = (None, None) if how.stage_optimizers else (adam, 0.2)
-        found = trained(pipe, batches, optimizer, max_norm)
-    return {**found, "inputs": [x.grad for x, _ in batches], "errors": trace.compression_errors}
+    optimizer, max_norm = (None, None) if how.stage_optimizers else (adam, 0.2)
+    found = trained(pipe, batches, optimizer, max_norm)
+    return {**found, "inputs": [x.grad for x, _ in batches]}
 
 
 @on(2, "1f1b", 1, "never", slow=True)

@@ -62,8 +62,7 @@ def a_loss_of_the_whole_mini_batch() -> dict[str, Any]:
     return trained(pipe, drawn_batches([9, 8, 3]), max_norm=0.1)
 
 
-@on(3, "ignored", slow=True)
-@on(3, "known last")
+@on(3, "ignored")
 def optimizers_in_the_stages(loss: str) -> dict[str, Any]:
     with classify([1, 4], loss, micro_batches=4, optimizer=adam) as pipe:
         losses = [pipe.step(x, target=y) for x, y in labelled((12, 12, 3))]

@@ -143,16 +143,24 @@ def test_a_micro_batch_of_ignored_targets_has_zero_gradients():
         assert not parameter.grad.any()
 
 
-def test_a_split_along_another_dimension_has_the_divisors_of_its_calls():
+def test_a_split_along_another_dimension_takes_a_sum_and_a_count():
     model, y = network(), torch.randn(7, 5, 4).double()
     reference, x = plain.twin(model), torch.randn(7, 5, 6).double()
 
     def by_columns(pair: Any, parts: int) -> Any:
         return list(zip(pair[0].split([2, 3], 1), pair[1].split([2, 3], 1), strict=True))
 
-    made = cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=2)
+    def counted(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+        return functional.mse_loss(output, target, reduction="sum"), output.numel()
+
+    made = cut_by_hand(model, [1], loss_fn=counted, micro_batches=2)
     made.close()
-    with pipepart.Pipeline(model, made.plan, nn.MSELoss(), split=by_columns) as pipe:
+    with pipepart.Pipeline(model, made.plan, counted, split=by_columns) as pipe:
         loss = pipe.step(x, target=y)
+    with (
+        pipepart.Pipeline(network(), made.plan, nn.MSELoss(), split=by_columns) as pipe,
+        pytest.raises(LossError, match="not split along its samples"),
+    ):
+        pipe.step(x, target=y)
     plain.assert_near(loss, plain.whole_step(reference, x, y, nn.MSELoss()))
     plain.assert_close(plain.gradients(model), plain.gradients(reference))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pipepart
 from tests.pipeline.conformance.layers import Double
 from tests.support import plain
 from tests.support.chains import cut_by_hand
@@ -108,39 +107,6 @@ def test_sparse_gradients_stay_sparse():
     assert gradient.is_sparse
 
 
-def test_batch_norm_sees_each_micro_batch_once_and_nothing_else():
-    """From the first line on: profiling, planning and building run no forward of the user's layers."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    x, y = batch(12)
-    with pipepart.Pipeline.auto(model, x, target=y, loss_fn=LOSS, devices=2, micro_batches=4) as pipe:
-        assert pipe.plan.micro_batches == 4
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, LOSS, 4)
-    assert [model.get_buffer(f"{place}.num_batches_tracked").item() for place in (1, 3)] == [4, 4]
-    plain.assert_same(dict(model.named_buffers()), dict(reference.named_buffers()))
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_dropout_drops_the_same_wherever_the_model_is_cut(schedule):
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))
-    x, y = batch(12)
-
-    def train(borders: list[int], seed: int = 3) -> dict[str, Tensor | None]:
-        ours = plain.twin(model)
-        with cut_by_hand(ours, borders, loss_fn=LOSS, micro_batches=4, schedule=schedule) as pipe:
-            torch.manual_seed(seed)
-            pipe.step(x, target=y)
-        return plain.gradients(ours)
-
-    whole = train([])
-    for borders in ([1], [2], [1, 2, 3, 4]):
-        plain.assert_same(train(borders), whole)
-    with pytest.raises(AssertionError):
-        plain.assert_same(train([2], seed=4), whole)
-
-
 @each_kind
 def test_gradients_that_the_caller_has_changed(strict):
     """They are the host's when the next step adds to them."""
@@ -191,23 +157,6 @@ def test_a_model_that_is_cut_again_and_again(strict):
                 assert pipe.memory()["virtual:0"].by_category["parameters"] > 0
         plain.micro_batched_step(reference, x, y, loss_fn, 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_several_pipelines_in_turn_keep_apart():
-    models = [network() for _ in range(3)]
-    references = [plain.twin(model) for model in models]
-    pipes = [
-        cut_by_hand(model, borders, loss_fn=LOSS)
-        for model, borders in zip(models, ([1], [2], [1, 2]), strict=True)
-    ]
-    for _ in range(2):
-        for pipe, reference in zip(pipes, references, strict=True):
-            x, y = batch(7)
-            pipe.step(x, target=y)
-            plain.micro_batched_step(reference, x, y, LOSS, 3)
-    for pipe, model, reference in zip(pipes, models, references, strict=True):
-        pipe.close()
-        plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 @each_kind

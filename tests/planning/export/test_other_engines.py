@@ -91,7 +91,9 @@ def test_megatron_ties_the_embedding_and_the_head_itself() -> None:
 
 def test_megatron_cannot_cut_within_the_head(profile: Profile) -> None:
     plan = planned(profile, cut_before=["output"])
-    with pytest.raises(ValueError, match=r"'norm' of the head is in stage 0.*pin=\{'norm': 1, 'output': 1\}"):
+    with pytest.raises(
+        ValueError, match=r"'norm' of the head is not in stage 1.*pin=\{'norm': 1, 'output': 1\}"
+    ):
         plan.export("megatron")
 
 
@@ -205,8 +207,8 @@ def test_values_that_are_used_far_behind_are_named() -> None:
         plan.export("torch-pipelining")
     for engine in ("torchtitan", "megatron", "deepspeed"):
         exported = plan.export(engine)
-        assert any(note.endswith(says) for note in exported.notes)
-        assert "tok_embeddings" in "".join(exported.files.values())
+        text = " ".join("".join(exported.files.values()).replace("#", "").split())
+        assert says in text
 
 
 @pytest.mark.parametrize("engine", ["torchtitan", "megatron", "deepspeed"])

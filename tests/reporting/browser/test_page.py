@@ -101,7 +101,7 @@ def test_hostile_names_stay_text(opened: Opened, traced: Trace):
         for stage in made.stages
     )
     profile = made.profile.model_copy(update={"layers": layers, "model": _HOSTILE})
-    update = {"profile": profile, "stages": stages, "fingerprint": profile.fingerprint}
+    update = {"profile": profile, "stages": stages}
     named = Plan.model_validate(made.model_copy(update=update).model_dump())
     report = opened(Trace(named, traced.steps))
     assert _HOSTILE in report.page.locator("#layers tbody th").first.inner_text()

@@ -1,1 +1,0 @@
-"""Exact search over the downsets of a graph."""

@@ -1,0 +1,305 @@
+"""Rules: which torch functions act on each sample alone, and which dimension of their result holds the samples.
+
+A tensor of a micro-batch is followed as long as that of the mini-batch would be the concatenation of those of the
+micro-batches along one dimension, :attr:`Rows.dim`. That dimension shows in the shapes for both numbers of samples. The
+functions in ``RULES`` keep the samples apart under the conditions that their rules check. All others may mix samples.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..autograd.own_copy import tensors
+from .tape import Call, Ref, names
+from .whole import repeated
+
+
+class Rows(NamedTuple):
+    """Layout of a tensor that holds samples.
+
+    Attributes:
+        dim: the dimension along which those of the micro-batches make up that of the mini-batch.
+        regular: whether its extent along ``dim`` is in proportion to the number of samples.
+    """
+
+    dim: int
+    regular: bool
+
+
+class Lost(NamedTuple):
+    """A tensor that cannot be traced back to samples, with the reason."""
+
+    reason: str
+
+
+class Positions(NamedTuple):
+    """Marks a tensor of sample indices 0, 1, ..., which loss functions use to pick values of each sample."""
+
+
+class LostError(Exception):
+    """A function mixes samples, or is not known to keep them apart."""
+
+
+class Operation:
+    """A call together with what is known of its arguments.
+
+    Attributes:
+        call: the call.
+        states: of its leaves; None for constants and for what is no tensor.
+        values: its leaves, with the tensors themselves.
+        results: the tensors that it returned.
+        scaled: positions of leaves that are numbers in proportion to the number of samples.
+        is_written: whether a constant among the leaves was written after the call.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        states: list[Any],
+        values: list[Any],
+        results: list[Tensor],
+        wholes: dict[int, Tensor],
+        numbers: list[Any],
+        scaled: list[int],
+        is_written: bool,
+    ) -> None:
+        self.call, self.name, self.argument = call, call.name, call.argument
+        self.states, self.values, self.results, self.scaled = states, values, results, scaled
+        self._wholes, self._numbers, self.is_written = wholes, numbers, is_written
+
+    @property
+    def operands(self) -> list[tuple[Tensor, Rows | None]]:
+        """The tensor arguments. Constants have no rows."""
+        pairs = zip(self.values, self.states, strict=True)
+        return [
+            (value, state if isinstance(state, Rows) else None)
+            for value, state in pairs
+            if isinstance(value, Tensor)
+        ]
+
+    @property
+    def rows(self) -> tuple[Tensor, Rows]:
+        """The first operand with samples."""
+        return next((tensor, rows) for tensor, rows in self.operands if rows)
+
+    @property
+    def regular(self) -> bool:
+        """Whether all operands with samples are regular."""
+        return all(rows.regular for _, rows in self.operands if rows)
+
+    @cached_property
+    def wholes(self) -> list[Tensor]:
+        """The results of the call for the mini-batch, without data.
+
+        Raises:
+            LostError: the call does not work for that number of samples.
+        """
+        try:
+            made = repeated(self.call, self._wholes, self._numbers, self.results)
+        except Exception as error:
+            raise LostError(
+                "does not take any number of samples, or needs values to know its shape: write -1 for the number of "
+                "samples, and num_classes for one_hot"
+            ) from error
+        return list(tensors(made))
+
+    @property
+    def whole_shapes(self) -> list[torch.Size]:
+        """The shapes of the tensor arguments for the mini-batch."""
+        return [
+            self._wholes[leaf.number].shape if isinstance(leaf, Ref) else leaf.shape
+            for leaf in self.call.leaves
+            if isinstance(leaf, Ref | Tensor)
+        ]
+
+    def state_of(self, leaf: Any) -> Any:
+        """Return the state of one of the arguments."""
+        return next(
+            (state for one, state in zip(self.call.leaves, self.states, strict=True) if one is leaf), None
+        )
+
+    def value_of(self, leaf: Any) -> Any:
+        """Return one of the arguments itself."""
+        return next(
+            (value for one, value in zip(self.call.leaves, self.values, strict=True) if one is leaf), leaf
+        )
+
+    def single(self) -> tuple[Tensor, Rows]:
+        """Return the first operand, which must be the only one with samples."""
+        (tensor, rows), *others = self.operands
+        if rows is None or any(other for _, other in others):
+            raise LostError("takes samples where constants are expected")
+        return tensor, rows
+
+    def layout(self) -> list[int]:
+        """Return the dimension of the samples in each result.
+
+        Raises:
+            LostError: no dimension or several grow with the number of samples.
+        """
+        if len(self.wholes) != len(self.results):
+            raise LostError("gives as many tensors as there are samples")
+        found = []
+        for part, whole in zip(self.results, self.wholes, strict=True):
+            same = part.dim() == whole.dim()
+            dims = [dim for dim in range(part.dim()) if part.shape[dim] != whole.shape[dim]] if same else []
+            if len(dims) > 1:
+                raise LostError("pairs samples with other samples")
+            if not dims:
+                raise LostError("works across samples, or takes some of them")
+            found += dims
+        return found
+
+
+def kept(operation: Operation) -> list[Rows]:
+    """Rule for functions that keep all samples in their order: elementwise functions with broadcasting, and views."""
+    dims = operation.layout()
+    pairs = zip(operation.operands, operation.whole_shapes, strict=True)
+    extents = next((tensor.shape[rows.dim], shape[rows.dim]) for (tensor, rows), shape in pairs if rows)
+    for dim, part, whole in zip(dims, operation.results, operation.wholes, strict=True):
+        if (part.shape[dim], whole.shape[dim]) != extents:
+            raise LostError("takes some samples and leaves others, or pairs them")
+    return [Rows(dim, operation.regular) for dim in dims]
+
+
+def _along(position: int, default: int | None = None) -> Callable[[Operation], list[Rows]]:
+    """A function that works along dimensions which it names, none of them that of samples."""
+
+    def rule(operation: Operation) -> list[Rows]:
+        tensor, rows = operation.rows
+        dims = max(operand.dim() for operand, _ in operation.operands)
+        named = operation.argument(position, "dim", "axis", default=default)
+        if isinstance(named, bool) or not isinstance(named, int | tuple | list):
+            raise LostError("works across samples")
+        along = {operator.index(one) % dims for one in ([named] if isinstance(named, int) else named)}
+        if not along or dims - tensor.dim() + rows.dim in along:
+            raise LostError("works across samples")
+        return kept(operation)
+
+    return rule
+
+
+def _reshaped(operation: Operation) -> list[Rows]:
+    """A reshape that leaves the elements of samples in their order."""
+    _, rows = operation.operands[0]
+    if rows is None or rows.dim or operation.layout() != [0]:
+        raise LostError("may put several samples into one row: write -1 for the first size")
+    return [Rows(0, operation.regular)]
+
+
+def _indexed(operation: Operation) -> list[Rows]:
+    """Slices of dimensions other than that of the samples, a mask over samples, or some values of each sample."""
+    leaf, index = operation.call.args
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(part, Ref | Tensor | list) for part in parts):
+        return kept(operation)
+    state = operation.state_of(leaf)
+    if not isinstance(state, Rows) or state.dim:
+        raise LostError("picks samples by an index")
+    tensor, values = operation.value_of(leaf), [operation.value_of(part) for part in parts]
+    if isinstance(operation.state_of(parts[0]), Positions):
+        columns = zip(parts[1:], values[1:], strict=True)
+        fits = all(
+            isinstance(value, int)
+            or (isinstance(value, Tensor) and value.dim() == 1 and isinstance(operation.state_of(part), Rows))
+            for part, value in columns
+        )
+        if fits and len(values[0]) == len(tensor):
+            return kept(operation)
+    elif len(parts) == 1 and isinstance(values[0], Tensor) and values[0].dtype is torch.bool:
+        return _masked(operation)
+    raise LostError("picks samples by an index: use a mask")
+
+
+def _masked(operation: Operation) -> list[Rows]:
+    """What a mask picks from each sample, one sample after the other."""
+    (tensor, rows), (mask, of_mask) = operation.operands
+    dims = mask.dim() if operation.name == "__getitem__" else tensor.dim()
+    if not (rows and of_mask) or rows.dim or of_mask.dim or tensor.shape[:dims] != mask.shape:
+        raise LostError("picks samples by an index")
+    return [Rows(0, False)]
+
+
+def _numbered(operation: Operation) -> Positions:
+    """The numbers of the samples."""
+    if operation.single()[1].dim:
+        raise LostError("is not known to give the same for every micro-batch")
+    return Positions()
+
+
+def _gathered(operation: Operation) -> list[Rows]:
+    """Values of each sample at places that are given for that sample."""
+    (tensor, rows), (index, of_index) = operation.operands[:2]
+    dim = operation.argument(1 if operation.name == "gather" else 2, "dim")
+    if rows is None or of_index is None or not isinstance(dim, int) or tensor.dim() != index.dim():
+        raise LostError("picks by places that are not given for each sample")
+    same = rows.dim == of_index.dim and tensor.shape[rows.dim] == index.shape[rows.dim]
+    if not same or dim % tensor.dim() == rows.dim:
+        raise LostError("picks values of other samples")
+    return kept(operation)
+
+
+def _chunked(operation: Operation) -> list[Rows]:
+    """Pieces along a dimension other than that of the samples."""
+    tensor, rows = operation.single()
+    if operation.argument(2, "dim", default=0) % tensor.dim() == rows.dim:
+        raise LostError("takes some samples and leaves others")
+    return kept(operation)
+
+
+def _spatial(operation: Operation) -> list[Rows]:
+    """A function that works along the last dimensions of ``[samples, channels, ...]``."""
+    tensor, rows = operation.single()
+    if rows.dim or tensor.dim() < 3 or operation.results[0].dim() != tensor.dim():
+        raise LostError("works across samples")
+    return kept(operation)
+
+
+def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] | Positions]]]:
+    yield ELEMENTWISE, kept
+    yield (
+        names("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
+        kept,
+    )
+    yield names("pad one_hot"), kept
+    yield names("split chunk"), _chunked
+    yield (
+        names(
+            "softmax log_softmax logsumexp sum mean amax amin max min argmax argmin all any cumsum cumprod std var"
+        ),
+        _along(1),
+    )
+    yield names("norm"), _along(2)
+    yield names("normalize cosine_similarity"), _along(2, 1)
+    yield names("view reshape flatten unflatten view_as reshape_as"), _reshaped
+    yield names("__getitem__"), _indexed
+    yield names("positions"), _numbered
+    yield names("gather take_along_dim"), _gathered
+    yield names("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
+    yield names("masked_select"), _masked
+
+
+ELEMENTWISE = names(
+    "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power sin "
+    "cos tan atan atan2 sinh cosh tanh sigmoid logit logsigmoid softplus softsign relu relu6 leaky_relu elu "
+    "selu gelu silu mish hardtanh erf xlogy clamp clip clamp_min clamp_max maximum minimum add sub subtract "
+    "rsub mul multiply div divide true_divide floor_divide remainder reciprocal round floor ceil eq ne lt le "
+    "gt ge less greater less_equal greater_equal not_equal logical_and logical_or logical_xor logical_not "
+    "bitwise_and bitwise_or bitwise_not isnan isinf isfinite nan_to_num where masked_fill lerp logaddexp hypot "
+    "float double half bfloat16 long int bool type to type_as cpu cuda clone contiguous detach zeros_like ones_like "
+    "full_like expand_as __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __invert__ __rsub__ "
+    "__rdiv__ __rpow__ __radd__ __rmul__ __truediv__ __rtruediv__ __pow__"
+)
+RULES = {name: rule for group, rule in _rules() for name in group}
+FILLS = names("zeros ones full new_zeros new_ones new_full expand")
+"""Functions that give the same for each sample."""
+ALIKE = RULES.keys() | FILLS | names("tensor as_tensor arange linspace eye tril triu __setitem__")
+"""Functions whose result is the same for every micro-batch if their arguments are."""
+TAKES_SIZES = FILLS | names("view reshape unflatten arange")
+"""Functions that may take a number of samples."""

@@ -1,0 +1,143 @@
+"""Repeats the calls of a loss for the number of samples of the whole mini-batch, on tensors without data.
+
+A tensor of a micro-batch of 2 samples is ``[2, 5]``, and the same call gives ``[8, 5]`` for a mini-batch of 8:
+dimension 0 holds the samples. A loss that reads sizes is called as a whole in this way. A number that it computes from
+them is seen by its value, 2 in one call and 8 in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..autograd.own_copy import tensors
+from ..capture import restored
+from .buffers import call_with_buffers
+from .tape import SIZES, Call, Ref, Tape, mapped, names
+
+_MOVES = names("to cpu cuda type_as")
+
+
+def call_whole(
+    tape: Tape,
+    given: Collection[int],
+    function: Callable[..., Any],
+    values: tuple[Any, ...],
+    buffers: dict[str, tuple[Tensor, Tensor]],
+    wholes: Mapping[int, Tensor],
+) -> tuple[Tape, int | None]:
+    """Call a loss on tensors of the size of the mini-batch. What it changes in a loss module is put back.
+
+    Args:
+        tape: of a micro-batch.
+        given: the numbers of the tensors of the batch.
+        function, values: the loss, and its arguments in the micro-batch.
+        buffers: as for :func:`~.buffers.call_with_buffers`.
+        wholes: the tensors of the mini-batch, by number.
+
+    Returns:
+        The tape of the call, and the number of the loss; None if the call does not end in one.
+    """
+    whole, replaced = WholeTape(tape), {id(tape.value(number)): wholes[number] for number in given}
+    for number in given:
+        whole.give(wholes[number])
+    values = pytree.tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), values)
+    try:
+        with (
+            restored(function) if isinstance(function, nn.Module) else nullcontext(),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+            whole,
+        ):
+            loss = call_with_buffers(function, values, buffers)
+    except (_OtherCallError, Exception):  # what it calls may not work without data
+        return whole, None
+    found = whole.number_of(loss) if isinstance(loss, Tensor) else None
+    return whole, found if isinstance(found, int) else None
+
+
+class WholeTape(Tape):
+    """Records a call of a loss on tensors of the size of the mini-batch, which must make the same calls.
+
+    Args:
+        part: the tape of a micro-batch.
+    """
+
+    def __init__(self, part: Tape) -> None:
+        super().__init__(part.originals)
+        self._part = part
+        self._copies: dict[int, Tensor] = {}
+
+    def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        place = len(self.calls)
+        part = self._part.calls[place] if place < len(self._part.calls) else None
+        if part is None or part.name != call.name or len(part.leaves) != len(call.leaves):
+            raise _OtherCallError
+        if call.name in SIZES:
+            return call.function(*args, **kwargs)
+        if not part.numbers:  # it reads a value, which there is none of here
+            return part.answer
+        results = [self._part.value(number) for number in part.numbers]
+        return on_meta(call, mapped(args, self._without_data), mapped(kwargs, self._without_data), results)
+
+    def _without_data(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.is_meta:
+            return leaf
+        self._held.append(leaf)
+        return self._copies.setdefault(id(leaf), leaf.detach().to("meta"))
+
+
+class _OtherCallError(BaseException):
+    """The loss makes another call than for a micro-batch."""
+
+
+def on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Tensor]) -> Any:
+    """Repeat a call on tensors without data. A mask picks all elements.
+
+    Args:
+        call: the call.
+        args, kwargs: its arguments, with tensors on the meta device.
+        results: of the call in a micro-batch.
+    """
+    if call.name in _MOVES:
+        return args[0].to(dtype=results[0].dtype)
+    if call.name in ("__getitem__", "masked_select") and isinstance(args[1], Tensor):
+        tensor, index = args
+        if index.dtype is torch.bool:
+            return tensor.new_empty((index.numel(), *tensor.shape[index.dim() :]))
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": "meta"}
+    made = call.function(*args, **kwargs)
+    if call.name == "__setitem__" or all(tensor.is_meta for tensor in tensors(made)):
+        return made
+    return mapped(made, lambda leaf: leaf.to("meta"))
+
+
+def repeated(
+    call: Call, wholes: Mapping[int, Tensor], leaves: Sequence[Any], results: Sequence[Tensor]
+) -> Any:
+    """Repeat a call of a micro-batch for the mini-batch.
+
+    Args:
+        call, results: of the micro-batch.
+        wholes: the tensors of the mini-batch, by number.
+        leaves: the arguments for the mini-batch, in a row.
+    """
+    rest = iter(leaves)
+
+    def filled(_: Any) -> Any:
+        leaf = next(rest)
+        leaf = wholes[leaf.number] if isinstance(leaf, Ref) else leaf
+        return (
+            torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) and not leaf.is_meta else leaf
+        )
+
+    with torch.no_grad():
+        args, kwargs = call.filled(filled)
+        made = on_meta(call, args, kwargs, results)
+    return args[0] if call.name == "__setitem__" else made

@@ -1,1 +1,0 @@
-"""Estimates the costs of layers without running kernels: bytes on the meta device, seconds from a roofline."""
