@@ -58,7 +58,7 @@ def test_a_trace_adds_the_measured_step_and_the_actions_against_the_prediction(t
 
 
 def test_the_memory_has_the_measured_peaks(two_stages: Plan):
-    trace = Trace(two_stages, [two_stages.simulate()], memory=True)
+    trace = Trace(two_stages, [two_stages.simulate()])
     trace.memory_bytes = {device.name: 3 * 2**20 for device in two_stages.workers}
     assert trace.to_html().count("measured peak 3.0 MiB") == 2
     assert "measured peak" not in two_stages.to_html()
