@@ -9,7 +9,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
-from pipepart.cli.schemas import write_schemas  # noqa: E402
 
 project = "pipepart"
 author = "pipepart contributors"
@@ -44,9 +43,6 @@ _header += "# The remainder of this file is compressed using zlib.\n"
 _names = (HERE / "torch_names.txt").read_text(encoding="utf-8")
 _inventory.write_bytes(_header.encode() + zlib.compress(_names.encode()))
 intersphinx_mapping = {"torch": ("https://docs.pytorch.org/docs/stable/", str(_inventory))}
-
-# The schemas of what commands print, for the links of json.md.
-write_schemas(HERE / "_build" / "schemas")
 
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]

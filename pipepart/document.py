@@ -24,7 +24,10 @@ class Value(BaseModel):
 
 
 class Document(Value):
-    """A value that can be saved in a file."""
+    """A value that can be saved in a file.
+
+    Those that :meth:`load` reads back have a field ``kind``, by which it refuses files of another kind.
+    """
 
     version: int = Field(default=FORMAT_VERSION, ge=FORMAT_VERSION, le=FORMAT_VERSION)
 
@@ -49,6 +52,9 @@ class Document(Value):
         try:
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
+            kinds = [fault["input"] for fault in error.errors() if fault["loc"] == ("kind",)]
+            if kinds:
+                raise InputError(f"{path} is a {kinds[0]}, not a {cls.__name__.lower()}") from None
             versions = [fault["input"] for fault in error.errors() if fault["loc"] == ("version",)]
             if versions and isinstance(versions[0], int):
                 raise InputError(

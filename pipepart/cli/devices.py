@@ -19,15 +19,12 @@ def make_cluster(
     cluster: Path | None = None,
     described: Sequence[str] = (),
     bandwidth: str | None = None,
-    host_link: str | None = None,
-    memory: str | None = None,
-    more_devices: int | None = None,
 ) -> Cluster:
     """Make the cluster from the options of these names; ``described`` are those of ``--device``.
 
     Raises:
-        UsageError: not exactly one of the first three is given, or an option does not go with it.
-        ValueError: a size, speed or bandwidth cannot be parsed.
+        UsageError: not exactly one of the first three is given, or ``bandwidth`` does not go with it.
+        InputError: a size, speed or bandwidth cannot be parsed.
     """
     if sum(map(bool, (devices, cluster, described))) != 1:
         raise UsageError(
@@ -35,15 +32,16 @@ def make_cluster(
         )
     if bandwidth is not None and not described:
         raise UsageError(f"--bandwidth {bandwidth!r} goes with devices described by --device")
-    if host_link is not None and not described:
-        raise UsageError(f"--host-link {host_link!r} goes with devices described by --device")
     if described:
-        found = Cluster.parse(list(described), link=bandwidth, host_link=host_link)
-    else:
-        found = read(Cluster, cluster) if cluster else _named(devices or "")
-    if more_devices is not None:
-        found = found.with_more(more_devices)
-    return found if memory is None else found.with_memory(memory)
+        return Cluster.parse(list(described), link=bandwidth)
+    if cluster:
+        return read(Cluster, cluster)
+    text = devices or ""
+    if text.isdecimal():
+        return as_cluster(int(text))
+    if text.lstrip("-").isdecimal():
+        raise UsageError(f"--devices {text!r}: {_FORMS}")
+    return as_cluster([torch_device("--devices", name, _FORMS) for name in text.split(",")])
 
 
 def torch_device(option: str, text: str, forms: str = "give one as cpu or cuda:0") -> torch.device:
@@ -59,11 +57,3 @@ def torch_device(option: str, text: str, forms: str = "give one as cpu or cuda:0
         reason = str(error).partition("\n")[0]
         raise UsageError(f"{option} {text!r}: torch has no such device here: {forms} ({reason})") from None
     return device
-
-
-def _named(text: str) -> Cluster:
-    if text.isdecimal():
-        return as_cluster(int(text))
-    if text.lstrip("-").isdecimal():
-        raise UsageError(f"--devices {text!r}: {_FORMS}")
-    return as_cluster([torch_device("--devices", name, _FORMS) for name in text.split(",")])

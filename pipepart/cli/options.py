@@ -1,34 +1,27 @@
-"""Command-line options shared by several commands, and parsers of option values.
+"""Options of the command line that several commands share, and parsers of option values.
 
 It imports nothing heavy, so that a wrong value is reported at once.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from ..input_error import InputError
-from ..units import parse_bandwidth, parse_bytes
 from ..whole_file import is_stream
 
 # Equal to schedules.names(), which would import numpy; a test compares the two.
-SCHEDULE_LIST = (
-    "1f1b, chimera, dualpipe-v, eager-1f1b, gpipe, hanayo, interleaved-1f1b, interleaved-zb, looped-bfs, pipedream, "
-    "pipedream-2bw, sequential, v-half, v-min, zb-h1, zb-h2, zb-v"
-)
-SCHEDULES = SCHEDULE_LIST.split(", ")
-REQUESTED_SCHEDULES = (*SCHEDULES, "auto", "search")
+ScheduleName = Literal[
+    "1f1b", "chimera", "dualpipe-v", "eager-1f1b", "gpipe", "hanayo", "interleaved-1f1b", "interleaved-zb",
+    "looped-bfs", "pipedream", "pipedream-2bw", "sequential", "v-half", "v-min", "zb-h1", "zb-h2", "zb-v",
+]  # fmt: skip
+SCHEDULE_LIST = ", ".join(get_args(ScheduleName))
 # Equal to the engines of plan.export; a test compares the two.
-ENGINES = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
-_MOST_SECONDS = 1e6  # of one action
-FLOATS = ("float32", "float64", "float16", "bfloat16")
-RECOMPUTE = ("never", "except-last", "always")
-REDUCTIONS = ("mean", "sum", "batch")
+Engine = Literal["torch-pipelining", "torchtitan", "megatron", "deepspeed"]
+RecomputeMode = Literal["never", "except-last", "always"]
 
 
 def counts(text: str) -> list[int]:
@@ -52,102 +45,24 @@ def count_or_auto(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def costs(text: str) -> list[float]:
-    """Parse one number for all stages, or one per stage with commas between them."""
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r}: give one number for all stages, or one per stage as in 1,2,1"
-        ) from None
-    if not all(0 <= number <= _MOST_SECONDS for number in numbers):
-        raise typer.BadParameter(f"{text!r}: costs are seconds from 0 to {_MOST_SECONDS:g}")
-    return numbers
-
-
-def size(text: str) -> str:
-    """Check that a text is one size, or several with commas between them, and return it."""
-    return _checked(text, text.split(","), parse_bytes)
-
-
-def rate(text: str) -> str:
-    """Check that a text is a bandwidth, and return it."""
-    return _checked(text, [text], parse_bandwidth)
-
-
-def described(text: str) -> str:
-    """Check the memory of a described device, ``MEMORY[@SPEED]``, and return the text."""
-    return _checked(text, [text.partition("@")[0]], parse_bytes)
-
-
-def _checked(text: str, parts: Sequence[str], parse: Callable[[str], object]) -> str:
-    try:
-        for part in parts:
-            parse(part)
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
+def names(text: str) -> list[str]:
+    """Parse names with commas between them."""
+    return [name.strip() for name in text.split(",")]
 
 
 def _json_file(text: str) -> Path:
     path = Path(text)
     if path.suffix != ".json" and not is_stream(path):
-        raise typer.BadParameter(
-            f"cannot save JSON in {text!r}: its name must end in .json, by which commands know it"
-        )
+        raise typer.BadParameter(f"cannot save JSON in {text!r}: its name must end in .json")
     return path
-
-
-def choice(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of the given words, in capitals too."""
-
-    def parse(text: str) -> str:
-        if text.lower() in choices:
-            return text.lower()
-        near = difflib.get_close_matches(text.lower(), choices)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(choices)}"
-        raise typer.BadParameter(f"{text!r}: {hint}")
-
-    return parse
-
-
-def _pin(text: str) -> tuple[str, int]:
-    layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal():
-        raise typer.BadParameter(f"{text!r}: give a layer and its stage, as in --pin encoder.0=1")
-    return layer, int(stage)
-
-
-def _compress(text: str) -> tuple[str, str]:
-    tier, equals, dtype = text.rpartition("=")
-    return choice("link", "network")(tier) if equals else "", choice("bf16", "int8")(dtype)
-
-
-def _layer_group(text: str) -> list[str]:
-    layers = [layer.strip() for layer in text.split(",")]
-    if len(layers) < 2 or not all(layers):
-        raise typer.BadParameter(f"{text!r}: give layers with commas between them, as in --colocate 3,4")
-    return layers
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def completing(*choices: str) -> Callable[[str], list[str]]:
-    """Return a shell completion function for these choices."""
-    return lambda incomplete: [each for each in choices if each.startswith(incomplete)]
 
 
 def option(
     metavar: str,
     help_text: str,
-    parser: Callable[[str], Any] | None = None,
-    *,
-    names: Sequence[str] = (),
+    *declarations: str,
     group: str | None = None,
-    words: Sequence[str] = (),
-    show_default: bool = False,
+    parser: Callable[[str], Any] | None = None,
     **more: Any,
 ) -> Any:
     """Declare an option that takes a value.
@@ -155,22 +70,19 @@ def option(
     Args:
         metavar: stands for the value in ``--help``.
         help_text: its line there.
-        parser: makes the value of its text; raises ``typer.BadParameter``.
-        names: as in ``("--output", "-o")``; by default that of the parameter.
+        declarations: as in ``"--output", "-o"``; by default that of the parameter.
         group: its section in ``--help``.
-        words: the only values, in place of a parser; shells complete them.
-        show_default: whether ``--help`` has the default.
+        parser: makes the value of its text; raises ``typer.BadParameter``.
         more: keywords of ``typer.Option``.
     """
     return typer.Option(
-        *names,
-        parser=choice(*words) if words else parser,
+        *declarations,
+        parser=parser,
         metavar=metavar,
         help=help_text,
-        show_default=show_default,
         rich_help_panel=group,
-        autocompletion=completing(*words) if words else None,
-        **more,
+        case_sensitive=False,
+        **{"show_default": False, **more},
     )
 
 
@@ -178,21 +90,82 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", show_default=False, help="path/to/file.py:factory or module:factory."),
 ]
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", show_default=False, help="A saved plan; it may have been edited.")
+]
+PlanOption = Annotated[
+    Path | None, option("FILE", "Run this saved plan; its devices, cut and schedule are fixed.")
+]
+Devices = Annotated[
+    str | None,
+    option("N|NAMES", "Number of accelerators, or of virtual CPU devices; or names as in cuda:0,cuda:1."),
+]
+Cluster = Annotated[
+    Path | None,
+    option("FILE", "The devices, as `pipepart cluster -o` saves them.", "--cluster", group="Devices"),
+]
+Described = Annotated[
+    list[str] | None,
+    option(
+        "MEMORY[@SPEED]",
+        "A device that is not at hand; repeatable. 24GiB, or 16GiB@0.6 if slower than the one profiled.",
+        "--device",
+        group="Devices",
+    ),
+]
+Bandwidth = Annotated[
+    str | None, option("RATE", "Between devices given by --device: 12GB/s.", group="Devices")
+]
+Schedule = Annotated[
+    Literal[ScheduleName, "auto", "search"] | None,
+    option(
+        "NAME",
+        f"auto for the best of several, search for an order made for these stages, or one of {SCHEDULE_LIST}.",
+        show_default=True,
+    ),
+]
+MicroBatches = Annotated[
+    Any,
+    option(
+        "N",
+        "Parts of a mini-batch; auto for the best number profiled.",
+        parser=count_or_auto,
+        show_default=True,
+    ),
+]
+Recompute = Annotated[
+    Literal[RecomputeMode, "auto"] | None,
+    option(
+        "MODE",
+        "Activation checkpointing: auto for stages that would not fit; or never, except-last (all micro-batches but "
+        "the last) or always, for all stages.",
+        show_default=True,
+    ),
+]
+Reduction = Annotated[
+    Literal["mean", "sum", "batch"] | None,
+    option(
+        "NAME",
+        "How the loss reduces over samples, if it does not say: mean, sum, or batch for any loss of the whole "
+        "mini-batch.",
+        group="Schedule",
+    ),
+]
+SearchSeconds = Annotated[
+    float | None,
+    option(
+        "SECONDS",
+        "Time to search for; 10 if not given, or part of a second for a small model.",
+        min=0.01,
+        group="Schedule",
+    ),
+]
 Sample = Annotated[
     str | None,
     option(
         "SHAPE[:DTYPE[:BOUND]]",
         "Make up a sample: 32x3x16x16, or 8x128:int64:50257 for tokens. The first number is the batch size.",
-        names=("--input",),
-        group="Profiling",
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    option(
-        "NAME",
-        f"Cast the model and floating point samples to this precision: {', '.join(FLOATS)}.",
-        words=FLOATS,
+        "--input",
         group="Profiling",
     ),
 ]
@@ -200,25 +173,18 @@ Layers = Annotated[
     Any,
     option(
         "NAME[,NAME..]",
-        "Modules that become layers, with those beside them, in place of the model's blocks; '' for the whole model.",
-        _names,
+        "Modules to keep whole as layers, in place of the model's blocks; '' for the whole model.",
         group="Profiling",
-    ),
-]
-Devices = Annotated[
-    str | None,
-    option(
-        "N|NAMES",
-        "Number of accelerators, or of virtual CPU devices; or torch devices as in cuda:0,cuda:1.",
+        parser=names,
     ),
 ]
 Optimizer = Annotated[
     str,
     option(
         "NAME",
-        "Whose state memory figures include: sgd, momentum, adam or adamw.",
-        show_default=True,
+        "Optimizer whose state counts as memory: sgd, momentum, adam or adamw.",
         group="Profiling",
+        show_default=True,
     ),
 ]
 Threads = Annotated[
@@ -234,81 +200,27 @@ TimeBudget = Annotated[
         group="Profiling",
     ),
 ]
-Measure = Annotated[
-    bool,
-    typer.Option(
-        "--measure/--no-measure",
-        help="Run the layers to time them; or estimate times, also for a model on the meta device.",
-        rich_help_panel="Profiling",
-    ),
-]
-RooflineOf = Annotated[
+Roofline = Annotated[
     str | None,
     option(
         "TEXT|FILE",
-        "With --no-measure, the speed that the device reaches: 'cuda: 156 TFLOP/s, 1.5 TB/s, 5 us', or a file made by "
-        "Roofline.save.",
-        names=("--roofline",),
+        "Estimate times instead of running the layers, also for a model on the meta device: for a device that reaches "
+        "'cuda: 156 TFLOP/s, 1.5 TB/s, 5 us', or one that Roofline.save has saved.",
         group="Profiling",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Output = Annotated[
     Path | None,
-    option("FILE.json", "Save the JSON in a file.", _json_file, names=("--output", "-o")),
-]
-# The parsers of these make pairs and lists, which Typer has no annotation for.
-Pin = Annotated[
-    list[Any] | None,
-    option("LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", _pin, group="Cut"),
-]
-Compress = Annotated[
-    list[Any] | None,
-    option(
-        "TYPE|TIER=TYPE",
-        "Send activations and gradients as bf16 or int8 between hosts, or between devices if there is one host; "
-        "network=int8 or link=bf16 name the links between hosts or within one; repeatable. Training is then not exact.",
-        _compress,
-        group="Devices",
-    ),
-]
-Colocate = Annotated[
-    list[Any] | None,
-    option("LAYER,LAYER[,..]", "Layers that must share a stage; repeatable.", _layer_group, group="Cut"),
-]
-NoCutBefore = Annotated[
-    list[str] | None, option("LAYER", "A layer that must not start a stage; repeatable.", group="Cut")
-]
-CutBefore = Annotated[
-    list[str] | None,
-    option(
-        "LAYER",
-        "A layer that starts a stage; repeatable. Given once per stage but the first, this is the whole cut.",
-        group="Cut",
-    ),
+    option("FILE.json", "Save the JSON in a file.", "--output", "-o", parser=_json_file),
 ]
 
 
-def compressed(pairs: Sequence[tuple[str, str]]) -> Any:
-    """Convert the values of ``--compress`` to the argument of ``pipepart.plan``.
-
-    >>> compressed([("", "bf16")]), compressed([("link", "bf16"), ("network", "int8")])
-    ('bf16', {'link': 'bf16', 'network': 'int8'})
-    """
-    tiers = dict(pairs)
-    if len(tiers) < len(pairs) or (len(tiers) > 1 and "" in tiers):
-        raise typer.BadParameter(
-            "give --compress once with a type alone, or once for each of link=TYPE and network=TYPE"
-        )
-    return tiers.get("", tiers or None)
-
-
-def given(context: typer.Context, *names: str) -> list[str]:
-    """Return the named options that were given on the command line, as ``--option``."""
+def set_by_user(context: typer.Context, *parameters: str) -> list[str]:
+    """Return those of the named parameters that are on the command line, as ``--option``."""
     found = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            off = parameter.secondary_opts and context.params[parameter.name or ""] is False
-            found.append((parameter.secondary_opts if off else parameter.opts)[0])
+        if parameter.name in parameters and source is not None and source.name == "COMMANDLINE":
+            found.append(parameter.opts[0])
     return found

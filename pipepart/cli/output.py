@@ -17,41 +17,34 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..document import Document
+
 
 def deliver(
-    result: str, reports: Callable[[], Sequence[RenderableType]], *, as_json: bool, path: Path | None
+    result: Document, reports: Callable[[], Sequence[RenderableType]], *, as_json: bool, path: Path | None
 ) -> None:
-    """Save the result, and print it as JSON or as tables.
+    """Save the result as JSON, and print it as JSON or as tables.
 
     Args:
-        result: as JSON.
+        result: of the command.
         reports: makes the tables, if they are printed.
-        as_json: print ``result`` instead.
-        path: also save ``result`` there.
+        as_json: print JSON instead.
+        path: also save the JSON there.
 
     Raises:
         UsageError: the file cannot be written.
     """
     if path is not None:
-        write_text(path, result + "\n")
+        save(result.save, path)
     if as_json:
-        typer.echo(result)
+        typer.echo(result.model_dump_json(indent=1))
     else:
         from ..reporting import show
 
         show(*reports())
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, and print its path on standard error.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically, and print its path on standard error.
 
     Raises:

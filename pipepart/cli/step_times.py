@@ -6,126 +6,107 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..capture import own_loss
 from ..data.arguments import Arguments, call
-from ..data.split import micro_batches_of
+from ..data.split import batch_size, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan
 from ..profiling.progress import progress_bar
+from ..reporting import BenchResult
 from ..runtime.observe.trace import Trace
-from .model import Given
+from .model import Loaded
 
 _WARM_UP = 2
 
 
-class StepTimes(NamedTuple):
-    """Median seconds of a forward and backward of the mini-batch.
-
-    Attributes:
-        plain: of the model on one device like the pipeline's first, the mini-batch as a whole; None if that does not
-            fit its memory.
-        micro_batched: the same, one micro-batch after the other; None likewise.
-        pipeline: of the pipeline.
-        trace: the pipeline's steps, without those that warm up.
-    """
-
-    plain: float | None
-    micro_batched: float | None
-    pipeline: float
-    trace: Trace
-
-
-def time_steps(
-    given: Given, loss_fn: Callable[..., Tensor] | None, plan: Plan, steps: int, **options: Any
-) -> StepTimes:
-    """Run steps of the plain model and the pipeline alternately, so that other load slows both.
+def time_steps(loaded: Loaded, plan: Plan, steps: int, **options: Any) -> tuple[BenchResult, Trace]:
+    """Run steps of the plain model and the pipeline in turn, so that other load slows both.
 
     Args:
-        given: the model, its mini-batch and the target. Its gradients and buffers change.
-        loss_fn: the loss; None for a model that returns it.
+        loaded: the model, its mini-batch, target and loss. Its gradients and buffers change.
         plan: of the model.
-        steps: of each, after two that warm up.
+        steps: of each kind, after two that warm up.
         options: keywords of the pipeline.
+
+    Returns:
+        The median seconds, and the pipeline's steps without those that warm up.
     """
-    sample, first = Arguments.of(given.sample), plan.workers[0]
+    sample, first, model = Arguments.of(loaded.sample), plan.workers[0], type(loaded.model).__name__
     device = torch.device(first.torch_device or "cpu")
-    plain = _Plain(*copy.deepcopy((given.model, loss_fn)), sample.input, given.target, device)
-    ways = {1: first.threads, plan.micro_batches: first.threads}
+    plain = _plain_step(loaded, device)
     with (
-        Pipeline(given.model, plan, loss_fn=loss_fn, **options) as pipe,
-        progress_bar(None, f"timing {type(given.model).__name__}", after=1.0) as done,
+        Pipeline(loaded.model, plan, loss_fn=loaded.loss_fn, **options) as pipe,
+        progress_bar(None, f"timing {model}", after=1.0) as done,
+        pipe.trace() as trace,
     ):
 
         def pipelined() -> None:
-            pipe.step(*sample.args, target=given.target, **sample.kwargs)
+            pipe.step(*sample.args, target=loaded.target, **sample.kwargs)
             pipe.zero_grad()
 
-        def one_round() -> dict[int, float]:
-            """Seconds of a step in 1 part, in several, and (0) of the pipeline."""
-            found = {}
-            for parts, threads in list(ways.items()):
-                try:
-                    found[parts] = _timed(lambda parts=parts: plain.step(parts), device, threads)
-                except torch.OutOfMemoryError:
-                    del ways[parts]
-            return {**found, 0: _timed(pipelined, device, None)}
-
-        for index in range(_WARM_UP):
+        ways: dict[str, Callable[[], None]] = {
+            "plain": lambda: plain(1),
+            "micro_batched": lambda: plain(plan.micro_batches),
+            "pipeline": pipelined,
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for index in range(_WARM_UP + steps):
             done(index / (_WARM_UP + steps))
-            one_round()
-        rounds = []
-        with pipe.trace() as trace:
-            for index in range(steps):
-                done((_WARM_UP + index) / (_WARM_UP + steps))
-                rounds.append(one_round())
+            for name, step in list(ways.items()):
+                threads = None if name == "pipeline" else first.threads
+                try:
+                    seconds[name].append(_timed(step, device, threads))
+                except torch.OutOfMemoryError:
+                    if name == "pipeline":
+                        raise
+                    del ways[name], seconds[name]
+    medians = {name: statistics.median(times[_WARM_UP:]) for name, times in seconds.items()}
+    result = BenchResult(
+        model=model,
+        samples=batch_size(sample, loaded.target),
+        steps=steps,
+        device=first.name,
+        plain_seconds=medians.get("plain"),
+        micro_batched_seconds=medians.get("micro_batched"),
+        pipeline_seconds=medians["pipeline"],
+        plan=plan,
+    )
+    return result, Trace(plan, trace.steps[_WARM_UP:])
 
-    def median(parts: int) -> float | None:
-        seconds = [each[parts] for each in rounds if parts in each]
-        return statistics.median(seconds) if seconds else None
 
-    return StepTimes(median(1), median(plan.micro_batches), median(0) or 0.0, trace)
+def _plain_step(loaded: Loaded, device: torch.device) -> Callable[[int], None]:
+    """Return a function that trains a copy of the model on one device, the mini-batch in a number of parts."""
+    model, loss_fn = copy.deepcopy((loaded.model, loaded.loss_fn))
+    model.to(device)
+    if isinstance(loss_fn, torch.nn.Module):
+        loss_fn.to(device)
+    sample = Arguments.of(loaded.sample)
+    args, kwargs, target = pytree.tree_map_only(
+        Tensor, lambda tensor: tensor.to(device), (sample.args, sample.kwargs, loaded.target)
+    )
 
-
-class _Plain:
-    """A copy of the model on one device, trained without a pipeline."""
-
-    def __init__(self, model: nn.Module, loss_fn: Any, value: Any, target: Any, device: torch.device) -> None:
-        self._model, self._loss_fn = model.to(device), loss_fn
-        if isinstance(loss_fn, nn.Module):
-            loss_fn.to(device)
-        self._value, self._target = (_moved(each, device) for each in (value, target))
-
-    def step(self, parts: int) -> None:
-        """Run forward and backward of the mini-batch, in as many parts."""
-        self._model.zero_grad(set_to_none=True)
-        batch = micro_batches_of(self._value, self._target, parts)
-        for value, target in zip(batch.inputs, batch.targets, strict=True):
-            output = call(self._model, value)
-            if self._loss_fn is None:
-                loss = own_loss(output)
-            else:
-                loss = self._loss_fn(output) if target is None else self._loss_fn(output, target)
+    def step(parts: int) -> None:
+        model.zero_grad(set_to_none=True)
+        batch = micro_batches_of(Arguments(*args, **kwargs).input, target, parts)
+        for value, part in zip(batch.inputs, batch.targets, strict=True):
+            output = call(model, value)
+            targets = () if part is None else (part,)
+            loss = own_loss(output) if loss_fn is None else loss_fn(output, *targets)
             loss.backward()
 
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Arguments):
-        args, kwargs = _moved((value.args, value.kwargs), device)
-        return Arguments(*args, **kwargs)
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+    return step
 
 
 def _timed(step: Callable[[], None], device: torch.device, threads: int | None) -> float:
     """Seconds of a step, with as many threads for each operation; None for those of this process."""
     before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or before)
     try:
         _wait_for(device)
         start = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -28,6 +28,7 @@ class Cluster(Document):
     """Devices, and the links between them.
 
     Attributes:
+        kind: of the file.
         devices: at least one device.
         link: the link between any two devices of a host.
         links: links of single device pairs, which replace ``link`` and ``network`` for these pairs.
@@ -42,6 +43,7 @@ class Cluster(Document):
             it to what the profile measured.
     """
 
+    kind: Literal["cluster"] = "cluster"
     devices: tuple[Device, ...] = Field(min_length=1)
     link: Link = Link()
     links: tuple[PairLink, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +135,9 @@ class Decider:
                     origin[places[todo[exact <= limit]]] = source
         return origin
 
-    def _pairs(self, sources: Ints, targets: Ints, device_type: int, capacity: Capacity):
+    def _pairs(
+        self, sources: Ints, targets: Ints, device_type: int, capacity: Capacity
+    ) -> Iterator[tuple[Ints, Ints]]:
         """Yield chunks of pairs (source, index of the target) whose work fits one device of the type."""
         work = self._sets.work
         goals, low_work = work[targets], work[sources]

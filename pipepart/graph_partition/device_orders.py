@@ -99,38 +99,36 @@ def all_orders(
                 edges.append((number[state], number.setdefault(target, len(number)), kind, *borders))
             if len(groups) > 1 and len(edges) > most_edges:
                 devices = range(sum(map(len, groups)))[:stages]
-                return _in_order(groups, devices) if leave_out else given_order(groups, devices)
+                return given_order(groups, devices, leave_out=leave_out)
         level = list(reached)
     available = np.array([taken for taken, _, _ in number])
     full = [number[state] for state in level]
     return make_orders(edges, available, range(len(number)) if leave_out else ends, full, complete=True)
 
 
-def given_order(groups: Groups, devices: Sequence[int], borders: Sequence[int] = ()) -> Orders:
+def given_order(
+    groups: Groups, devices: Sequence[int], borders: Sequence[int] = (), *, leave_out: bool = False
+) -> Orders:
     """Return a single order of devices; state ``i`` has the last ``i`` devices.
 
     Args:
         groups: positions in the cluster of the devices of each type.
         devices: positions in the cluster, in pipeline order.
         borders: index of the link between each two neighbours; empty if all links are equal.
+        leave_out: whether any device may be left out. Not allowed with ``borders``.
     """
     type_of = {device: index for index, group in enumerate(groups) for device in group}
     row = [type_of[device] for device in reversed(devices)]
     links = [0, *reversed(borders or [0] * (len(row) - 1)), 0]
-    edges = [(left, left + 1, kind, links[left + 1], links[left]) for left, kind in enumerate(row)]
+    edges = [
+        (rest, state, kind, links[rest + 1], links[rest])
+        for rest, kind in enumerate(row)
+        for state in range(rest + 1, len(row) + 1 if leave_out else rest + 2)
+    ]
     taken = np.eye(len(groups), dtype=np.int64)[row]
     available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
-    return make_orders(edges, available, [0], [len(row)], complete=False)
-
-
-def _in_order(groups: Groups, devices: Sequence[int]) -> Orders:
-    """Return a single order of devices in which any device may be left out."""
-    type_of = {device: index for index, group in enumerate(groups) for device in group}
-    row = [type_of[device] for device in reversed(devices)]
-    edges = [(rest, state, row[rest], 0, 0) for state in range(1, len(row) + 1) for rest in range(state)]
-    taken = np.eye(len(groups), dtype=np.int64)[row]
-    available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
-    return make_orders(edges, available, range(len(available)), [len(row)], complete=False)
+    ends = range(len(available)) if leave_out else [0]
+    return make_orders(edges, available, ends, [len(row)], complete=False)
 
 
 def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:

@@ -51,9 +51,8 @@ RESOLUTION = 1e-9
 MOST_SETS = 400_000  # maximum number of downsets in memory
 MOST_BITS = 2**30  # maximum size of all downsets in memory: 128 MB
 MOST_PAIRS = 200_000_000  # maximum number of pairs of borders to check
-BEAM_SETS = 20_000  # maximum number of borders of a beam
-BEAM_CELLS = 24_000_000  # maximum of borders times nodes of a beam
-BEAM_PAIRS = 20_000_000  # maximum number of pairs of borders that a beam checks
+BEAM_SETS = 5_000  # maximum number of borders of a beam
+BEAM_PAIRS = 40_000_000  # maximum number of pairs of borders that a beam checks
 BEAM_GAP = 5e-4  # a beam stops at a gap of this fraction of the bottleneck
 BEAMS = 2  # maximum number of beams
 
@@ -151,7 +150,7 @@ class _Search:
         low = self.low
         for _ in range(BEAMS):
             high = self.high
-            sets = self._borders(1.0, min(BEAM_SETS, BEAM_CELLS // len(self._problem)), thin=True)
+            sets = self._borders(1.0, BEAM_SETS, thin=True)
             if sets is None:
                 return
             try:

@@ -161,10 +161,12 @@ def measure_sizes(task: Task, parts: MicroBatches, done: Callable[[float], None]
 def _between(small: LayerTimes, large: LayerTimes, share: float) -> LayerTimes:
     """Interpolate linearly between the times of two micro-batches: ``small`` at share 0, ``large`` at share 1."""
 
-    def number(low: float | None, high: float | None) -> float | None:
-        return None if low is None or high is None else low + (high - low) * share
+    def number(low: float, high: float) -> float:
+        return low + (high - low) * share
 
     def field(low: Any, high: Any) -> Any:
+        if low is None or high is None:
+            return None
         if isinstance(low, Timing):
             return Timing(seconds=number(low.seconds, high.seconds), spread=number(low.spread, high.spread))
         return number(low, high)
@@ -176,7 +178,7 @@ def _micro_batch(task: Task, parts: MicroBatches, samples: int) -> MicroBatch:
     """Return copies of the first micro-batch with ``samples`` samples, as the first layer and the loss expect it."""
     index = parts.sizes.index(samples)
     part = parts._replace(inputs=[parts.inputs[index]], targets=[parts.targets[index]], sizes=[samples])
-    value, target = _on_device(task, part) if task.one_at_a_time else _entered(task, part, None)
+    value, target = _on_device(task, part) if task.one_at_a_time else _entered(task, part)
     if task.roofline is not None:
         value, target = to_meta(value), to_meta(target)
     loss_fn = task.loss_fn
@@ -195,9 +197,10 @@ def _micro_batch(task: Task, parts: MicroBatches, samples: int) -> MicroBatch:
     return MicroBatch(value, loss, counted_loss, size, samples, len(parts.sizes))
 
 
-def _entered(task: Task, part: MicroBatches, device: torch.device | None) -> tuple[Any, Any]:
+def _entered(task: Task, part: MicroBatches) -> tuple[Any, Any]:
+    """Return copies of a micro-batch's input and target where they are."""
     batch = entered(task.chain, part)
-    return fresh(batch.inputs[0], device), fresh(batch.targets[0], device)
+    return fresh(batch.inputs[0]), fresh(batch.targets[0])
 
 
 def _on_device(task: Task, part: MicroBatches) -> tuple[Any, Any]:
@@ -208,7 +211,7 @@ def _on_device(task: Task, part: MicroBatches) -> tuple[Any, Any]:
     device = task.device
     # Parameters may be on the meta device, and buffers not.
     with MovesToMeta() if holds_meta(task.chain.model) else nullcontext():
-        live, target = _entered(task, part, None)
+        live, target = _entered(task, part)
     if not isinstance(live, Live):
         return fresh(live, device), fresh(target, device)
     recording = live.recording

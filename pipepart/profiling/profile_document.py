@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,7 @@ class Profile(Document):
     """The layers of a model and their costs, for one or several micro-batch sizes.
 
     Attributes:
+        kind: of the file.
         model: class name of the model.
         batch: number of samples in the mini-batch.
         inputs, outputs: specs of the model's inputs and outputs for one micro-batch of ``costs[0].samples``.
@@ -42,6 +43,7 @@ class Profile(Document):
             links.
     """
 
+    kind: Literal["profile"] = "profile"
     model: str
     batch: int = Field(ge=0)
     inputs: tuple[TensorSpec, ...]

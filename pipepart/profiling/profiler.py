@@ -192,21 +192,19 @@ def _place(
     model: nn.Module, device: torch.device | str | None, measure: bool, roofline: Roofline | None
 ) -> torch.device:
     """Return the device to measure on, with its index; with ``measure=False``, the device to estimate for."""
-    if measure and roofline is not None:
-        raise InputError("times are measured, and roofline=... is to estimate them: write measure=False too")
     if roofline is not None and not isinstance(roofline, Roofline):
         raise InputTypeError(
             f"roofline must be a Roofline, got {roofline!r}: write Roofline.parse(...) or Roofline.load(...)"
         )
-    if roofline is not None and device is not None:
+    if measure != (roofline is None):
         raise InputError(
-            f"roofline=... states the speed, so nothing is measured on device={str(device)!r}: leave one out"
+            "measure=False estimates times for a speed that it has to know, and roofline=... states it: write both, as "
+            "in measure=False, roofline=pipepart.Roofline.parse('cuda: 156 TFLOP/s, 1.5 TB/s, 5 us')"
         )
     if not measure:
-        if roofline is None:
+        if device is not None:
             raise InputError(
-                "measure=False estimates times for a speed that it has to know: write for example "
-                "roofline=pipepart.Roofline.parse('cuda: 156 TFLOP/s, 1.5 TB/s, 5 us')"
+                f"roofline=... states the speed, so nothing is measured on device={str(device)!r}: leave one out"
             )
         refuse_autocast()
     if device is None:

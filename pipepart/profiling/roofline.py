@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -33,12 +33,14 @@ class Roofline(Document):
     model of Williams, Waterman and Patterson (CACM 52(4), 2009) with a fixed cost.
 
     Attributes:
+        kind: of the file.
         device: type of the device, as torch names it: ``"cuda"`` or ``"cpu"``.
         flops_per_second: speed that matrix products reach in the model's compute dtype, not the data sheet's peak.
         bytes_per_second: bandwidth that kernels reach between the device and its memory.
         seconds_per_operation: fixed time to start one operation.
     """
 
+    kind: Literal["roofline"] = "roofline"
     device: str = Field(pattern="^[a-z]+$")
     flops_per_second: _Rate
     bytes_per_second: _Rate

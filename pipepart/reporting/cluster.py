@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from rich.console import RenderableType
 
 from ..cluster import Cluster, Device, Link, Network
@@ -13,20 +15,13 @@ _MOST_LINES = 16
 
 def cluster_report(cluster: Cluster) -> RenderableType:
     """Return lines for the devices of each host (alike hosts in one line) and for the links of each tier."""
-    hosts: dict[str, list[Device]] = {}
+    hosts: dict[str, Counter[str]] = defaultdict(Counter)
     for device in cluster.devices:
-        hosts.setdefault(device.host, []).append(device)
-    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
-    for host, devices in hosts.items():
-        counts: dict[str, int] = {}
-        for device in devices:
-            text = _described(device)
-            counts[text] = counts.get(text, 0) + 1
-        alike.setdefault(tuple(counts.items()), []).append(host)
-    lines = [
-        (_hosts(names), "; ".join(f"{count} × {text}" for text, count in counts))
-        for counts, names in alike.items()
-    ]
+        hosts[device.host][_described(device)] += 1
+    alike: dict[str, list[str]] = defaultdict(list)
+    for host, counts in hosts.items():
+        alike["; ".join(f"{count} × {text}" for text, count in counts.items())].append(host)
+    lines = [(_hosts(names), devices) for devices, names in alike.items()]
     lines = [*lines[:_MOST_LINES], *([("...", "")] if len(lines) > _MOST_LINES else [])]
     lines.append(
         ("link", f"{_link(cluster.link)} between two devices{' of a host' if cluster.network else ''}")

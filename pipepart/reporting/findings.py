@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 import schedules
 from schedules import Kind, Timeline
 
 from ..planning import Plan, refine
-from ..planning.costs.stage_memory import Mode
 from ..planning.planner import shorter_steps
 from ..runtime.observe.trace import Trace
-from ..units import counted, format_bytes, format_seconds
+from ..units import counted, format_seconds
+from .plan_tables import stage_numbers
 from .quantity import longer
+from .steps import WORDS, action_seconds
 
 _WORTH = 0.005  # a change that saves less of the step is none
 _NOTICED = 0.02  # a part of the step that is worth a word
-_FULL = 0.9  # of a device's memory, from which on it is worth a word
-_TELLING = 0.5  # of the step; a proven bound that is farther away says nothing
-_KINDS = {
-    "forwards": (Kind.F, Kind.RECOMPUTE),
-    "backwards": (Kind.B, Kind.I, Kind.W),
-}
 
 
 def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
-    """Return at most three sentences: what limits the step, the first thing to change, and how full the devices are.
+    """Return at most three sentences: what limits the step, and the first thing to change.
 
     With a trace the first one compares the measured step with the prediction, and the others hold for the measured
     costs. Each figure is that of a plan with the change, simulated. A plan without a profile has none of them.
@@ -53,7 +46,6 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
     found += [*slower, _limit(plan)]
     if len(plan.cluster) > 1:
         found.append(_change(plan, measured=trace is not None))
-    found += _memory(plan)
     return tuple(found[:3])
 
 
@@ -66,7 +58,10 @@ def _limit(plan: Plan) -> str:
                                         ─────── imbalance ───────
     """
     timeline = plan.simulate()
-    step, sums = timeline.makespan, _seconds_of_sums(timeline)
+    step, sums = timeline.makespan, [0.0] * timeline.schedule.devices
+    for (stage, kind), seconds in action_seconds(timeline).items():
+        if kind == Kind.REDUCE_GRAD:
+            sums[timeline.schedule.device_of[stage]] += sum(seconds)
     work = [busy - own for busy, own in zip(timeline.busy, sums, strict=True)]
     row = max(range(len(work)), key=lambda device: work[device])
     device, mean, most = plan.workers[row].name, sum(work) / len(work), work[row]
@@ -88,24 +83,13 @@ def _limit(plan: Plan) -> str:
         return f"The devices compute for {_part(mean / step)} of the step: little is lost."
     if name == "imbalance":
         verb = "is" if len(numbers) == 1 else "are"
-        return (
-            f"{_stages(numbers)} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the "
-            "devices."
-        )
+        which = f"Stage{'s' if len(numbers) > 1 else ''} {stage_numbers(numbers)}"
+        return f"{which} on {device} {verb} the bottleneck, {_part(most / mean - 1)} over the mean of the devices."
     if name == "messages":
         return f"Messages between devices make the step {_part(step / without_messages - 1)} longer."
     if name == "sums":
         return f"Adding up the gradients of {plan.replicas} replicas takes {_part(share)} of the step."
     return f"The bubble is {_part(timeline.bubble)} of the step: devices wait while the pipeline fills and drains."
-
-
-def _seconds_of_sums(timeline: Timeline) -> list[float]:
-    """Return for how long each device adds up gradients of replicas."""
-    rows = zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
-    return [
-        sum(end - start for action, start, end in zip(*row, strict=True) if action.kind == Kind.REDUCE_GRAD)
-        for row in rows
-    ]
 
 
 def _slower_than_one_device(plan: Plan, step: float) -> list[str]:
@@ -141,60 +125,11 @@ def _change(plan: Plan, measured: bool) -> str:
         if best.estimated:
             return f"{text}, if times are in proportion to the samples: profile that number."
         return f"{text}: replan with the trace." if measured else f"{text}."
-    if plan.step_bound and plan.step_gap < _WORTH:
-        return f"Nothing to gain: the step is within {plan.step_gap:.1%} of the least that any plan can take."
-    if len(plan.workers) == 1 and plan.alternatives:
-        return "No plan that was compared is faster on more devices."
     text = "No change of one keyword of the request gives a shorter step"
-    if not plan.step_bound or plan.step_gap >= _TELLING:
+    if not plan.step_bound:
         return f"{text}."
     most = _part(1 - 1 / (1 + plan.step_gap))
     return f"{text}; no plan of as many micro-batches can save more than {most}."
-
-
-def _memory(plan: Plan) -> list[str]:
-    """Say which device is nearly full, and what recomputing or not recomputing would change."""
-    needs = plan.device_bytes()
-    limits = {name: plan.cluster.device(name).memory_bytes for name in needs}
-    used = {name: needs[name] / limit for name, limit in limits.items() if limit}
-    if not used:
-        return []
-    name = max(used, key=lambda name: used[name])
-    if used[name] < _FULL:
-        return []
-    step = plan.predicted.step_seconds
-    text = f"{name} is at {_part(used[name])} of its memory"
-    if recomputing := [at for at, stage in enumerate(plan.stages) if stage.recompute != "never"]:
-        other = _with_mode(plan, "never", recomputing)
-        saved = 1 - other.predicted.step_seconds / step
-        more = max(
-            (need - limit for owner, need in other.device_bytes().items() if (limit := limits[owner])),
-            default=0,
-        )
-        if saved < _WORTH or more <= 0:
-            return [f"{text}."]
-        return [
-            f"{text}: without recompute the step would take {_part(saved)} less, and a device lacks "
-            f"{format_bytes(more)}."
-        ]
-    numbers = [at for at, stage in enumerate(plan.stages) if stage.device == name and stage.mode == "never"]
-    if not numbers:
-        return [f"{text}."]
-    other = _with_mode(plan, "always", numbers)
-    freed = needs[name] - other.device_bytes()[name]
-    if freed <= 0:
-        return [f"{text}."]
-    cost = longer(other.predicted.step_seconds / step, "as long a step")
-    how = f"for {cost}" if cost == "as long a step" else f"for a step {cost}"
-    return [f"{text}: recomputing {_stages(numbers).lower()} would free {format_bytes(freed)} {how}."]
-
-
-def _with_mode(plan: Plan, mode: Mode, numbers: Sequence[int]) -> Plan:
-    """Return the plan with these stages in another mode, and its prediction."""
-    stages = [
-        stage.with_mode(mode) if number in numbers else stage for number, stage in enumerate(plan.stages)
-    ]
-    return plan.model_copy(update={"stages": tuple(stages)}).predict()
 
 
 def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
@@ -206,32 +141,21 @@ def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
     if abs(off) < _NOTICED * predicted.makespan:
         return f"{text}."
     than = f"{text} than predicted" if how != "as predicted" else text
-    own, expected = _seconds(median, plan), _seconds(predicted, plan)
+    own, expected = (
+        {key: sum(seconds) for key, seconds in action_seconds(step).items() if key[0] < len(plan.stages)}
+        for step in (median, predicted)
+    )
     key = max(own, key=lambda key: (own[key] - expected.get(key, 0.0)) * (1 if off > 0 else -1))
     late = sum(each.delay for each in median.idle) / len(median.idle)
     if off > 0 and late > max(own[key] - expected.get(key, 0.0), _NOTICED * median.makespan):
         return f"{than}: actions start late, for {_part(late / median.makespan)} of the devices' time."
     if not expected.get(key) or abs(own[key] - expected[key]) < abs(off) / 4:
         return f"{than}: no stage explains it alone."
-    number, kind = key
-    device = plan.stages[number].device
-    times = own[key] / expected[key]
-    return f"{than}: the {kind} of stage {number} on {device} take {times:.2f} times what was profiled."
-
-
-def _seconds(timeline: Timeline, plan: Plan) -> dict[tuple[int, str], float]:
-    """Return the seconds of the forwards and of the backwards of each stage."""
-    names = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
-    found: dict[tuple[int, str], float] = defaultdict(float)
-    for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True):
-        for action, start, end in zip(*row, strict=True):
-            if action.kind in names and action.stage < len(plan.stages):
-                found[action.stage, names[action.kind]] += end - start
-    return dict(found)
-
-
-def _stages(numbers: Sequence[int]) -> str:
-    return f"Stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    stage, kind = key
+    return (
+        f"{than}: each {WORDS.get(kind, kind.value)} of stage {stage} on {plan.stages[stage].device} takes "
+        f"{own[key] / expected[key]:.2f} times what was profiled."
+    )
 
 
 def _part(share: float) -> str:

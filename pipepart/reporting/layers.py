@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..profiling import Costs, LayerCost, Profile, Timing
 from ..units import counted
-from .folding import FEWEST_ALIKE, fold
-from .quantity import NONE, TimeUnit, percent, size
-from .table import Column, FittingTable, bars
+from .folding import fold
+from .quantity import NONE, TimeUnit
+from .table import Column, FittingTable, bars, percents, sizes, times
 
 _MOST_SHAPES = 2  # listed of what a layer passes on
 
@@ -44,32 +43,33 @@ def layer_table(profile: Profile, micro_batches: int | None = None, *, folded: b
     unit = TimeUnit.for_all(seconds)
     saved_bytes = sum(piece.bytes for piece in costs.saved)
 
-    def times(header: str, part: str) -> list[Column]:
-        timings: list[Timing] = [getattr(row.cost, part) for row in rows]
-        total = sum(timing.seconds for timing in timings)
-        spreads = [f"{timing.spread / timing.seconds:.0%}" if timing.seconds else "" for timing in timings]
-        shown = [Column(header, [*(unit.text(timing.seconds) for timing in timings), unit.text(total)])]
-        if profile.roofline is None:
-            name = "spread" if part == "forward" else ""
-            shown.append(Column("±", [*spreads, ""], rank=6, name=name, style="dim"))
-        return shown
+    def part(header: str, name: str) -> Column:
+        timings: list[Timing] = [getattr(row.cost, name) for row in rows]
+        each = [timing.seconds for timing in timings]
+        return times(header, [*each, sum(each)], unit)
 
-    def memory(header: str, part: str, total: int | None, rank: int) -> Column:
-        cells = [*(size(getattr(row.cost, part)) for row in layers), *("" for _ in loss)]
-        return Column(header, [*cells, "" if total is None else size(total)], rank)
+    def memory(header: str, name: str, total: int | None, rank: int) -> Column:
+        return sizes(
+            header, [*(getattr(row.cost, name) for row in layers), *(None for _ in loss), total], rank
+        )
 
-    parameters = ["" if row.parameters is None else size(row.parameters) for row in rows]
+    spreads = [
+        sum(timing.spread for timing in (row.cost.forward, row.cost.backward_input, row.cost.backward_weight))
+        for row in rows
+    ]
+    spread = percents("±", [*map(_ratio, spreads, seconds), None], 6, name="spread", style="dim")
     own_parameters = sum(layer.parameter_bytes for layer in profile.layers if not layer.shares_with)
     columns = [
         Column("layer", [*(row.name for row in rows), "total"], text=True),
         Column("kind", [*(row.kind for row in rows), ""], text=True),
         Column("output", [*(row.shape for row in rows), ""], rank=4, name="output shape", text=True),
-        *times(f"forward\n{unit.name}", "forward"),
-        *times(f"backward\ninput {unit.name}", "backward_input"),
-        *times(f"backward\nweight {unit.name}", "backward_weight"),
-        Column("share", [*(percent(each / (sum(seconds) or 1.0)) for each in seconds), ""]),
-        bars([*(each / (max(seconds) or 1.0) for each in seconds), None], rank=3),
-        Column("params", [*parameters, size(own_parameters)], rank=2),
+        part("forward", "forward"),
+        part("backward\ninput", "backward_input"),
+        part("backward\nweight", "backward_weight"),
+        *([spread] if profile.roofline is None else []),
+        percents("share", [*(_ratio(each, sum(seconds)) for each in seconds), None]),
+        bars([*(_ratio(each, max(seconds)) for each in seconds), None], rank=3),
+        sizes("params", [*(row.parameters for row in rows), own_parameters], 2),
         memory("saved for\nbackward", "saved_bytes", saved_bytes, rank=2),
         memory("output\nbytes", "output_bytes", None, rank=5),
         memory("workspace", "workspace_bytes", max(cost.workspace_bytes for cost in costs.layers), rank=5),
@@ -86,22 +86,24 @@ def layer_table(profile: Profile, micro_batches: int | None = None, *, folded: b
 
 def size_table(profile: Profile) -> FittingTable:
     """Make a table of the whole model's costs on one device, one row per profiled micro-batch size."""
-    each = [sum(row.seconds for row in _rows(costs)) for costs in profile.costs]
+    each = [sum(cost.seconds for cost in (*costs.layers, costs.loss)) for costs in profile.costs]
     whole = [seconds * costs.micro_batches for seconds, costs in zip(each, profile.costs, strict=True)]
-    unit, whole_unit = TimeUnit.for_all(each), TimeUnit.for_all(whole)
-    saved = [size(sum(piece.bytes for piece in costs.saved)) for costs in profile.costs]
     repeats = Column("repeats", [str(costs.repeats) for costs in profile.costs], rank=1)
     return FittingTable(
         f"Sizes profiled: a mini-batch of {counted(profile.batch, 'sample')}, on one device",
         [
             Column("micro-batches", [str(costs.micro_batches) for costs in profile.costs]),
             Column("samples\nin each", [str(costs.samples) for costs in profile.costs]),
-            Column(f"micro-batch\n{unit.name}", list(map(unit.text, each))),
-            Column(f"mini-batch\n{whole_unit.name}", list(map(whole_unit.text, whole))),
-            Column("saved for\nbackward", saved),
+            times("micro-batch", each, TimeUnit.for_all(each)),
+            times("mini-batch", whole, TimeUnit.for_all(whole)),
+            sizes("saved for\nbackward", [sum(one.bytes for one in costs.saved) for costs in profile.costs]),
             *([] if profile.roofline else [repeats]),
         ],
     )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _origin(profile: Profile, costs: Costs) -> str:
@@ -127,7 +129,7 @@ def _folded(rows: Sequence[_Row]) -> list[_Row]:
     found: list[_Row] = []
     for each in fold([row.name for row in rows], [(row.kind, row.parameters) for row in rows]):
         run = rows[each.first : each.first + each.layers]
-        found += [_together(each.label, run)] if each.blocks >= FEWEST_ALIKE else run
+        found += [_together(each.label, run)] if each.layers > 1 else run
     return found
 
 
@@ -151,33 +153,16 @@ def _together(name: str, run: Sequence[_Row]) -> _Row:
     return _Row(name, kind, run[-1].shape, sum(row.parameters or 0 for row in run), cost)
 
 
-def _rows(costs: Costs) -> list[LayerCost]:
-    """Return the costs of the layers, and of the loss if it takes time."""
-    return [*costs.layers, *([costs.loss] if costs.loss.seconds else [])]
-
-
 def _shapes(profile: Profile, costs: Costs) -> list[str]:
-    """Shapes of the outputs at this size; the layers know those at the first one."""
+    """Shapes of the outputs at this size, two at most; the layers know those at the first one."""
     first, texts = profile.costs[0].samples, []
     for layer in profile.layers:
         shown = []
-        for spec in layer.outputs:
+        for spec in layer.outputs[:_MOST_SHAPES]:
             extents = [costs.samples if i == 0 and n == first else n for i, n in enumerate(spec.shape)]
             shape = "×".join(map(str, extents)) or "scalar"
             shown.append(shape if spec.dtype == "float32" else f"{shape} {spec.dtype}")
-        texts.append(_shapes_text(shown))
+        if more := len(layer.outputs) - len(shown):
+            shown.append(f"{more} more")
+        texts.append(", ".join(shown) or NONE)
     return texts
-
-
-def _shapes_text(shapes: Sequence[str]) -> str:
-    """List the shapes of what a layer passes on, equal ones once, and count all but the first two.
-
-    >>> _shapes_text(["4×16"]), _shapes_text(["2×8", "4×16", "4×16"]), _shapes_text(["1", "2", "3", "3"])
-    ('4×16', '2×8, 2 of 4×16', '1, 2, 2 more')
-    """
-    counts = Counter(shapes)
-    listed = list(counts.items())[:_MOST_SHAPES]
-    texts = [shape if count == 1 else f"{count} of {shape}" for shape, count in listed]
-    if rest := len(shapes) - sum(count for _, count in listed):
-        texts.append(f"{rest} more")
-    return ", ".join(texts) or NONE

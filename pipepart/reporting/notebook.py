@@ -10,12 +10,13 @@ from ..planning import Plan
 from ..profiling import Profile
 from ..runtime.observe.trace import Trace
 from ..units import counted, format_seconds
+from .folding import span
 from .html_table import html_table, text
 from .layers import layer_table
 from .plan_tables import memory_table, stage_table
 from .quantity import TimeUnit, longer
-from .steps import idle_table
-from .table import Column, FittingTable, bars
+from .simulated import idle_table
+from .table import Column, FittingTable, bars, times
 
 if TYPE_CHECKING:
     from ..graph_partition.partition import Cut
@@ -62,15 +63,14 @@ def _plan(plan: Plan) -> str:
 def _cut(cut: Cut) -> str:
     """Return one row a stage: its device, its first and last node, and its load."""
     longest = cut.bottleneck or 1.0
-    unit = TimeUnit.for_all(cut.loads)
     table = FittingTable(
         "Stages",
         [
             Column("stage", [str(number) for number in range(len(cut.stages))]),
             Column("device", [device.name for device in cut.devices], text=True),
-            Column("nodes", [_ends([str(node) for node in nodes]) for nodes in cut.stages], text=True),
+            Column("nodes", [span(list(map(str, nodes))) for nodes in cut.stages], text=True),
             Column("count", [str(len(nodes)) for nodes in cut.stages]),
-            Column(f"load\n{unit.name}", list(map(unit.text, cut.loads))),
+            times("load", cut.loads, TimeUnit.for_all(cut.loads)),
             bars([load / longest for load in cut.loads], rank=0),
         ],
     )
@@ -95,10 +95,6 @@ def _trace(trace: Trace) -> str:
         head += f", {how}{'' if how == 'as predicted' else ' than predicted'}"
         panels.append(predicted.panel("predicted", names))
     return _cell(head, panels_html(panels), html_table(idle_table(median, names), most_rows=_MOST_ROWS))
-
-
-def _ends(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} – {names[-1]}"
 
 
 def _cell(head: str, *parts: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from .quantity import printable
+from .quantity import NONE, TimeUnit, percent, printable, size
 
 # Room for every column: a file is not read at the width of the terminal that made it.
 _FILE_WIDTH = 240
@@ -111,6 +111,23 @@ class Column:
     def folds(self) -> bool:
         """True if cells may take several lines."""
         return self.text and max(map(len, self.cells), default=0) > _WORD_WIDTH
+
+
+def times(header: str, seconds: Sequence[float | None], unit: TimeUnit, rank: int = 0, **more: Any) -> Column:
+    """Make a column of times in a unit, which its title names; None is a dash."""
+    cells = [NONE if each is None else unit.text(each) for each in seconds]
+    return Column(f"{header}\n{unit.name}", cells, rank, **more)
+
+
+def sizes(header: str, counts: Sequence[int | None], rank: int = 0, **more: Any) -> Column:
+    """Make a column of bytes; None is a dash."""
+    return Column(header, list(map(size, counts)), rank, **more)
+
+
+def percents(header: str, parts: Sequence[float | None], rank: int = 0, **more: Any) -> Column:
+    """Make a column of fractions as percent; None is an empty cell."""
+    cells = ["" if part is None else percent(part) for part in parts]
+    return Column(header, cells, rank, **more)
 
 
 def bars(parts: Sequence[float | None], rank: int) -> Column:

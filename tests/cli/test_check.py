@@ -25,7 +25,8 @@ from tests.verify.faults import ForwardOfMainThread
 
 
 def threads():
-    return nn.Sequential(nn.Linear(8, 8), ForwardOfMainThread(), nn.Linear(8, 4)), torch.randn(12, 8)
+    model = nn.Sequential(nn.Linear(8, 8), ForwardOfMainThread(), nn.Linear(8, 4))
+    return model, torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
 """
     )
 
@@ -63,7 +64,8 @@ class Masked(nn.Module):
 
 
 def model():
-    return nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4)), torch.randn(12, 8)
+    layers = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4))
+    return layers, torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
 """
     )
     assert run("check masked.py:model --schedule gpipe --steps 1 --dtype own").exit_code == 0
@@ -75,12 +77,12 @@ def model():
 def test_options_reach_the_check(run: Run) -> None:
     result = run(
         "check models.py:whole --schedule zb-v --devices 1 --micro-batches 3 --steps 2 --dtype bfloat16 "
-        "--recompute always --optimizer adam --seed 7 --json"
+        "--recompute always --tolerance 0.5 --json"
     )
     report = CheckReport.model_validate_json(result.stdout)
     (row,) = report.rows
     assert (row.schedule, row.stages, row.dtype, row.recompute) == ("zb-v", 2, "bfloat16", "always")
-    assert (report.micro_batches, report.steps, report.optimizer, report.seed) == (3, 2, "adam", 7)
+    assert (report.micro_batches, report.steps, row.tolerance) == (3, 2, 0.5)
 
 
 def test_a_plan_is_tried_as_it_is(run: Run, directory: Path) -> None:
@@ -94,10 +96,10 @@ def test_a_plan_is_tried_as_it_is(run: Run, directory: Path) -> None:
     assert report.micro_batches == 6
 
 
-def test_a_model_without_a_loss_gets_one(run: Run) -> None:
+def test_a_model_without_a_loss_is_refused(run: Run) -> None:
     result = run("check models.py:tokens --input 8x3:int64:50 --steps 1 --schedule 1f1b")
-    assert result.exit_code == 0, result.stderr
-    assert "the mean of the squares of the output is taken" in result.stderr
+    assert result.exit_code == 2
+    assert "no loss_fn is given" in result.stderr
 
 
 def test_modules_that_become_layers_are_named(run: Run) -> None:

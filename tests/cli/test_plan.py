@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,8 +68,8 @@ def test_a_loss_of_the_whole_batch_is_planned_for(run: Run, saved: str) -> None:
 
 def test_forwards_are_run_again_where_that_is_asked_for(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --devices 2 --recompute always --schedule 1f1b")
-    assert "recompute   stages 0, 1: " in result.stdout
-    assert "right before the backward of every micro-batch" in result.stdout
+    assert "recompute   stages 0, 1" in result.stdout
+    assert "Recompute: the forward runs again before the backward." in result.stdout
 
 
 def test_the_cut_is_the_users_to_make(run: Run, saved: str) -> None:
@@ -96,9 +95,6 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
     assert result.stderr.startswith("The model does not fit: with 2 stages")
     assert "Options to add that fit, the shortest step first" in result.stderr
     assert result.stderr.count(". --more-devices 1: ") == 1
-    options = [change["options"] for change in json.loads(run(f"{line} --json").stdout)["suggestions"]]
-    assert {"schedule": "1f1b"} in options  # all that fit; the text shows the fastest ones
-    assert {"recompute": "auto"} in options
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from typer.testing import Result
 from pipepart import Profile
 
 Run = Callable[[str], Result]
+
+
+def traceback_of(result: Result) -> str:
+    """What Python prints for the exception that ended the command."""
+    assert result.exception is not None
+    return "".join(traceback.format_exception(result.exception))
 
 
 def test_a_table_of_the_layers_is_printed(run: Run) -> None:
@@ -52,26 +59,21 @@ def test_a_sample_can_be_made_up_and_a_missing_loss_is_mentioned(run: Run) -> No
     result = run("profile models.py:tokens --input 6x3:int64:50 --time-budget 0 --json")
     assert json.loads(result.stdout)["inputs"] == [{"shape": [6, 3], "dtype": "int64"}]
     assert "Note: no loss function" in result.stderr
-    assert run(f"profile models.py:instance --input 4x8 --no-measure {SPEED}").exit_code == 0
-    result = run("profile models.py:instance --input 4x8 --no-measure")
-    assert result.exit_code == 2
-    assert "add --roofline" in result.stderr
+    assert run(f"profile models.py:instance --input 4x8 {SPEED}").exit_code == 0
 
 
 def test_an_exception_of_a_layer_has_its_traceback(run: Run) -> None:
     result = run("profile models.py:breaking_layer")
     assert result.exit_code == 1
-    assert "Traceback" in result.stderr
-    assert "ValueError: this layer breaks" in result.stderr
-    assert "models.py" in result.stderr
+    assert "ValueError: this layer breaks" in traceback_of(result)
+    assert "models.py" in traceback_of(result)
 
 
 def test_a_file_that_python_cannot_read_has_its_place(run: Run, directory: Path) -> None:
     (directory / "syntax.py").write_text("def f(:\n")
     result = run("profile syntax.py:f")
     assert result.exit_code == 1
-    assert "line 1" in result.stderr
-    assert "importlib" not in result.stderr
+    assert "line 1" in traceback_of(result)
 
 
 def test_an_import_that_fails_inside_the_users_file_is_not_taken_for_a_missing_file(
@@ -81,14 +83,14 @@ def test_an_import_that_fails_inside_the_users_file_is_not_taken_for_a_missing_f
     for place in ("needy.py", "needy"):
         result = run(f"profile {place}:f")
         assert result.exit_code == 1
-        assert "needy.py" in result.stderr
+        assert "needy.py" in traceback_of(result)
 
 
 SPEED = "--roofline cpu:50GFLOP/s,10GB/s,10us"
 
 
 def test_times_are_estimated_without_running(run: Run) -> None:
-    result = run(f"profile models.py:on_meta --no-measure {SPEED}")
+    result = run(f"profile models.py:on_meta {SPEED}")
     assert result.exit_code == 0, result.stderr
     assert "estimated forward and backward" in " ".join(result.stdout.split())
     assert "Times are estimates for cpu: 50 GFLOP/s, 10 GB/s, 10 us;" in " ".join(result.stdout.split())
@@ -97,7 +99,7 @@ def test_times_are_estimated_without_running(run: Run) -> None:
 
 
 def test_plans_from_estimates_are_explained_simulated_and_checked(run: Run) -> None:
-    made = run(f"plan models.py:whole --no-measure {SPEED} --devices 2 --micro-batches 2 -o plan.json")
+    made = run(f"plan models.py:whole {SPEED} --devices 2 --micro-batches 2 -o plan.json")
     assert made.exit_code == 0, made.stderr
     assert "estimated for cpu" in run("explain plan.json").stdout
     assert run("simulate plan.json").exit_code == 0

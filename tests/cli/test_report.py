@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from typer.testing import Result
 
 from pipepart import Cluster, Profile, Trace, plan
-from pipepart.document import FORMAT_VERSION
 
 Run = Callable[[str], Result]
 
@@ -37,16 +34,6 @@ def test_the_page_is_written_to_report_html_or_where_told(planned: None, run: Ru
 def test_a_trace_adds_the_measured_step(planned: None, run: Run, directory: Path):
     assert run("report one.json --trace one.trace.json").exit_code == 0
     assert "Timeline, measured" in (directory / "report.html").read_text(encoding="utf-8")
-
-
-def test_json_names_the_page_and_what_it_finds(planned: None, run: Run, directory: Path):
-    done = run("report one.json -o page.html --json")
-    found = json.loads(done.stdout)
-    page = (directory / "page.html").read_bytes()
-    assert (found["version"], found["file"], found["bytes"]) == (FORMAT_VERSION, "page.html", len(page))
-    (findings,) = found["findings"]
-    assert findings
-    assert all(html.escape(sentence) in page.decode() for sentence in findings)
 
 
 def test_two_plans_go_by_the_names_of_their_files(planned: None, run: Run, directory: Path):

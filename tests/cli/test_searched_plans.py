@@ -44,22 +44,20 @@ def uneven(measured: Profile, directory: Path) -> Plan:
 
 def test_the_numbers_of_stages_and_the_device_left_out_are_told(run: Run, uneven: Plan) -> None:
     told = run("explain uneven.json").stdout
-    assert "search, 4 micro-batches, 5 stages on 2 of 3 devices, 2 to 3 a device" in told
+    assert "search, 4 micro-batches, 5 stages on 2 of 3 devices" in told
     assert "unused" in told
     assert "virtual:1" in told
     assert "One line a device (0 virtual:2, 1 virtual:0)." in told
 
 
 def test_its_stages_under_other_orders(run: Run, uneven: Plan) -> None:
-    own = json.loads(run("simulate uneven.json --json").stdout)
+    (own,) = json.loads(run("simulate uneven.json --json").stdout)["schedules"]
     assert own["makespan_seconds"] == pytest.approx(uneven.predicted.step_seconds, rel=1e-12)
-    fewer = json.loads(run("simulate uneven.json --micro-batches 2 --json").stdout)
+    (fewer,) = json.loads(run("simulate uneven.json --micro-batches 2 --json").stdout)["schedules"]
     assert [len(row) for row in fewer["actions"]] < [len(row) for row in own["actions"]]
-    better = json.loads(run("simulate uneven.json --schedule search --json").stdout)
-    assert better["makespan_seconds"] <= own["makespan_seconds"] * (1 + 1e-12)
-    assert [device["device"] for device in better["devices"]] == ["virtual:2", "virtual:0"]
-    more = json.loads(run("simulate uneven.json --micro-batches 8 --json").stdout)
-    assert (more["schedule"], more["micro_batches"]) == ("search", 8)
+    more = run("simulate uneven.json --micro-batches 8")
+    assert more.exit_code == 2
+    assert "plan again" in " ".join(more.stderr.split())
 
 
 def test_a_run_of_it_is_held_against_it(run: Run, uneven: Plan, directory: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import Result
@@ -25,7 +26,7 @@ Run = Callable[[str], Result]
 START = """
 import contextlib, runpy, sys
 from pipepart.cli import app
-for line in ("--help", "plan --help", "plan --no-such-option x", "check x.py:f --schedule 1f1c"):
+for line in ("--help", "plan --help", "plan --no-such-option x", "plan x.json --schedule 1f1c"):
     with contextlib.suppress(SystemExit):
         app(line.split())
     print(line, {"torch", "numpy", "networkx"} & set(sys.modules))
@@ -45,15 +46,15 @@ def test_help_and_wrong_options_import_nothing_heavy_nor_the_library_what_report
     environment = {**os.environ, "PYTHONPATH": str(Path(pipepart.__file__).parents[1])}
     command = [sys.executable, "-c", START]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    for line in ("--help", "plan --help", "plan --no-such-option x", "check x.py:f --schedule 1f1c"):
+    for line in ("--help", "plan --help", "plan --no-such-option x", "plan x.json --schedule 1f1c"):
         assert f"{line} set()" in done.stdout
     assert "status 2\nlibrary set()" in done.stdout
     assert "Invalid value for '--devices'" in done.stderr
 
 
 def test_names_that_options_repeat_to_start_quickly_are_those_there_are(run: Run) -> None:
-    assert sorted(options.SCHEDULES) == sorted(schedules.names())
-    assert tuple(ENGINES) == options.ENGINES
+    assert sorted(get_args(options.ScheduleName)) == sorted(schedules.names())
+    assert tuple(ENGINES) == get_args(options.Engine)
     assert run("--version").stdout.startswith("pipepart ")
 
 
@@ -110,5 +111,5 @@ def test_a_bug_of_pipepart_is_no_mistake_of_the_user(run: Run, monkeypatch: pyte
     monkeypatch.setattr("schedules.build", broken)
     result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
     assert result.exit_code == 1
-    assert "zip() argument 2 is longer" in result.stderr
-    assert "Traceback" in result.stderr
+    assert "zip() argument 2 is longer" in str(result.exception)
+    assert not result.stderr

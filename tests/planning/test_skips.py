@@ -1,9 +1,7 @@
 """Values that several layers use: loads, messages and memory of every cut, against a model hop by hop."""
 
-import io
 import itertools
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,8 +21,6 @@ from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
 from pipepart.planning.plans.stage_plan import StagePlan, predict_stages
 from pipepart.profiling import Costs, LiveValue, SavedTensor
-from pipepart.reporting import plan_reports, show
-from pipepart.units import format_bytes
 from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
 from tests.planning.ways import partitioned
@@ -106,17 +102,8 @@ def loads(
         send(stage, stage + 1, layers[edges[stage + 1] - 1].output, latency=1)
     for size, used in values:
         for one, other in hops(used, edges):
-            way = [(stage, stage + 1) for stage in range(one, other)]
-            if pace(cluster, devices, one, other) <= sum(pace(cluster, devices, *step) for step in way):
-                way = [(one, other)]
-            for step in way:
-                send(*step, size)
+            send(one, other, size)
     return found
-
-
-def pace(cluster: Cluster, devices: Sequence[str], one: int, other: int) -> float:
-    link = cluster.link_between(devices[one], devices[other])
-    return 0.0 if devices[one] == devices[other] else 1 / (link.bandwidth or np.inf)
 
 
 def cuts(layers: int, stages: int) -> list[list[int]]:
@@ -160,7 +147,7 @@ def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
         slow = PairLink(between=(names[0], names[-1]), bandwidth=BANDWIDTH / 4)
         cluster = cluster.model_copy(update={"links": (slow,)})
     rows = schedules.build(schedule, devices, 4, chunks).device_of
-    costs = ChainCosts(profile, profile.costs[0], may_relay=unlike)
+    costs = ChainCosts(profile, profile.costs[0])
     homes = [names[row] for row in rows]
     for edges in cuts(len(layers), 4):
         stages = [
@@ -222,19 +209,12 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     assert list(graph.successors("down.0")) == ["pool", "up.2"]
     captured = pipepart.capture.capture(model, x)
     assert list(captured.edges(data="bytes")) == list(graph.edges(data="bytes"))
-    plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2)
+    plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2, stages=6)
     ways = {way.maker: way for way in value_ways(plan)}
     deepest = ways["down.0"]  # which the last block up takes
     assert deepest.bytes == skips[0]
     assert "down.0" in plan.stages[deepest.stages[0]].layers
     assert "up.2" in plan.stages[deepest.stages[-1]].layers
-    text = io.StringIO()
-    show(*plan_reports(plan), file=text)
-    ends = " → ".join(map(str, deepest.stages))
-    first = deepest.stages[0]  # which depends on measured times
-    border, size = rf"\n{first} \| {first + 1} ", format_bytes(deepest.bytes)
-    row = rf"{border}.*(\n  .*)*output of down.0 +{size} +([\w.@]+, )*up.2 +{ends}\n"
-    assert re.search(row, text.getvalue())
     assert any(stage.skips for stage in plan.stages)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
     with Pipeline(model, plan, F.mse_loss, trace=True) as pipe:

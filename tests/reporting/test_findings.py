@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,12 @@ def test_a_pinned_layer_stays_where_it_is() -> None:
     assert not any("would save" in text for text in findings(edited))
 
 
+def test_a_plan_edited_beyond_its_request_has_findings() -> None:
+    made = plan(_profile([1.0] * 4), Cluster.parse(["1GiB"] * 2), schedule="1f1b")
+    limited = replace(made.constraints, max_micro_batches=made.micro_batches - 1)
+    assert findings(made.model_copy(update={"constraints": limited}))
+
+
 def test_a_long_bubble_asks_for_more_micro_batches() -> None:
     profile = _profile([1.0] * 4, counts=(4,), batch=16)
     made = _by_hand(profile, ["a", "b", "c", "d"], Cluster.parse(["1GiB"] * 4), "zb-h1")
@@ -74,7 +81,7 @@ def test_nothing_to_gain_is_said() -> None:
     made = plan(profile, Cluster.parse(["1GiB"]), schedule="sequential")
     assert findings(made) == (f"All stages are on {made.stages[0].device}: there is nothing to balance.",)
     made = plan(_profile([1.0, 1.0], counts=(8,)), Cluster.parse(["1GiB"] * 2), schedule="auto")
-    assert findings(made)[-1].startswith(("Nothing to gain", "No change of one keyword"))
+    assert findings(made)[-1].startswith("No change of one keyword")
 
 
 def _tied() -> Profile:
@@ -127,17 +134,6 @@ def test_a_measured_step_is_held_against_one_device_as_it_was_profiled() -> None
     )
 
 
-def test_a_full_device_is_told_what_recompute_frees() -> None:
-    profile = _profile([1.0, 1.0])
-    made = _by_hand(profile, ["a", "b"], Cluster.parse(["1GiB"] * 2))
-    need = max(made.device_bytes().values())
-    tight = _by_hand(profile, ["a", "b"], made.cluster.with_memory(int(need / 0.95)))
-    text = findings(tight)[2]
-    assert text.startswith(
-        f"{tight.stages[0].device} is at 95% of its memory: recomputing stage 0 would free "
-    )
-
-
 def test_a_trace_names_the_stage_that_takes_longer() -> None:
     profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
     made = _by_hand(profile, ["ab", "cd"], cluster)
@@ -147,8 +143,8 @@ def test_a_trace_names_the_stage_that_takes_longer() -> None:
     ratio = slow.makespan / made.predicted.step_seconds
     first, second, third = findings(made, Trace(made, [slow]))
     assert first == (
-        f"Measured {slow.makespan:.2f} s a step, {ratio - 1:.0%} longer than predicted: the forwards of stage 1 on "
-        f"{cluster.devices[1].name} take 1.50 times what was profiled."
+        f"Measured {slow.makespan:.2f} s a step, {ratio - 1:.0%} longer than predicted: each forward of stage 1 on "
+        f"{cluster.devices[1].name} takes 1.50 times what was profiled."
     )
     assert "stage 1" in second.lower() or "bubble" in second
     assert third.endswith("replan with the trace.") or third.startswith("No change of one keyword")

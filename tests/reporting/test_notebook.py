@@ -75,19 +75,21 @@ def test_of_a_long_profile_the_first_and_the_last_layers_are_shown(profile: Prof
     assert len(long._repr_html_()) < 20_000
 
 
-def test_a_plan_shows_its_stages_the_memory_of_each_device_and_its_timeline(two_stages: Plan):
-    assert "svg" in shown(two_stages).tags
-    found = rows(two_stages)
-    assert [row[:3] for row in found if row[1].startswith("virtual") and "64.0 MiB" not in row] == [
+def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages: Plan):
+    found = shown(two_stages)
+    assert "svg" in found.tags
+    stages = [row for row in rows(two_stages) if row[1:] and row[1].startswith("virtual")]
+    assert [row[:3] for row in stages] == [
         ["0", "virtual:0", "embedding – body.a_layer_with_a_very_long_name.attention"],
         ["1", "virtual:1", "head"],
     ]
-    assert [row[:2] for row in found if "64.0 MiB" in row] == [["0", "virtual:0"], ["1", "virtual:1"]]
+    devices = [row for row in rows(two_stages) if row and row[0].startswith("virtual")]
+    assert all("64.0 MiB" in row for row in devices)
 
 
-def test_several_stages_of_a_device_have_a_row_together(four_chunks: Plan):
-    devices = [row[:2] for row in rows(four_chunks) if row[0] in ("0, 2", "1, 3")]
-    assert sorted(devices) == [["0, 2", "device:1"]] * 2 + [["1, 3", "device:0"]] * 2
+def test_several_stages_of_a_device_are_in_one_row(four_chunks: Plan):
+    devices = [row for row in rows(four_chunks) if row and row[0].startswith("device:")]
+    assert [row[:2] for row in devices] == [["device:1", "0, 2"], ["device:0", "1, 3"]]
 
 
 def test_a_plan_without_figures_is_shown(two_stages: Plan):

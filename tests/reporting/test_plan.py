@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, Trace, plan
 from pipepart.reporting import (
     drawn_timeline,
-    edited_note,
     infeasible_report,
     plan_reports,
     plan_summary,
@@ -28,7 +27,7 @@ def test_the_figures_of_the_summary_are_those_of_the_prediction(
     assert f"{predicted.serial_seconds / predicted.step_seconds:.2f}, against 50 ms" in text
     assert f"{predicted.bubble:.0%} of the devices' time" in text
     assert f"micro-batches takes less than {format_seconds(two_stages.step_bound)}" in text
-    assert f"this step is at most {two_stages.step_gap:.1%} above that bound" in text
+    assert f"this step is at most {two_stages.step_gap:.1%} above that" in text
     loads = dict.fromkeys(range(2), 0.0)
     for number, stage in enumerate(four_chunks.stages):
         loads[number % 2] += stage.load_seconds
@@ -44,14 +43,6 @@ def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -
     assert text.startswith("The model does not fit: with 1 stage, 4 micro-batches")
     assert "  1. --more-devices 1: " in text
     assert "cluster=" not in text
-
-
-def test_an_edited_plan_is_held_against_its_file(two_stages: Plan) -> None:
-    assert edited_note(two_stages, two_stages) is None
-    half = two_stages.predicted.model_copy(update={"step_seconds": two_stages.predicted.step_seconds / 2})
-    note = edited_note(two_stages.model_copy(update={"prediction": half}), two_stages)
-    assert note is not None
-    assert "100.0% longer" in note.plain
 
 
 @pytest.mark.parametrize("width", [80, 140])

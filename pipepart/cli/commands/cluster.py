@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from .. import options
-from ..errors import UsageError, with_exit_status
+from ..errors import UsageError
 from ..options import option
 
 
-@with_exit_status
 def cluster_command(
-    devices: Annotated[
-        str | None,
-        option("N|NAMES", "A number of devices, or names as in cuda:0,cuda:1.", group="This machine"),
-    ] = None,
-    cluster: Annotated[
-        Path | None, option("FILE", "A cluster as JSON; it may be written by hand.", group="Described")
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        option(
-            "SIZE[@SPEED]",
-            "Describe a device, as in 24GiB or 16GiB@0.6; once for each, or for all.",
-            options.described,
-            group="Described",
-        ),
-    ] = None,
-    bandwidth: Annotated[
-        str | None,
-        option("RATE", "Between devices given by --device: 12GB/s.", options.rate, group="Described"),
-    ] = None,
+    devices: options.Devices = None,
+    cluster: options.Cluster = None,
+    described: options.Described = None,
+    bandwidth: options.Bandwidth = None,
     hosts: Annotated[
-        int, option("N", "Number of hosts with the devices given by --device.", min=1, group="Described")
+        int, option("N", "Number of hosts with the devices given by --device.", min=1, group="Devices")
     ] = 1,
     devices_per_host: Annotated[
         int | None,
-        option("N", "Devices of each host; as many as --device says if not given.", min=1, group="Described"),
+        option("N", "Devices of each host; as many as --device says if not given.", min=1, group="Devices"),
     ] = None,
     network: Annotated[
         str | None,
-        option("RATE", "Of a host's port to the network: 25GB/s.", options.rate, group="Described"),
+        option("RATE", "Of a host's port to the network: 25GB/s.", group="Devices"),
     ] = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
@@ -56,18 +38,18 @@ def cluster_command(
     from ..output import check_writable, deliver
 
     check_writable(output)
-    if (hosts > 1 or devices_per_host or network or bandwidth) and not device:
+    if (hosts > 1 or devices_per_host or network or bandwidth) and not described:
         raise UsageError(
             "--bandwidth, --hosts, --devices-per-host and --network go with devices described by --device"
         )
     if (hosts > 1) != bool(network):
         raise UsageError("--hosts N and --network 25GB/s go together: hosts are joined by a network")
-    if device and not (devices or cluster):
+    if described and not (devices or cluster):
         found = Cluster.parse(
-            device, link=bandwidth, hosts=hosts, devices_per_host=devices_per_host, network=network
+            described, link=bandwidth, hosts=hosts, devices_per_host=devices_per_host, network=network
         )
-    elif devices or cluster or device:
-        found = make_cluster(devices, cluster, device or (), bandwidth)
+    elif devices or cluster or described:
+        found = make_cluster(devices, cluster, described or (), bandwidth)
     else:
         found = Cluster.local()
-    deliver(found.model_dump_json(indent=1), lambda: [cluster_report(found)], as_json=as_json, path=output)
+    deliver(found, lambda: [cluster_report(found)], as_json=as_json, path=output)

@@ -9,12 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-from ..errors import with_exit_status
-
 _PACKAGES = ("torch", "networkx", "numpy", "scipy", "pydantic", "transformers", "accelerate", "peft")
 
 
-@with_exit_status
 def env_command() -> None:
     """Print versions, cores and accelerators of this machine, for a bug report."""
     for name, value in _environment():

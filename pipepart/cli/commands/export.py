@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, get_args
 
 import typer
 
 from .. import options
-from ..errors import UsageError, with_exit_status
+from ..errors import UsageError
 from ..options import option
 
 
-@with_exit_status
 def export_command(
-    plan: Annotated[
-        Path,
-        typer.Argument(metavar="PLAN", show_default=False, help="A saved plan; it may have been edited."),
-    ],
-    to: Annotated[
-        Any,
-        option(
-            "NAME",
-            f"The engine: {', '.join(options.ENGINES)}.",
-            words=options.ENGINES,
-        ),
-    ],
+    plan: options.PlanFile,
+    to: Annotated[options.Engine, option("NAME", f"The engine: {', '.join(get_args(options.Engine))}.")],
     output: Annotated[
         Path | None,
-        option(
-            "DIR",
-            "Save the files in DIR, which is made if need be.",
-            names=("--output", "-o"),
-        ),
+        option("DIR", "Save the files in DIR, which is made if need be.", "--output", "-o"),
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Write a plan in the files of another engine; print them without -o.
 
@@ -43,18 +27,14 @@ def export_command(
     """
     from ...planning import Plan
     from ..files import read
-    from ..results import ExportResult
 
     exported = read(Plan, plan).export(to)
-    if output is not None:
-        try:
-            paths = exported.save(output)
-        except OSError as error:
-            raise UsageError(f"cannot write into {str(output)!r}: {error.strerror or error}") from None
-        for path in paths:
-            typer.echo(f"Saved in {path}.", err=True)
-    if as_json:
-        found = ExportResult(engine=exported.engine, files=dict(exported.files))
-        typer.echo(found.model_dump_json(indent=1))
-    elif output is None:
+    if output is None:
         typer.echo(str(exported), nl=False)
+        return
+    try:
+        paths = exported.save(output)
+    except OSError as error:
+        raise UsageError(f"cannot write into {str(output)!r}: {error.strerror or error}") from None
+    for path in paths:
+        typer.echo(f"Saved in {path}.", err=True)

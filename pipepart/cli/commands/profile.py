@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from .. import options
-from ..errors import with_exit_status
 from ..options import option
 
 
-@with_exit_status
 def profile_command(
     model: options.Model,
     micro_batches: Annotated[
@@ -17,9 +15,8 @@ def profile_command(
         option(
             "N[,N..]",
             "Number of parts that a mini-batch is split into; several numbers measure several sizes.",
-            options.counts,
+            parser=options.counts,
             show_default=True,
-            group="Profiling",
         ),
     ] = "1",
     sample: options.Sample = None,
@@ -33,11 +30,9 @@ def profile_command(
             group="Profiling",
         ),
     ] = None,
-    dtype: options.Dtype = None,
     threads: options.Threads = None,
     time_budget: options.TimeBudget = 1.0,
-    measure_times: options.Measure = True,
-    roofline: options.RooflineOf = None,
+    roofline: options.Roofline = None,
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -49,28 +44,19 @@ def profile_command(
     """
     from ...reporting import layer_table, size_table
     from ..devices import torch_device
-    from ..files import read_roofline
-    from ..model import measure
+    from ..model import load, measure
     from ..output import check_writable, deliver
 
     check_writable(output)
     found = measure(
-        model,
-        sample,
+        load(model, sample),
         lambda _: micro_batches,
-        dtype=dtype,
+        roofline,
         layers=layers,
         optimizer=optimizer,
         device=torch_device("--device", device) if device else None,
         threads=threads,
         seconds=time_budget,
-        measure=measure_times,
-        roofline=read_roofline(roofline, measure_times),
     )
     sizes = [size_table(found)] if len(found.costs) > 1 else []
-    deliver(
-        found.model_dump_json(indent=1),
-        lambda: [*sizes, layer_table(found, folded=True)],
-        as_json=as_json,
-        path=output,
-    )
+    deliver(found, lambda: [*sizes, layer_table(found, folded=True)], as_json=as_json, path=output)

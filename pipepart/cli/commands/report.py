@@ -7,14 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .. import options
-from ..errors import UsageError, with_exit_status
+from ..errors import UsageError
 from ..options import option
 
-_READING = 0.4  # of the time, for the files; the rest makes the page
 
-
-@with_exit_status
 def report_command(
     plans: Annotated[
         list[Path],
@@ -32,10 +28,9 @@ def report_command(
             "plan.",
         ),
     ] = None,
-    output: Annotated[Path, option("FILE", "The page.", names=("--output", "-o"), show_default=True)] = Path(
+    output: Annotated[Path, option("FILE", "The page.", "--output", "-o", show_default=True)] = Path(
         "report.html"
     ),
-    as_json: options.AsJson = False,
 ) -> None:
     """Write a plan as one HTML page: what limits it, its timeline, idle time, memory and costs.
 
@@ -47,10 +42,8 @@ def report_command(
     from ...reporting.report import Run, report_html
     from ...runtime.observe.trace import Trace
     from ...units import counted
-    from ..collector import collector_paused
     from ..files import read, read_step
-    from ..output import check_writable, write_text
-    from ..results import ReportResult
+    from ..output import check_writable, write_file
 
     if len(plans) > 2:
         raise UsageError(f"got {len(plans)} plans: a report shows one, or two side by side")
@@ -62,19 +55,15 @@ def report_command(
         )
     check_writable(output)
     names = _names(plans, traces)
-    with collector_paused(), progress_bar(None, "writing the report", after=1.0) as done:
+    with progress_bar(None, "writing the report", after=1.0) as done:
         runs = []
         for at, path in enumerate(plans):
-            done(_READING * at / len(plans))
+            done(at / len(plans))
             plan = read(Plan, path)
             measured = Trace(plan, [read_step(traces[at], plan, path)]) if traces else None
             runs.append(Run(plan, measured, names[at]))
         page = report_html(*runs)
-    write_text(output, page)
-    if as_json:
-        findings = tuple(run.findings for run in runs)
-        found = ReportResult(file=str(output), bytes=len(page.encode()), findings=findings)
-        typer.echo(found.model_dump_json(indent=1))
+    write_file(output, page)
 
 
 def _names(plans: list[Path], traces: list[Path]) -> list[str]:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import options
-from ..errors import UsageError, with_exit_status
+from ..errors import UsageError
 from ..options import option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..played import Played
+    from ..simulated import Simulated
 
-_COSTS = ("forward", "backward_input", "backward_weight", "stash")
-_MOST_ACTIONS = 4_000_000  # forwards and backwards; these take a minute and a few GiB
+_MOST_SECONDS = 1e6  # of one action
+_NUMBERS = "Stages described by numbers"
 _PER_STAGE = "one number for a device, shared by its stages, or one per stage as in 1,2,1"
+_WIDTH = 900  # pixels of a picture
+_SUFFIXES = (".svg", ".png", ".csv", ".json")
 
 
-@with_exit_status
+def _seconds(text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: give {_PER_STAGE}") from None
+    if not all(0 <= number <= _MOST_SECONDS for number in numbers):
+        raise typer.BadParameter(f"{text!r}: costs are seconds from 0 to {_MOST_SECONDS:g}")
+    return numbers
+
+
 def simulate_command(
     context: typer.Context,
     plan: Annotated[
@@ -31,84 +43,46 @@ def simulate_command(
         ),
     ] = None,
     schedule: Annotated[
-        list[Any] | None,
+        list[str] | None,
         option(
-            "NAME",
-            f"search for the best that is found, or one of {options.SCHEDULE_LIST}; the plan's own if not "
-            "given. Repeat it for a table of schedules.",
-            group="Schedule",
-            words=(*options.SCHEDULES, "search"),
-        ),
-    ] = None,
-    schedule_file: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "A schedule as JSON, or as CSV with one line of actions per device, as torch.distributed.pipelining "
-            "writes it.",
-            group="Schedule",
+            "NAME|FILE",
+            f"One of {options.SCHEDULE_LIST}; or a file: JSON of Schedule.to_json, or CSV with one line of actions per "
+            "device, as torch.distributed.pipelining writes it. The plan's own if not given. Repeat it for a table.",
         ),
     ] = None,
     micro_batches: Annotated[
-        int | None,
-        option("N", "Number of micro-batches, each of the same size.", min=1, group="Schedule"),
+        int | None, option("N", "Number of micro-batches, each of the same size.", min=1)
     ] = None,
-    chunks: Annotated[
-        int | None, option("N", "Stages per device; the plan's if not given.", min=1, group="Schedule")
-    ] = None,
-    devices: Annotated[
-        int | None,
-        option("N", "Number of devices, without a plan.", min=1, group="Stages described by numbers"),
-    ] = None,
+    devices: Annotated[int | None, option("N", "Number of devices.", min=1, group=_NUMBERS)] = None,
+    chunks: Annotated[int | None, option("N", "Stages per device.", min=1, group=_NUMBERS)] = None,
     forward: Annotated[
-        Any,
-        option(
-            "S[,S..]",
-            f"Seconds of a forward, without a plan: {_PER_STAGE}.",
-            options.costs,
-            group="Stages described by numbers",
-        ),
+        Any, option("S[,S..]", f"Seconds of a forward: {_PER_STAGE}.", parser=_seconds, group=_NUMBERS)
     ] = "1",
     backward_input: Annotated[
         Any,
-        option(
-            "S[,S..]",
-            "The same for the backward for inputs.",
-            options.costs,
-            group="Stages described by numbers",
-        ),
+        option("S[,S..]", "The same for the backward for inputs.", parser=_seconds, group=_NUMBERS),
     ] = "1",
     backward_weight: Annotated[
         Any,
-        option(
-            "S[,S..]",
-            "The same for the backward for weights.",
-            options.costs,
-            group="Stages described by numbers",
-        ),
+        option("S[,S..]", "The same for the backward for weights.", parser=_seconds, group=_NUMBERS),
     ] = "1",
     latency: Annotated[
         float,
         option(
             "S",
-            "Seconds that a message between devices takes, without a plan.",
+            "Seconds that a message between devices takes.",
             min=0,
             show_default=True,
-            group="Stages described by numbers",
+            group=_NUMBERS,
         ),
     ] = 0.0,
     stash: Annotated[
         str | None,
         option(
             "SIZE[,SIZE..]",
-            "Bytes kept per micro-batch in flight, without a plan. If not given, micro-batches are counted.",
-            options.size,
-            group="Stages described by numbers",
+            "Bytes kept per micro-batch in flight. If not given, micro-batches are counted.",
+            group=_NUMBERS,
         ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        option("FILE", "Save the timeline for ui.perfetto.dev or chrome://tracing."),
     ] = None,
     as_json: options.AsJson = False,
     output: Annotated[
@@ -116,94 +90,97 @@ def simulate_command(
         option(
             "FILE",
             "Save FILE.svg or FILE.png: a picture; FILE.csv: the schedule; FILE.json: the figures. Repeatable.",
-            names=("--output", "-o"),
+            "--output",
+            "-o",
         ),
     ] = None,
 ) -> None:
     """Simulate a schedule; show what each device waits for.
 
-    With PLAN: the plan's stages under another schedule, or with another number of micro-batches of the same size.
-    Without: stages described by numbers. Repeat --schedule for a table that compares schedules.
+    With PLAN: the plan's stages, where they are, also under another schedule or with another number of micro-batches of
+    the same size. Without: stages described by numbers. Repeat --schedule for a table that compares schedules.
     """
-    from pydantic_core import to_json
-
     from ...planning import Plan
-    from ...reporting import drawn_timeline, idle_table, schedules_table, simulation_summary
-    from ..described_stages import DescribedStages, built
-    from ..files import read, read_schedule
-    from ..output import check_writable, deliver, write_bytes
-    from ..played import play_numbers, play_plan, traced
-    from ..results import SimulatedSteps
-    from ..simulated_files import check_suffixes, write_simulated
+    from ...reporting import drawn_timeline, idle_table, plan_summary, schedules_table, simulation_summary
+    from ...units import parse_bytes
+    from ..files import read
+    from ..output import check_writable, deliver
+    from ..simulated import SimulatedSteps, build, on_described_stages, on_plan
 
-    names, files = schedule or [None], output or []
-    check_suffixes(files, len(names))
-    check_writable(trace, *files)
-    for source, cannot_change in (
-        (schedule_file, ("schedule", "devices", "micro_batches", "chunks")),
-        (plan, ("devices", *_COSTS, "latency")),
-    ):
-        if source is not None and (ignored := options.given(context, *cannot_change)):
-            raise UsageError(f"{', '.join(ignored)} cannot change {source}: leave out one or the other")
-    order = read_schedule(schedule_file) if schedule_file else None
-    stages = DescribedStages(forward, backward_input, backward_weight, stash)
-    made = None if plan is None else read(Plan, plan)
-    if made is not None and made.profile is None:
-        raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
-
-    def play(name: str | None) -> Played:
-        if made is not None:
-            _check_number_of_actions(len(made.stages), micro_batches or made.micro_batches)
-            return play_plan(made, order, name, micro_batches, chunks)
-        ordered = order or built(*_needed(name, devices, micro_batches, chunks), chunks)
-        return play_numbers(stages, ordered, latency, search=name == "search")
-
-    played = list(map(play, names))
-    figures = tuple(each.figures for each in played)
-    result = (figures[0] if len(names) == 1 else SimulatedSteps(schedules=figures)).model_dump_json(indent=1)
-    if trace is not None:
-        write_bytes(trace, to_json(traced(played)))
-    write_simulated(files, played, result)
-    counted = plan is None and stash is None
+    files = output or []
+    _check_suffixes(files, len(schedule or [""]))
+    check_writable(*files)
+    described = (
+        "devices", "chunks", "forward", "backward_input", "backward_weight", "latency", "stash"
+    )  # fmt: skip
+    if plan is not None:
+        if ignored := options.set_by_user(context, *described):
+            raise UsageError(f"{', '.join(ignored)} cannot change {plan}: leave out one or the other")
+        made = read(Plan, plan)
+        if made.profile is None:
+            raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
+        steps = [on_plan(made, name, micro_batches) for name in schedule or [None]]
+    else:
+        numbers = {
+            "forward": forward,
+            "backward_input": backward_input,
+            "backward_weight": backward_weight,
+            "stash_bytes": [parse_bytes(size) for size in stash.split(",")] if stash else [1.0],
+        }
+        steps = [
+            on_described_stages(build(name, devices, micro_batches, chunks), latency, **numbers)
+            for name in schedule or [""]
+        ]
+    figures = SimulatedSteps(schedules=tuple(step.figures for step in steps))
+    for file in files:
+        _save(file, steps, figures.model_dump_json(indent=1) + "\n")
+    in_flight = plan is None and stash is None
 
     def reports() -> list[RenderableType]:
-        if len(played) > 1:
-            memory = "in flight" if counted else "stash" if made is None else "memory"
+        if len(steps) > 1:
+            memory = "memory" if plan else "in flight" if in_flight else "stash"
             return [
                 schedules_table(
-                    [each.timeline for each in played],
-                    [each.needs or each.timeline.peak_bytes for each in played],
-                    memory=memory,
-                    limits=[each.limits for each in played] if played[0].limits else (),
+                    [step.timeline for step in steps], [max(step.peaks) for step in steps], memory=memory
                 )
             ]
-        one = played[0]
-        own = None if made is None else made.simulate()
+        (step,) = steps
         return [
-            simulation_summary(one.timeline, one.bound, own),
-            idle_table(one.drawn, one.rows, counted=counted, needs=one.needs, limits=one.limits),
-            drawn_timeline(one.drawn, devices=() if plan is None else one.rows),
+            plan_summary(step.plan) if step.plan else simulation_summary(step.timeline, step.bound),
+            idle_table(step.timeline, step.devices, in_flight=in_flight),
+            drawn_timeline(step.timeline, devices=step.devices if plan else ()),
         ]
 
-    deliver(result, reports, as_json=as_json, path=None)
+    deliver(figures, reports, as_json=as_json, path=None)
 
 
-def _needed(
-    schedule: str | None, devices: int | None, micro_batches: int | None, chunks: int | None
-) -> tuple[str, int, int]:
-    """Return the options that described stages need."""
-    if schedule is None or devices is None or micro_batches is None:
-        raise UsageError(
-            "give a saved plan, or describe the stages: --schedule 1f1b --devices 4 --micro-batches 8"
-        )
-    _check_number_of_actions(devices * (chunks or 1), micro_batches)
-    return schedule, devices, micro_batches
+def _check_suffixes(files: list[Path], schedules: int) -> None:
+    """Check that each file of -o can be written, before anything is simulated."""
+    for file in files:
+        if file.suffix not in _SUFFIXES:
+            raise UsageError(f"-o {file}: the suffix says what to save, give one of {', '.join(_SUFFIXES)}")
+        if file.suffix == ".csv" and schedules > 1:
+            raise UsageError(f"-o {file} holds one schedule, and {schedules} are given: save each by itself")
+        if file.suffix == ".png" and find_spec("PIL") is None:
+            raise UsageError(f"-o {file} needs Pillow: pip install 'pipepart[png]', or save a .svg")
 
 
-def _check_number_of_actions(stages: int, micro_batches: int) -> None:
-    count = 2 * stages * micro_batches
-    if count > _MOST_ACTIONS:
-        raise UsageError(
-            f"{micro_batches:,} micro-batches on {stages:,} stages make {count:,} forwards and backwards: at most "
-            f"{_MOST_ACTIONS:,} are simulated"
-        )
+def _save(file: Path, steps: list[Simulated], figures: str) -> None:
+    """Write a file of -o; several steps share a picture."""
+    from schedules.pictures.draw import picture_png, picture_svg
+    from schedules.pictures.shapes import PictureError
+
+    from ..output import write_file
+
+    panels = [step.panel for step in steps]
+    try:
+        if file.suffix == ".svg":
+            write_file(file, picture_svg(panels, None, _WIDTH, None, False))
+        elif file.suffix == ".png":
+            write_file(file, picture_png(panels, None, _WIDTH, None, 2.0))
+    except PictureError as error:
+        raise UsageError(f"-o {file}: {error}") from None
+    if file.suffix == ".csv":
+        write_file(file, steps[0].timeline.schedule.to_csv())
+    elif file.suffix == ".json":
+        write_file(file, figures)
