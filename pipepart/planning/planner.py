@@ -16,7 +16,7 @@ from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import DoesNotFit, Infeasible, exceeds_memory
-from .overhead import most_on_a_host, with_overhead
+from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
@@ -100,9 +100,9 @@ def plan(
             hosts) and ``"link"`` (within a host), as in ``{"network": "int8"}``. Training results then differ from
             plain training. The links of ``plan.cluster`` store the compression.
         seconds: time limit of the call; None for 10. With None, at most 50 layers and at most 16 devices, the search
-            has a fixed effort, mostly of one to three seconds on a core of a small server, and up to nine with
-            ``replicas="auto"`` over several hosts. Candidates that cannot be simulated in time are skipped. Equal
-            arguments give equal plans, unless the time limit ended the search (``plan.out_of_time``).
+            has a fixed effort, mostly of one to three seconds on a core of a small server. Candidates that cannot be
+            simulated in time are skipped. Equal arguments give equal plans, unless the time limit ended the search
+            (``plan.out_of_time``).
 
     Raises:
         TypeError: ``profile`` or ``cluster`` has another type.
@@ -185,9 +185,9 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
         raise DoesNotFit(request)
     # The search took layers to be as slow as beside all devices, and some may stay unused.
     measured = profile.model_copy(update={"costs": (profile.at(fastest.micro_batches),)})
-    fastest = fastest.model_copy(update={"profile": measured})
-    all_in_use = most_on_a_host(fastest.workers) == most_on_a_host(cluster.devices)
-    return fastest if all_in_use else fastest.predict()
+    result = fastest.model_copy(update={"profile": measured})
+    as_searched = fastest.profile is not None and result.with_overhead()[0].costs == fastest.profile.costs
+    return result if as_searched else result.predict()
 
 
 def _nearest(request: Request, clock: Clock) -> Infeasible:

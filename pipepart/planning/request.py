@@ -18,7 +18,6 @@ from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .plans.options import PlanOptions
 from .plans.searched_order import SEARCH
-from .stage_modes import mode_choices
 
 # Default stages per device of each schedule that ``"auto"`` tries; None for schedules with one stage per device. The
 # simplest schedule comes first: of equally fast plans, the first is chosen.
@@ -87,7 +86,7 @@ class Request:
     def mode_choices(self) -> tuple[ModeChoice, ...]:
         """Sets of stage modes to plan with, the set of the ``recompute`` keyword first."""
         asynchronous = self.schedule in ASYNCHRONOUS
-        return mode_choices(self.cluster, self.asked.recompute, self.asked.offload, asynchronous)
+        return self.asked.mode_choices(self.cluster, asynchronous)
 
     @property
     def schedules(self) -> tuple[str, ...]:

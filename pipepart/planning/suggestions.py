@@ -190,8 +190,9 @@ class Changes:
         if options.schedule != "1f1b":
             yield self._with_schedule(options)
         measured, limit = {costs.micro_batches for costs in self.profile.costs}, options.max_micro_batches
-        most = max(count for count in measured if count <= (limit or count))
-        if options.micro_batches != "auto":
+        if options.micro_batches == "auto":
+            most = max(count for count in measured if count <= (limit or count))
+        else:
             most = options.micro_batches
         doubles = {most << times for times in range(1, self.profile.batch.bit_length())}
         for count in sorted(measured | doubles | {self.profile.batch}):

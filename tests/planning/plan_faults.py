@@ -63,6 +63,10 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: d.update(version=3),
         ["a Plan of version 3, and this pipepart reads version 2: update pipepart"],
     ),
+    "an earlier version": (
+        lambda d: d.update(version=1),
+        ["a Plan of version 1, and this pipepart reads version 2: make it again"],
+    ),
     "extra fields": (
         lambda d: (d.update(colour="blue"), d["stages"][1].update(speed=1), d["cluster"].update(size=3)),
         ["colour: Extra inputs", "stages.1.speed: Extra inputs", "cluster.size: Extra inputs"],

@@ -3,8 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, Plan
+from pipepart import Plan
 from pipepart.units import counted
 from tests.planning.held import held_by, moments, peak
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
@@ -175,27 +173,11 @@ each_schedule = pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleav
 def test_a_plan_that_was_edited_costs_what_its_layers_cost(
     schedule, layers, cluster, micro_batches, data, tmp_path
 ):
-    check_costs(schedule, layers, cluster, micro_batches, data, tmp_path)
-
-
-@pytest.mark.slow
-@each_schedule
-@given(**EDITED)
-@settings(max_examples=30, deadline=None, suppress_health_check=AS_DRAWN)
-def test_many_plans_that_were_edited_cost_what_their_layers_cost(
-    schedule, layers, cluster, micro_batches, data, tmp_path
-):
-    check_costs(schedule, layers, cluster, micro_batches, data, tmp_path)
-
-
-def check_costs(
-    schedule: str, layers: list[Layer], cluster: Cluster, micro_batches: int, data: Any, folder: Path
-) -> None:
     used = range(2, min(len(cluster), len(layers) // 2) + 1)
     stages = data.draw(st.sampled_from(used)) * (2 if schedule in ("interleaved-1f1b", "zb-v") else 1)
     profile = profile_of(layers, [micro_batches], loss_seconds=0.5, input_bytes=7)
     plan = pipepart.plan(profile, cluster, schedule=schedule, stages=stages, recompute="never")
-    path = edited(plan, data.draw(edits(plan)), folder / "plan.json")
+    path = edited(plan, data.draw(edits(plan)), tmp_path / "plan.json")
     raw = Plan.model_validate_json(path.read_text())  # without the figures computed anew
     timeline = from_scratch(raw, layers, 0.5, 7)
     bytes_ = needs(raw, layers, 7, timeline)

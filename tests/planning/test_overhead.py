@@ -61,6 +61,16 @@ def test_an_edited_plan_has_the_layers_as_slow_as_beside_its_own_devices():
     assert edited.predicted.step_seconds == one.predicted.step_seconds < two.predicted.step_seconds * 2
 
 
+def test_the_bound_holds_for_plans_on_fewer_devices_whose_layers_are_faster():
+    """One micro-batch gains nothing from a second device, beside which all layers are slower."""
+    profile, cluster = measured(), Cluster.virtual(2, threads=1)
+    once = profile_of([Layer(4, 4, 4)] * 4, [1]).costs[0]
+    slower = tuple(cost.model_copy(update={"slowdown": 1.5}) for cost in once.layers)
+    profile = profile.model_copy(update={"costs": (once.model_copy(update={"layers": slower}),)})
+    two, one = (pipepart.plan(profile, cluster, schedule="1f1b", stages=stages) for stages in (2, 1))
+    assert two.step_bound == one.step_bound <= one.predicted.step_seconds < two.predicted.step_seconds
+
+
 def test_a_plan_with_another_profile_counts_what_that_one_measured():
     cluster = Cluster.virtual(2, threads=1)
     first = pipepart.plan(measured(overhead=Overhead()), cluster, schedule="1f1b", stages=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,12 @@ def test_a_pinned_layer_stays_where_it_is() -> None:
     pinned = plan(profile, cluster, schedule="zb-h1", pin={"c": 0})
     edited = pinned.model_copy(update={"alternatives": ()})
     assert not any("would save" in text for text in findings(edited))
+
+
+def test_a_plan_edited_beyond_its_request_has_findings() -> None:
+    made = plan(_profile([1.0] * 4), Cluster.parse(["1GiB"] * 2), schedule="1f1b")
+    limited = replace(made.constraints, max_micro_batches=made.micro_batches - 1)
+    assert findings(made.model_copy(update={"constraints": limited}))
 
 
 def test_a_long_bubble_asks_for_more_micro_batches() -> None:

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from schedules.searching.bounds import Trip, end_of_work, shared_work_bound
 
-from ...profiling import Costs
+from ...cluster import Cluster, Device
+from ...profiling import Costs, Overhead, Profile
+from ..overhead import most_on_a_host, with_overhead
+
+
+def bound_on_cluster(profile: Profile, cluster: Cluster, micro_batches: int, copies: int) -> float:
+    """Return a lower bound in seconds of a step of any plan on a cluster, with what the runtime adds.
+
+    Layers are faster beside fewer devices, so the bound is the smallest of those for each number of devices that
+    compute at once.
+
+    Args:
+        profile: the layers, as measured one device at a time.
+        cluster: the devices.
+        micro_batches: their number.
+        copies: of the model, which share the micro-batches.
+    """
+    action = min(device.action_seconds for device in cluster.devices)
+    bounds: list[float] = []
+    for computing in range(max(most_on_a_host(cluster.devices), 1), 0, -1):
+        costs = with_overhead(profile, cluster, computing)[0].at(micro_batches)
+        speeds = [device.speed for device in _fastest_on_each_host(cluster.devices, computing)]
+        if bounds and (profile.overhead == Overhead() or len(speeds) < copies):
+            break
+        bounds.append(step_bound(costs, speeds, copies, action))
+    return min(bounds) + cluster.step_seconds
 
 
 def step_bound(
@@ -78,3 +104,13 @@ def _shortest_split(costs: Costs) -> float:
     if any((layer.split_seconds or 0.0) < 0 for layer in costs.layers if not layer.backward_seconds):
         return 0.0
     return min(1.0, max(0.0, min(parts, default=1.0)))
+
+
+def _fastest_on_each_host(devices: Iterable[Device], most: int) -> list[Device]:
+    """Return the devices without the slowest CPU devices of this machine: at most this many stay on each host."""
+    left, remaining = Counter[str](), []
+    for device in sorted(devices, key=lambda device: -device.speed):
+        left[device.host] += device.torch_device == "cpu"
+        if device.torch_device != "cpu" or left[device.host] <= most:
+            remaining.append(device)
+    return remaining

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from ...profiling import Profile
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts
-from ..costs.stage_memory import Mode
+from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
 from ..partition.replica_groups import ReplicaGroups
 from ..plans.options import PlanOptions
-from ..stage_modes import mode_choices, modes_of
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,8 @@ class JointRequest:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """Modes that stages may use, fastest first."""
-        return modes_of(
-            mode_choices(self.groups.cluster, self.asked.recompute, self.asked.offload, asynchronous=False)
-        )
+        choices = self.asked.mode_choices(self.groups.cluster)
+        return tuple(dict.fromkeys(mode for choice in choices for mode in MODE_SETS[choice]))
 
     @property
     def bound(self) -> float:

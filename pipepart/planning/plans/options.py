@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from ...cluster import Cluster
 from ..compression import Compress
-from ..costs.stage_memory import OffloadChoice, RecomputeChoice
+from ..costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,20 @@ class PlanOptions:
         """The keywords that differ from their defaults."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
+
+    def mode_choices(self, cluster: Cluster, asynchronous: bool = False) -> tuple[ModeChoice, ...]:
+        """Return the sets of stage modes to plan with; the fastest plan over all sets is returned to the user.
+
+        ``offload="stash"`` allows only the set with offload. Otherwise the first set is that of the ``recompute``
+        keyword. With ``offload="auto"``, the set with offload follows if the memory of a device is limited and the
+        bandwidth between every device and its host is known.
+        """
+        if self.offload == "stash":
+            return ("stash",)
+        bound = any(device.memory_bytes is not None for device in cluster.devices)
+        known = all(device.host_bandwidth is not None for device in cluster.devices)
+        may_offload = self.offload == "auto" and self.recompute in ("auto", "never") and not asynchronous
+        return (self.recompute, "offload") if may_offload and bound and known else (self.recompute,)
 
 
 def in_order(value: Any) -> Any:

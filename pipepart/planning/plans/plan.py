@@ -20,7 +20,7 @@ from ...profiling import Profile
 from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
-from ..costs.step_bound import step_bound
+from ..costs.step_bound import bound_on_cluster
 from ..overhead import most_on_a_host, serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replicas import all_stages, stage_devices
@@ -197,11 +197,8 @@ class Plan(Document):
         """
         if self.profile is None:
             return 0.0
-        speeds = [device.speed for device in self.cluster.devices]
-        action = min(device.action_seconds for device in self.cluster.devices)
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        costs = self.with_overhead()[0].at(self.micro_batches)
-        return step_bound(costs, speeds, copies, action) + self.cluster.step_seconds
+        return bound_on_cluster(self.profile, self.cluster, self.micro_batches, copies)
 
     @property
     def step_gap(self) -> float:
@@ -286,7 +283,7 @@ class Plan(Document):
             profile, cluster = self.with_overhead()
             gathers = self.constraints.reduction == "batch"
             measured = profile.at(self.micro_batches)
-            costs = ChainCosts(profile, measured, gathers_outputs=gathers, may_relay=cluster.links_differ)
+            costs = ChainCosts(profile, measured, gathers_outputs=gathers)
         stages = predict_stages(self.stages, profile, costs, cluster)
         fresh = self.model_copy(update={"stages": stages, "cluster": cluster})
         timeline = fresh.simulate()
@@ -332,14 +329,8 @@ class Plan(Document):
                 stages take equal times. The second covers real steps with other times than simulated.
         """
         if timeline is not None:
-            return self._device_bytes(StashCounts(self.build_schedule(), timeline, self.summed_replicas))
+            return self._device_bytes(StashCounts(self.build_schedule(), timeline, self._summed_replicas))
         return self._device_bytes(self._stash_counts(self.simulate()))
-
-    @property
-    def summed_replicas(self) -> int:
-        """Number of replicas whose gradients are summed on the devices of the first replica."""
-        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
-        return replicas * self.first_replica.build_schedule().replicas
 
     def export(self, engine: str) -> Export:
         """Return the plan in the files of another engine; ``save(folder)`` of the result writes them.
@@ -374,6 +365,12 @@ class Plan(Document):
         """The device names of the stages, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
 
+    @property
+    def _summed_replicas(self) -> int:
+        """Number of replicas whose gradients are summed on the devices of the first replica."""
+        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
+        return replicas * self.first_replica.build_schedule().replicas
+
     def _order(self, micro_batches: int) -> StepOrder:
         return StepOrder(
             schedule=self.schedule,
@@ -387,8 +384,8 @@ class Plan(Document):
 
     def _stash_counts(self, timeline: schedules.Timeline) -> StashCounts:
         """Return the stash counts of a step of this plan, and of a step in which all stages take equal times."""
-        even = even_counts(self._order(self.micro_batches), self.summed_replicas)
-        return StashCounts(self.build_schedule(), timeline, self.summed_replicas, even)
+        even = even_counts(self._order(self.micro_batches), self._summed_replicas)
+        return StashCounts(self.build_schedule(), timeline, self._summed_replicas, even)
 
     def _device_bytes(self, counts: StashCounts) -> dict[str, int]:
         stages, schedule = self.all_stages, self.build_schedule()
