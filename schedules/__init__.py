@@ -17,7 +17,7 @@ from .searching.bounds import bound
 from .searching.search import search
 from .searching.split_critical import split_critical
 from .simulation.memory import in_flight, peak_candidates
-from .simulation.moments import memory_during, memory_moments
+from .simulation.moments import memory_during
 from .simulation.simulate import simulate
 from .transforms.passes import (
     fuse_backward,
@@ -55,7 +55,6 @@ __all__ = [
     "insert_reduce_grad",
     "live_versions",
     "memory_during",
-    "memory_moments",
     "message_order",
     "names",
     "older_versions",

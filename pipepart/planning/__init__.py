@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .costs.interpolate import estimate
-from .costs.stage_links import StageLinks
 from .feedback import refine, replan
 from .model_changes import ModelChanged, model_changes, warn_of_changes
 from .planner import micro_batches_worth_trying, plan
@@ -33,7 +32,6 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "Prediction",
-    "StageLinks",
     "StagePlan",
     "Suggestion",
     "ValueWay",

@@ -12,7 +12,6 @@ from ..core.action import Kind
 from ..core.dependencies import CODE, Dependencies, dependencies
 from ..core.schedule import Schedule
 from ..core.stash import count_changes
-from .memory import largest
 
 # The columns of a table of moments.
 STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W, RUNS_FIRST_B, OF_WEIGHTS = (
@@ -21,20 +20,6 @@ STASH, INPUT_ONLY, DEFERRED, INPUTS, GRADIENTS, RUNS_F, RUNS_B, RUNS_I, RUNS_W, 
 COLUMNS = 11
 
 _RUNS = {Kind.F: RUNS_F, Kind.RECOMPUTE: RUNS_F, Kind.B: RUNS_B, Kind.I: RUNS_I, Kind.W: RUNS_W}
-
-
-def memory_moments(timeline: Timeline) -> tuple[np.ndarray, ...]:
-    """Return, per device, the counts of :func:`memory_during` at the moments that can be the memory peak.
-
-    Returns:
-        One array per device, of shape (moments, stages of the device, 11), without moments that another dominates.
-
-    >>> from schedules import StageCosts, build, simulate
-    >>> costs = StageCosts([1, 1], [1, 1], [1, 1])
-    >>> memory_moments(simulate(build("1f1b", devices=2, micro_batches=4), costs))[1].tolist()
-    [[[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]], [[1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]]]
-    """
-    return tuple(map(largest, memory_during(timeline)))
 
 
 def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:

@@ -12,9 +12,8 @@ from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
-from pipepart.planning.search.candidate import Candidate
+from pipepart.planning.search.candidate import Candidate, candidates_of
 from pipepart.planning.search.cut_search import CutSearch
-from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of
 
@@ -37,7 +36,7 @@ def candidate_of(layers: list[Layer], cluster: Cluster, stages: int) -> Candidat
     """The only way to run the layers under 1F1B."""
     options = PlanOptions(schedule="1f1b", stages=stages, recompute="never")
     (part,) = parts_of(read_request(profile_of(layers, [4]), cluster, options))
-    ((candidate,),) = candidates_of(part)
+    (candidate,) = candidates_of(part)
     return candidate
 
 
@@ -46,20 +45,23 @@ def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> P
     candidate = candidate_of(layers, cluster, stages)
     found = CutSearch(candidate).smallest_bottleneck()
     assert found is not None
-    return candidate.plan_of(found.first_layers[1:], found.device_indices, found.bound)
+    return CutSearch(candidate).with_bound(candidate.plan_of(found.first_layers[1:], found.device_indices))
 
 
-@pytest.mark.parametrize(("hosts", "each", "stages"), [(8, 8, 50), (3, 4, 12)])
+@pytest.mark.parametrize(("hosts", "each", "stages"), [(2, 8, 16), (3, 4, 12)])
 def test_orders_of_alike_hosts_are_proven(hosts, each, stages):
     cluster = Cluster.parse(["1GiB"], hosts=hosts, devices_per_host=each, link=1e6, network=1e5)
     found = smallest_bottleneck(chain(96), cluster, stages).predicted
     assert found.bottleneck_seconds == pytest.approx(found.bottleneck_bound, rel=1e-9)
 
 
-def test_orders_that_are_too_many_keep_a_bound():
+def test_of_too_many_orders_some_are_tried():
+    """Unlike devices take stages about in proportion to their speeds; nothing is proven."""
     speeds = [f"1GiB@{0.5 + index / 10:.1f}" for index in range(16)]
     found = smallest_bottleneck(chain(40), Cluster.parse(speeds, link=1e6), 16).predicted
-    assert 0 < found.bottleneck_bound <= found.bottleneck_seconds < 1.3 * found.bottleneck_bound
+    even = sum(layer.forward + layer.backward_input + layer.backward_weight for layer in chain(40)) / 20 / 4
+    assert found.bottleneck_bound == 0
+    assert found.bottleneck_seconds < 2 * even
 
 
 @pytest.mark.parametrize("size", [1_000, 1_000_000_000])

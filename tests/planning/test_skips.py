@@ -102,17 +102,8 @@ def loads(
         send(stage, stage + 1, layers[edges[stage + 1] - 1].output, latency=1)
     for size, used in values:
         for one, other in hops(used, edges):
-            way = [(stage, stage + 1) for stage in range(one, other)]
-            if pace(cluster, devices, one, other) <= sum(pace(cluster, devices, *step) for step in way):
-                way = [(one, other)]
-            for step in way:
-                send(*step, size)
+            send(one, other, size)
     return found
-
-
-def pace(cluster: Cluster, devices: Sequence[str], one: int, other: int) -> float:
-    link = cluster.link_between(devices[one], devices[other])
-    return 0.0 if devices[one] == devices[other] else 1 / (link.bandwidth or np.inf)
 
 
 def cuts(layers: int, stages: int) -> list[list[int]]:
@@ -156,7 +147,7 @@ def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
         slow = PairLink(between=(names[0], names[-1]), bandwidth=BANDWIDTH / 4)
         cluster = cluster.model_copy(update={"links": (slow,)})
     rows = schedules.build(schedule, devices, 4, chunks).device_of
-    costs = ChainCosts(profile, profile.costs[0], may_relay=unlike)
+    costs = ChainCosts(profile, profile.costs[0])
     homes = [names[row] for row in rows]
     for edges in cuts(len(layers), 4):
         stages = [
@@ -218,7 +209,7 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     assert list(graph.successors("down.0")) == ["pool", "up.2"]
     captured = pipepart.capture.capture(model, x)
     assert list(captured.edges(data="bytes")) == list(graph.edges(data="bytes"))
-    plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2)
+    plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2, stages=6)
     ways = {way.maker: way for way in value_ways(plan)}
     deepest = ways["down.0"]  # which the last block up takes
     assert deepest.bytes == skips[0]

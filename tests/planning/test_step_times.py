@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import CHUNKS, read_request
-from pipepart.planning.search.named import candidates_of
+from pipepart.planning.search.candidate import candidates_of
 from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, chains, profile_of
 from tests.planning.ways import unlike
@@ -41,7 +41,7 @@ def test_each_of_many_steps_is_that_of_the_plan(split, **drawn):
 def check(layers, cluster, schedule, recompute, micro_batches, split) -> None:
     profile = profile_of([Layer(**{**vars(layer), "split": split}) for layer in layers], [micro_batches])
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(schedule=schedule, recompute=recompute)))
-    for (candidate,) in candidates_of(part):
+    for candidate in candidates_of(part):
         if candidate.impossible_reason:
             continue
         inner = list(itertools.combinations(candidate.costs.allowed_borders.tolist(), candidate.stages - 1))
@@ -50,7 +50,7 @@ def check(layers, cluster, schedule, recompute, micro_batches, split) -> None:
         orders = [orders[number % len(orders)] for number in range(len(borders))]
         deficits, steps = candidate.evaluate(borders, np.array(orders).reshape(len(borders), -1))
         for cut, order, deficit, step in zip(borders.tolist(), orders, deficits, steps, strict=True):
-            plan = candidate.plan_of(cut, order, 0.0)
+            plan = candidate.plan_of(cut, order)
             if plan.fits:
                 assert deficit <= 0
                 assert step == pytest.approx(plan.predicted.step_seconds, rel=1e-12)

@@ -16,8 +16,8 @@ from pipepart.cluster import PairLink
 from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
+from pipepart.planning.search.candidate import candidates_of
 from pipepart.planning.search.cut_search import CutSearch
-from pipepart.planning.search.named import candidates_of
 from pipepart.planning.search.parts import parts_of
 from pipepart.units import counted
 from schedules import Kind, Schedule
@@ -152,20 +152,16 @@ def _borders(
 def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | Infeasible:
     """Return the plan with the smallest bottleneck (with several stages a device: the shortest step), or why not."""
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(**options)))
-    candidate = candidates_of(part)[0][0]
+    candidate = candidates_of(part)[0]
     if candidate.impossible_reason:
         return CutSearch(candidate).explain()
     if candidate.chunks > 1:
-        cuts, bound = CutSearch(candidate).best_cuts()
-        return (
-            candidate.plan_of(cuts[0].borders, cuts[0].order, bound)
-            if cuts
-            else CutSearch(candidate).explain()
-        )
+        cuts = CutSearch(candidate).best_cuts()
+        return candidate.plan_of(cuts[0].borders, cuts[0].order) if cuts else CutSearch(candidate).explain()
     cut = CutSearch(candidate).smallest_bottleneck()
     if cut is None:
         return CutSearch(candidate).explain()
-    return candidate.plan_of(cut.first_layers[1:], cut.device_indices, cut.bound)
+    return CutSearch(candidate).with_bound(candidate.plan_of(cut.first_layers[1:], cut.device_indices))
 
 
 def check_against_every_way(

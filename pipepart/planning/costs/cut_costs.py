@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cluster import Cluster
-from .crossings import Borders, Crossings
 from .layer_ranges import ChainCosts
 from .stage_memory import Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes, least_memory
+
+Borders = NDArray[np.int64]  # [cuts, borders]
 
 
 class CutCosts:
@@ -36,7 +37,6 @@ class CutCosts:
         may_recompute: False if no stage ever recomputes.
         rows: the schedule row of each stage, as in ``device_of``.
         stages: the number of stages of one copy.
-        crossings: the messages between stages.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class CutCosts:
         self.modes = tuple(counts)
         self.rows = np.array(device_of)
         self.stages = len(device_of) // copies
-        self.crossings = Crossings(costs, cluster)
         self.counts = counts
         self._stages_of = [np.flatnonzero(self.rows == row) for row in range(int(self.rows.max()) + 1)]
         self._limited = costs.may_exceed(least_memory(cluster))
         self.may_recompute = self._limited or self.modes[0] != "never"
         limits = [device.memory_bytes for device in cluster.devices]
         self._limits = np.array([np.inf if limit is None else limit for limit in limits])
+        self._pairs: dict[int, tuple[float, float]] = {}
 
     def memory(self, borders: Borders, orders: Ints) -> tuple[Ints, Floats]:
         """Return the mode of each device, and the largest memory deficit of any device in bytes.
 
-        The mode is the first that fits the device, or else the mode that needs the least memory. Devices with the same
-        stages have the same mode.
+        The mode is the first that fits the device, or else the mode that needs the least memory. With two copies of
+        the model all devices have the same mode, as each stage is on two of them.
 
         Args:
             borders: the first layer of each stage but the first: [cuts, borders].
@@ -77,12 +77,12 @@ class CutCosts:
         sizes, limits = self._sizes(self.costs.edges(borders)), self._limits[orders]
         modes = np.zeros(orders.shape, dtype=np.int64)
         deficits = self._needs(sizes, 0) - limits
-        worst = deficits[:, self._same_stages].max(axis=1)
+        worst = self._worst(deficits)
         for mode in range(1, len(self.modes)):
             if (worst <= 0).all():
                 break
             mode_deficits = self._needs(sizes, mode) - limits
-            mode_worst = mode_deficits[:, self._same_stages].max(axis=1)
+            mode_worst = self._worst(mode_deficits)
             better = (worst > 0) & (mode_worst < worst)
             modes[better] = mode
             deficits, worst = np.where(better, mode_deficits, deficits), np.where(better, mode_worst, worst)
@@ -97,17 +97,38 @@ class CutCosts:
             for row, train in zip(self.rows[: self.stages], trains, strict=True)
         ]
 
-    @cached_property
-    def _same_stages(self) -> Ints:
-        """[copies, rows]: for each schedule row, the rows that have the same stages."""
-        table = np.empty((self.copies, len(self._stages_of)), dtype=np.int64)
-        for row, stages in enumerate(self._stages_of):
-            table[:, row] = self.rows[stages[0] % self.stages :: self.stages]
-        return table
+    def _worst(self, deficits: Floats) -> Floats:
+        """Return the deficits of the devices whose modes are chosen together: [cuts, rows]."""
+        if self.copies == 1:
+            return deficits
+        return np.broadcast_to(deficits.max(axis=1, keepdims=True), deficits.shape)
+
+    def links(self, source: Ints, target: Ints) -> tuple[Floats, Floats]:
+        """Return the latency and the seconds per byte between devices; zeros from a device to itself.
+
+        Args:
+            source, target: positions of the devices in the cluster, two arrays of the same shape.
+        """
+        if not self.cluster.links_differ:
+            link, apart = self.cluster.link, source != target
+            rate = link.message_bandwidth
+            return apart * link.latency, apart * (1 / rate if rate else 0.0)
+        pairs, at = np.unique(source * len(self.cluster) + target, return_inverse=True)
+        table = np.array([self._link(pair) for pair in pairs.tolist()]).reshape(-1, 2)
+        latency, per_byte = table[at.reshape(source.shape)].transpose(-1, *range(source.ndim))
+        return latency, per_byte
+
+    def _link(self, pair: int) -> tuple[float, float]:
+        if pair not in self._pairs:
+            source, target = (self.cluster.devices[at].name for at in divmod(pair, len(self.cluster)))
+            link = self.cluster.link_between(source, target)
+            rate = link.message_bandwidth
+            self._pairs[pair] = (0.0, 0.0) if source == target else (link.latency, 1 / rate if rate else 0.0)
+        return self._pairs[pair]
 
     def _sizes(self, edges: Borders) -> StageSizes:
         """Return the sizes of the stages of cuts, with the skipping values that wait there: [cuts, stages]."""
-        sizes = StageSizes.of_table(self.costs.size_table(edges))
+        sizes = self.costs.sizes_of(edges)
         if not self.costs.skips:
             return sizes
         waiting = self.costs.skips.waiting_of(edges[:, 1:-1])
@@ -115,12 +136,11 @@ class CutCosts:
 
     def _needs(self, sizes: StageSizes, mode: int) -> Floats:
         """Return the peak bytes if all devices use the mode with this index: [cuts, devices]."""
-        counts, table = self.counts[self.modes[mode]], sizes.table
-        older = np.array([counts.older])
+        counts, older = self.counts[self.modes[mode]], np.array([self.counts[self.modes[mode]].older])
         needs = []
         for stages, moments in zip(self._stages_of, counts.by_device, strict=True):
-            of_row = StageSizes.of_table(table[:, stages % self.stages])
+            table = sizes.table[:, stages % self.stages]
             # Only the first copy has optimizer state: its optimizer updates all copies.
-            state = np.where(stages < self.stages, 0, self.costs.state_per_gradient) * of_row.version
-            needs.append(device_peak_bytes(of_row.without(state), moments[None], older[:, stages])[0])
+            table[..., 0] -= np.where(stages < self.stages, 0, self.costs.state_per_gradient) * table[..., 1]
+            needs.append(device_peak_bytes(StageSizes(table), moments[None], older[:, stages])[0])
         return np.stack(needs, axis=1)

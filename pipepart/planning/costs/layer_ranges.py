@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,9 +16,21 @@ from ...profiling import Costs, Profile
 from ...profiling.profile_document import STATE_PER_GRADIENT
 from .shared_tensors import SharedTensors
 from .skips import Skips
-from .stage_memory import Floats, Ints, StageSizes
+from .stage_memory import COLUMNS, FIXED, KEPT, MESSAGES, WORKSPACE, Floats, Ints, StageSizes
 
 TOLERANCE = 1e-9  # predicted seconds with a smaller relative difference count as equal
+
+
+def split_share(split: Floats | float, backward: Floats | float) -> Floats:
+    """Return the time of I and W together as a share of the full backward; 1 for a stage without a backward.
+
+    Args:
+        split: seconds that I and W take more than the full backward; negative if they take less.
+        backward: seconds of the full backward.
+    """
+    extra = np.asarray(split, dtype=np.float64)
+    of_backward = np.divide(extra, backward, np.zeros_like(extra), where=np.asarray(backward) > 0)
+    return np.maximum(0.0, 1 + of_backward)
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,6 @@ class ChainCosts:
         gathers_outputs: the loss is computed once, on the outputs of all micro-batches (``reduction="batch"``). The
             last stage then also holds all outputs twice (as micro-batches and as one tensor) and the workspace of that
             loss, with the gradient.
-        may_relay: links differ, so stages may relay live values that they do not use.
 
     Attributes:
         micro_batches, layers: the number of micro-batches and of layers.
@@ -80,7 +91,6 @@ class ChainCosts:
         no_border: Collection[int] = (),
         allow_split_ties: bool = True,
         gathers_outputs: bool = False,
-        may_relay: bool = False,
     ) -> None:
         self.micro_batches = costs.micro_batches
         self.layers = len(costs.layers)
@@ -122,20 +132,24 @@ class ChainCosts:
             self._gathered[:] = 2 * outputs
             self._gathered[0] += costs.micro_batches * workspace
             self._saved_by_loss = loss.saved_bytes
-        self.skips = Skips(costs, may_relay)
-        self._tables: dict[int, Floats] = {}
-        self._saved = tuple(piece for piece in costs.saved if not piece.passed_by)
-        self._saved_bytes = np.array([piece.bytes for piece in self._saved], dtype=np.int64)
+        self.skips = Skips(costs)
+        saved = costs.saved
+        self._saved_bytes = np.array([tensor.bytes for tensor in saved], dtype=np.int64)
+        self._goes_past = np.array([bool(tensor.passed_by) for tensor in saved], dtype=bool)
+        # For each layer and saved tensor, the first layer from there on that keeps it, and, if the tensor is an input
+        # there, the first that uses it. The number of layers stands for none: [layers, tensors].
+        self._keeper = _next_layers([tensor.layers for tensor in saved], self.layers)
+        users = [[at for at in tensor.input_of if at not in tensor.passed_by] for tensor in saved]
+        self._user = _next_layers(users, self.layers)
+        for number, tensor in enumerate(saved):
+            self._user[~np.isin(np.arange(self.layers), tensor.input_of), number] = self.layers
         deferred = _deferred(profile, costs)
-        # Memory that the previous layer has saved already is not counted again as deferred.
-        next_deferred = np.r_[deferred[1:], 0]
-        self._saved_and_deferred = np.zeros(self.layers, dtype=np.int64)
-        for piece in self._saved:
-            for layer, next_layer in pairwise(piece.layers):
-                self._saved_and_deferred[layer] += piece.bytes if next_layer == layer + 1 else 0
-        self._saved_and_deferred = np.minimum(self._saved_and_deferred, next_deferred)
-        self._keepers = _Uses([piece.layers for piece in self._saved], self.layers)
-        self._inputs = _Uses([piece.input_of for piece in self._saved], self.layers)
+        # Memory that a layer has saved already is not counted again as deferred by the next layer.
+        saved_by_both = np.zeros(self.layers, dtype=np.int64)
+        for tensor in saved:
+            for layer, next_layer in pairwise(() if tensor.passed_by else tensor.layers):
+                saved_by_both[layer] += tensor.bytes * (next_layer == layer + 1)
+        self._saved_and_deferred = np.minimum(saved_by_both, np.r_[deferred[1:], 0])
         gradients = [info.gradient_bytes for info in profile.layers]
         static = [
             info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
@@ -157,6 +171,7 @@ class ChainCosts:
             self._no_border[min(first, last) + 1 : max(first, last) + 1] = True
         self._no_border[list(no_border)] = True
         self._no_border[[0, -1]] = False
+        self._tables: dict[int, Floats] = {}
 
     @property
     def total_seconds(self) -> float:
@@ -178,37 +193,11 @@ class ChainCosts:
 
         It counts one weight version per layer or one replica per micro-batch, whichever number is larger.
         """
-        layers = np.arange(self.layers)
-        each = StageSizes.of_table(self.size_table(np.stack([layers, layers + 1], axis=1)))
+        each = self.sizes_of(np.arange(self.layers + 1)[None])
         versions = max(self.layers, self.micro_batches)
         fixed = each.static.sum() + versions * each.version.sum() + each.transient.max(axis=2).sum()
-        per_micro_batch = each.per_micro_batch.sum() + each.messages.sum()
-        per_micro_batch = per_micro_batch + 2 * sum(gap.bytes for gap in self.skips.gaps)
+        per_micro_batch = each.per_micro_batch.sum() + each.messages.sum() + 2 * self.skips.total_bytes
         return float(fixed + self.micro_batches * per_micro_batch)
-
-    def sizes(self, layers: slice) -> StageSizes:
-        """Return the bytes of one stage: [1, 1]. Skipping values that wait there are not counted."""
-        start, stop = layers.start, layers.stop
-        numbers, layers_of_uses = self._keepers.of(start, stop), self._keepers.layers_of(start, stop)
-        different, at = np.unique(numbers, return_index=True)
-        keepers = layers_of_uses[at]
-        first = np.bincount(keepers, self._saved_bytes[different], minlength=stop).astype(np.float64)
-        first_keeper = dict(zip(different.tolist(), keepers.tolist(), strict=True))
-        stash, boundary = self._stashes(start, stop, first, first_keeper)
-        return self._sizes(start, stop, stash, boundary, slice(stop - start - 1, stop - start))
-
-    def size_table(self, edges: NDArray[np.int64]) -> Floats:
-        """Return :attr:`.StageSizes.table` of each stage of cuts: [cuts, stages, columns].
-
-        Args:
-            edges: from :meth:`edges`. Each different stage is computed only once.
-        """
-        codes, at = np.unique(edges[:, :-1] * (self.layers + 1) + edges[:, 1:], return_inverse=True)
-        for code in codes.tolist():
-            if code not in self._tables:
-                self._tables[code] = self.sizes(slice(*divmod(code, self.layers + 1))).table[0, 0]
-        table = np.array([self._tables[code] for code in codes.tolist()])
-        return table[at.reshape(len(edges), -1)]
 
     def edges(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first layer of each stage and the end of the last stage: [cuts, stages + 1].
@@ -218,6 +207,36 @@ class ChainCosts:
         """
         ends = np.full((len(borders), 1), self.layers)
         return np.hstack([np.zeros_like(ends), borders, ends])
+
+    def sizes(self, layers: slice) -> StageSizes:
+        """Return the bytes of one stage: [1, 1]. Skipping values that wait there are not counted."""
+        return self.sizes_of(np.array([[layers.start, layers.stop]]))
+
+    def sizes_of(self, edges: NDArray[np.int64]) -> StageSizes:
+        """Return the bytes of the stages of cuts, [cuts, stages], without skipping values that wait there.
+
+        Args:
+            edges: from :meth:`edges`.
+        """
+        starts, ends = edges[:, :-1], edges[:, 1:]
+        table = np.empty((*starts.shape, FIXED + COLUMNS))
+        for start in np.unique(starts).tolist():
+            at = starts == start
+            table[at] = self._table(start)[ends[at] - start - 1]
+        return StageSizes(table)
+
+    def message_bytes(self, borders: NDArray[np.int64]) -> Ints:
+        """Return the bytes that each stage sends to the next stage: [cuts, borders].
+
+        Args:
+            borders: the first layer of each stage but the first: [cuts, borders].
+        """
+        sizes = self.output_bytes[borders - 1]
+        if self.skips:
+            skips, between = self.skips.transfers(borders), np.arange(borders.shape[1])[:, None, None]
+            over = (skips.source <= between) & (between < skips.target)  # [borders, cuts, skips]
+            sizes = np.maximum(sizes - (over * skips.bytes).sum(axis=2).T, 0)  # estimated bytes are rounded
+        return sizes
 
     def border_seconds(self, link: Link) -> Floats:
         """Return the seconds to cross the border before each layer, forward and back: [layers + 1].
@@ -238,96 +257,67 @@ class ChainCosts:
         return max(int(np.searchsorted(self.compute_sums, limit, "right")) - 1, start + 1)
 
     def rows(self, last_ends: Sequence[int], *, with_sizes: bool = True) -> Iterator[Row]:
-        """Yield the row of each first layer, from the last layer to the first, up to its end in ``last_ends``.
-
-        A saved tensor counts at the first layer of the stage that keeps it. The stage's input counts from the first
-        layer of the stage on, even if no layer keeps it. O(layers + saved tensors) without the rows themselves.
-        """
-        count = self.layers
-        first = np.zeros(count)  # bytes of saved tensors, at the first layer from `start` on that keeps them
-        first_keeper: dict[int, int] = {}
-        for start in range(count - 1, -1, -1):
-            for number in self._keepers.of(start, start + 1).tolist() if with_sizes else ():
-                size = self._saved[number].bytes
-                if number in first_keeper:
-                    first[first_keeper[number]] -= size
-                first_keeper[number] = start
-                first[start] += size
+        """Yield the row of each first layer, from the last layer to the first, up to its end in ``last_ends``."""
+        for start in range(self.layers - 1, -1, -1):
             end = last_ends[start]
-            sizes = waiting = passing = None
-            if with_sizes:
-                sizes = self._sizes(start, end, *self._stashes(start, end, first, first_keeper))
+            ends, waiting, passing = slice(start + 1, end + 1), None, None
             if self.skips:
                 up_to = np.arange(start + 1, end + 1)
                 passing = self.skips.passing(start, up_to)
                 waiting = np.where(self.has_backward[start:end], self.skips.waiting(start, up_to), 0)
-            ends = slice(start + 1, end + 1)
             forward = self.forward_sums[ends] - self.forward_sums[start]
             yield Row(
                 start,
                 self.compute_sums[ends] - self.compute_sums[start],
                 np.where(self.has_backward[start:end], forward, 0.0),
-                sizes,
+                StageSizes(self._table(start)[: end - start, None]) if with_sizes else None,
                 passing,
                 waiting,
             )
 
-    def _stashes(
-        self, start: int, end: int, first: Floats, first_keeper: Mapping[int, int]
-    ) -> tuple[Floats, Floats | Ints | int]:
-        """Return the bytes of the stash and of the boundary (the stage's input), for each end up to ``end``.
+    def _table(self, start: int) -> Floats:
+        """Return the sizes of the stages that begin with a layer, for each end from ``start + 1`` on: [ends, columns].
 
-        Args:
-            start: the first layer of the stages.
-            end: the last end of the stages.
-            first: [layers]: the bytes of saved tensors, at the first layer from ``start`` on that keeps each of them.
-            first_keeper: that layer of each saved tensor.
+        A saved tensor counts from the first layer of the stage that keeps it. The stage's input counts from the first
+        layer of the stage on if that gets a gradient, and a skipping value that the stage receives from its first user.
         """
-        stash: Floats = np.cumsum(first[start:end])
-        boundary: Floats | Ints | int = 0
+        if start in self._tables:
+            return self._tables[start]
+        ends = np.arange(start + 1, self.layers + 1)
+        trains, is_last = self.has_backward[start:], ends == self.layers
         gets_gradient = start > 0 and self.has_backward[start - 1]
-        for number in self._inputs.of(start, start + 1).tolist():
-            if gets_gradient:  # otherwise only the layers that save the input keep it
-                stash[: first_keeper.get(number, self.layers) - start] += self._saved[number].bytes
-            boundary += self._saved[number].bytes
-        if self.skips:
-            skipping = self.skips.kept(start, np.arange(start + 1, end + 1))
-            stash, boundary = stash + skipping[0], boundary + skipping[1]
-        return stash, boundary
-
-    def _sizes(
-        self, start: int, stop: int, stash: Floats, boundary: Floats | Ints | int, which: slice = slice(None)
-    ) -> StageSizes:
-        """Return the bytes of the stages ``start`` to ``end``, for each end up to ``stop``; ``which`` selects ends."""
-        ends = np.arange(start + 1, stop + 1)[which]
-        static = self._static_sums[ends] - self._static_sums[start]
-        if self._shared:
-            static = static + self._shared.copied(start, ends)
-        passing = self.skips.passing(start, ends) if self.skips else 0
-        trains = self.has_backward[ends - 1]
-        deferred = self._deferred_sums[ends] - self._deferred_sums[start]
-        gradient = np.where(ends < self.layers, np.maximum(self._output_gradient[ends - 1] - passing, 0), 0)
-        if self._shared:
-            gradient = gradient + self._shared.arriving_gradients(start, ends)
-        per_micro_batch = np.empty((len(ends), 1, 3))
-        per_micro_batch[:, 0, 0] = stash[which] - np.where(ends == self.layers, self._saved_by_loss, 0)
-        per_micro_batch[:, 0, 1] = boundary if isinstance(boundary, int) else boundary[which]
-        per_micro_batch[:, 0, 2] = deferred
-        per_micro_batch[~trains] = 0
+        user = self._user[start]
+        kept_from = np.minimum(
+            self._keeper[start], np.where(gets_gradient | self._goes_past, user, self.layers)
+        )
+        stash, boundary = (
+            np.cumsum(np.bincount(first - start, self._saved_bytes, len(ends) + 1)[:-1], dtype=np.float64)
+            for first in (kept_from, user)
+        )
+        passing = self.skips.passing(start, ends)
         input_bytes = self.output_bytes[start - 1] if start else 0
-        messages = np.zeros((len(ends), 1, 2))
-        messages[:, 0, 0] = np.maximum(input_bytes - passing, 0)
-        messages[:, 0, 1] = np.where(trains, gradient, 0)
-        transient = self._transient(start, stop, stash, gradient, passing, which)
-        transient[ends == self.layers] += self._gathered
+        gradient = np.where(is_last, 0, np.maximum(self._output_gradient[start:] - passing, 0))
+        gradient = gradient + self._shared.arriving_gradients(start, ends)
+        transient = self._transient(start, stash, gradient, passing)
+        transient[is_last] += self._gathered
         transient[~trains, 1:] = 0
         transient[~trains, 0] += input_bytes
-        version = self._gradient_sums[ends] - self._gradient_sums[start]
-        return StageSizes(static[:, None], version[:, None], per_micro_batch, messages, transient[:, None])
+        table = np.zeros((len(ends), FIXED + COLUMNS))
+        counted = table[:, FIXED:]
+        static = self._static_sums[ends] - self._static_sums[start]
+        table[:, 0] = static + self._shared.copied(start, ends)
+        table[:, 1] = counted[:, -1] = self._gradient_sums[ends] - self._gradient_sums[start]
+        deferred = self._deferred_sums[ends] - self._deferred_sums[start]
+        counted[:, KEPT] = np.stack([stash - is_last * self._saved_by_loss, boundary, deferred], axis=1)
+        counted[~trains, KEPT] = 0
+        counted[:, MESSAGES] = np.stack(
+            [np.maximum(input_bytes - passing, 0), np.where(trains, gradient, 0)], axis=1
+        )
+        counted[:, WORKSPACE] = transient
+        self._tables[start] = table
+        return table
 
-    def _transient(
-        self, start: int, stop: int, stash: Floats, gradient: Ints, passing: Ints | int, which: slice
-    ) -> Floats:
+    def _transient(self, start: int, stash: Floats, gradient: Ints, passing: Ints) -> Floats:
         """Return the most bytes that F, B, I, W and a first B need besides the tensors that stages keep: [ends, 5].
 
         ::
@@ -339,46 +329,33 @@ class ChainCosts:
 
         The gradient of the stage's output is in memory during the whole backward.
         """
-        layers = slice(start, stop)
-        forward, backward, inputs, weights = self._workspace[:, layers]
-        output_gradient = self._output_gradient[layers]
-        deferred = self._deferred_sums[start + 1 : stop + 1]
-        weight_gradients = self._gradient_sums[start + 1 : stop + 1]
-        has_backward = self.has_backward[layers]
-        transient = np.empty((len(has_backward[which]), 5))
+        forward, backward, inputs, weights = self._workspace[:, start:]
+        deferred, weight_gradients = self._deferred_sums[start + 1 :], self._gradient_sums[start + 1 :]
+        has_backward = self.has_backward[start:]
+        transient = np.empty((len(stash), 5))
         forward_peak = np.maximum.accumulate(stash + forward) - stash
-        transient[:, 0] = np.where(has_backward, forward_peak, np.maximum.accumulate(forward))[which]
-        for column, workspace, later in (
-            (1, backward, 0),
-            (2, inputs, deferred),
-            (4, backward, weight_gradients),
+        transient[:, 0] = np.where(has_backward, forward_peak, np.maximum.accumulate(forward))
+        for column, workspace, later, counted_twice in (
+            (1, backward, 0, 0),
+            (2, inputs, deferred, self._saved_and_deferred[start:]),
+            (4, backward, weight_gradients, 0),
         ):
-            counted_twice = self._saved_and_deferred[layers] if column == 2 else 0
             needs = np.where(has_backward, stash + workspace - later, -np.inf)
             # The layers before the last one have their output gradients besides that of the stage.
-            before_last = np.maximum.accumulate(needs + output_gradient - counted_twice)
-            before_last = np.r_[-np.inf, before_last[:-1]][which] - passing
-            peak = np.maximum(before_last, needs[which]) + gradient
-            transient[:, column] = np.maximum(peak - (stash - later)[which], 0)
-        transient[:, 3] = np.maximum.accumulate(weights)[which]
+            before_last = np.maximum.accumulate(needs + self._output_gradient[start:] - counted_twice)
+            before_last = np.r_[-np.inf, before_last[:-1]] - passing
+            peak = np.maximum(before_last, needs) + gradient
+            transient[:, column] = np.maximum(peak - (stash - later), 0)
+        transient[:, 3] = np.maximum.accumulate(weights)
         return transient
 
 
-class _Uses:
-    """Looks up saved tensors by layer. ``layers_of`` has the layers that use each tensor."""
-
-    def __init__(self, layers_of: Sequence[Sequence[int]], layers: int) -> None:
-        pairs = sorted((layer, number) for number, users in enumerate(layers_of) for layer in users)
-        self._layers, self._numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        self._first = np.searchsorted(self._layers, np.arange(layers + 1))
-
-    def of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the numbers of the tensors that layers in ``[start, stop)`` use, one for each use."""
-        return self._numbers[self._first[start] : self._first[stop]]
-
-    def layers_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the layer of each use in ``[start, stop)``."""
-        return self._layers[self._first[start] : self._first[stop]]
+def _next_layers(layers_of: Sequence[Sequence[int]], layers: int) -> Ints:
+    """Return, for each layer and tensor, the first of the tensor's layers from there on; ``layers`` for none."""
+    table = np.full((layers, len(layers_of)), layers)
+    for number, chosen in enumerate(layers_of):
+        table[list(chosen), number] = list(chosen)
+    return np.minimum.accumulate(table[::-1])[::-1]
 
 
 def _workspaces(costs: Costs) -> Ints:

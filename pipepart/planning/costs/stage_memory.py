@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -30,16 +30,13 @@ Mode = Literal["never", "except-last", "always", "offload"]
 RECOMPUTES: frozenset[Mode] = frozenset({"except-last", "always"})
 ModeChoice = Literal["auto", "never", "except-last", "always", "offload", "stash"]
 
-# The recompute modes that a stage may use: the fastest mode first, the mode with the smallest memory last.
-MODES: Mapping[RecomputeChoice, tuple[Recompute, ...]] = {
+# The modes that a stage may use for each choice: the fastest mode first, the mode with the smallest memory last.
+# Whether recompute or offload is faster depends on the cut, so they are tried separately.
+MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
     "auto": ("never", "except-last", "always"),
     "never": ("never",),
     "except-last": ("except-last",),
     "always": ("always",),
-}
-# Whether recompute or offload is faster depends on the cut, so they are tried separately.
-MODE_SETS: Mapping[ModeChoice, tuple[Mode, ...]] = {
-    **MODES,
     "offload": ("never", "offload"),
     "stash": ("offload",),
 }
@@ -54,53 +51,54 @@ WORKSPACE = slice(5, 10)  # of the running action: F, B, I, W, or a B that alloc
 # Weight gradients: of further replicas, or, with a count of -1, gradients that are not allocated yet.
 VERSION = 10
 COLUMNS = 11
-_FIXED = 2  # columns in front of these, in tables of sizes: static bytes and one more version of the weights
+FIXED = 2  # columns in front of these, in tables of sizes: static bytes and one more version of the weights
 
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Bytes of stages. Each field is an array of shape [cuts, stages of one device, ...].
+    """Bytes of stages.
 
     Attributes:
-        static: parameters, gradients, optimizer state and buffers.
-        version: one more version of the trained weights (asynchronous schedules), or the gradients of a replica.
-        per_micro_batch: the full stash, only the input (before a recompute), and the memory that W still needs after I:
-            [cuts, stages, 3].
-        messages: the input, and the gradient of the output: [cuts, stages, 2].
-        transient: the most that F, B, I, W, and a B that allocates the weight gradients need while they run, besides
-            the columns above: [cuts, stages, 5].
+        table: static, version, then the sizes for the columns of counts: [cuts, stages of a device, 2 + COLUMNS].
     """
 
-    static: Floats
-    version: Floats
-    per_micro_batch: Floats
-    messages: Floats
-    transient: Floats
+    table: Floats
+
+    @property
+    def static(self) -> Floats:
+        """Parameters, gradients, optimizer state and buffers: [cuts, stages]."""
+        return self.table[..., 0]
+
+    @property
+    def version(self) -> Floats:
+        """One more version of the trained weights (asynchronous schedules), or the gradients of a replica."""
+        return self.table[..., 1]
+
+    @property
+    def counted(self) -> Floats:
+        """The sizes for the columns of counts: [cuts, stages, COLUMNS]."""
+        return self.table[..., FIXED:]
+
+    @property
+    def per_micro_batch(self) -> Floats:
+        """The full stash, only the input (before a recompute), and what W still needs after I: [cuts, stages, 3]."""
+        return self.counted[..., KEPT]
+
+    @property
+    def messages(self) -> Floats:
+        """The input, and the gradient of the output: [cuts, stages, 2]."""
+        return self.counted[..., MESSAGES]
+
+    @property
+    def transient(self) -> Floats:
+        """The most that F, B, I, W, and a B that allocates the weight gradients need besides: [cuts, stages, 5]."""
+        return self.counted[..., WORKSPACE]
 
     def with_waiting(self, waiting: Floats | Ints) -> StageSizes:
         """Return the sizes with more bytes, [cuts, stages], for each micro-batch in flight."""
-        per_micro_batch = self.per_micro_batch.copy()
-        per_micro_batch[..., [STASH, INPUT]] += waiting[..., None]
-        return replace(self, per_micro_batch=per_micro_batch)
-
-    def without(self, state: Floats) -> StageSizes:
-        """Return the sizes with ``state`` fewer static bytes, [cuts, stages]."""
-        return replace(self, static=self.static - state)
-
-    @property
-    def table(self) -> Floats:
-        """Static, version, then the sizes for the columns of counts: [cuts, stages, 2 + COLUMNS]."""
-        fixed = np.stack([self.static, self.version], axis=-1)
-        parts = [fixed, self.per_micro_batch, self.messages, self.transient, self.version[..., None]]
-        return np.concatenate(parts, axis=-1)
-
-    @classmethod
-    def of_table(cls, table: Floats) -> StageSizes:
-        """Return the sizes that have this :attr:`table`."""
-        counted = table[..., _FIXED:]
-        return cls(
-            table[..., 0], table[..., 1], counted[..., KEPT], counted[..., MESSAGES], counted[..., WORKSPACE]
-        )
+        table = self.table.copy()
+        table[..., [FIXED + STASH, FIXED + INPUT]] += waiting[..., None]
+        return StageSizes(table)
 
 
 def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
@@ -117,10 +115,9 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
         counts: the counts of :class:`StashCounts`: [schedules, moments, stages, COLUMNS].
         older: the number of versions of the weights besides the newest: [schedules, stages].
     """
-    table = sizes.table
     moments = counts.reshape(*counts.shape[:2], -1)
     fixed = sizes.static.sum(axis=1) + older @ sizes.version.T
-    held = moments @ table[..., _FIXED:].reshape(len(table), -1).T
+    held = moments @ sizes.counted.reshape(len(sizes.table), -1).T
     return fixed + held.max(axis=1)
 
 
@@ -157,12 +154,12 @@ class StashCounts:
         if self._timeline is None:
             ones, none = [1.0] * self._schedule.stages, [0.0] * self._schedule.stages
             costs = schedules.StageCosts(ones, ones, ones, recompute=none)
-            moments = schedules.memory_moments(schedules.simulate(self._schedule, costs))
-        else:  # used only once, so moments that cannot be a peak need not be left out
-            moments = schedules.memory_during(self._timeline)
+            timeline = schedules.simulate(self._schedule, costs)
+        else:
+            timeline = self._timeline
         by_device = tuple(
-            self._with_replicas(counts, self._schedule.stages_of(device))
-            for device, counts in enumerate(moments)
+            self._with_replicas(np.unique(counts, axis=0), self._schedule.stages_of(device))
+            for device, counts in enumerate(schedules.memory_during(timeline))
         )
         if self._others is None:
             return by_device

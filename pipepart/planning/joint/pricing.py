@@ -11,7 +11,7 @@ import numpy as np
 
 from schedules.searching.problem import Memory, Problem
 
-from ..costs.split_share import split_share
+from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import Mode, least_memory
 from ..plans.stage_plan import StagePlan, copy_seconds
 from .layout import Layout

@@ -48,7 +48,7 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
                 continue
             homes = [devices[_position(stage, pricing.devices, wave)] for stage in range(stages)]
             speeds = [pricing.speeds[device] for device in homes]
-            cut = proportional_borders(request.costs.compute_sums, borders, speeds, nearest=True).tolist()
+            cut = proportional_borders(request.costs.compute_sums, borders, speeds).tolist()
             for mode in _modes(request, pricing):
                 yield _layout(pricing, cut, homes, mode)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +17,13 @@ from ...graph_partition.intervals import Intervals, best_intervals
 from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
-from .order_search import OrderSpaces, Space, first_orders, order_of_runs
+from .order_search import OrderSpaces, Space
 
 _SAME = 1e-12  # bottlenecks with a smaller relative difference count as equal
 # Of cuts with equal bottlenecks, choose the smallest sum of stage loads; this weight also favours even loads.
 _EVENNESS = 1e-3
 # Up to this product of layers and edges of the device-state graph, search all orders of the devices.
 _MOST_WORK = 250_000
-# Try no more orders of the devices if the bottleneck is within this factor of the bound of the relaxed orders.
-_CLOSE = 1.2
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,7 @@ class ChainProblem:
         end. A guess of the bottleneck limits the stage ends to try; a cut that is no worse than the guess is optimal.
         O(layers x longest stage x edges of the device-state graph).
 
-        If the graph has more edges, the cut is the best for a few orders of the devices. Its bound comes from relaxed
-        orders.
+        If the graph has more edges, the cut is the best for a few orders of the devices, and no bound is known.
 
         Reference: Zheng et al., "Alpa", OSDI 2022, section 5.2.
         """
@@ -109,52 +105,22 @@ class ChainProblem:
             of_user_order = self._least_load(user_order, bottleneck * (1 + _SAME))
             if of_user_order is not None and of_user_order <= bottleneck * (1 + _SAME):
                 space = user_order  # prefer the user's order if no order is better
-        return self._evenest(space, bottleneck, self._bound(space, bottleneck))
+        return self._evenest(space, bottleneck, 0.0 if self._is_estimated else bottleneck)
 
     def _best_of_some(self) -> ChainCut | None:
-        """Return the best cut for a few orders of the devices, with the bound of the relaxed orders."""
-        relaxed, are_runs = self._spaces.relaxed(self._stages)
-        low = self._least_load(relaxed, self._first_guess())
-        if low is None:
-            return None
+        """Return the best cut for a few orders of the devices."""
         smallest, best_space = math.inf, None
-        for order in [
-            *self._from_relaxed(relaxed, low, are_runs),
-            *first_orders(self._cluster, self._stages),
-        ]:
+        for order in self._spaces.few(self._stages):
             space = self._spaces.given(order)
-            bottleneck = self._least_load(space, min(low * 1.01, smallest))
+            bottleneck = self._least_load(space, min(self._first_guess(), smallest))
             if bottleneck is not None and bottleneck < smallest * (1 - _SAME):
                 smallest, best_space = bottleneck, space
-            if smallest <= low * _CLOSE:
-                break
-        if best_space is None:
-            return None
-        return self._evenest(best_space, smallest, min(self._bound(relaxed, low), smallest))
+        return None if best_space is None else self._evenest(best_space, smallest, 0.0)
 
-    def _from_relaxed(self, relaxed: Space, low: float, are_runs: bool) -> list[tuple[int, ...]]:
-        """Return an order of devices for the best relaxed cut, as a list; empty if the hosts have no room for its runs.
-
-        Among devices that were rounded to the same type, the fastest take the stages with the most seconds.
-        """
-        ends = self._ends_within_seconds(low)
-        first_layers, edges = self._intervals(relaxed, self._load, ends, np.maximum).walk()
-        if are_runs:
-            runs: list[int] = []
-            for edge in edges:
-                if relaxed.orders.before[edge] or not runs:
-                    runs.append(0)
-                runs[-1] += 1
-            order = order_of_runs(self._cluster, runs)
-            return [] if order is None else [order]
-        types = relaxed.orders.type[list(edges)]
-        seconds = np.diff(self._costs.compute_sums[[*first_layers, self._costs.layers]])
-        devices = np.zeros(self._stages, dtype=np.int64)
-        for kind, group in enumerate(relaxed.groups):
-            stages = np.flatnonzero(types == kind)
-            fastest = sorted(group, key=lambda at: -self._cluster.devices[at].speed)[: len(stages)]
-            devices[stages[np.argsort(-seconds[stages], kind="stable")]] = fastest
-        return [tuple(devices.tolist())]
+    @property
+    def _is_estimated(self) -> bool:
+        """True if the memory or the transfers of skip connections are only known as upper bounds."""
+        return bool(self._costs.skips) and (self._limited or self._cluster.links_differ)
 
     def _first_guess(self) -> float:
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
@@ -167,20 +133,14 @@ class ChainProblem:
 
     def _least_load(self, space: Space, guess: float) -> float | None:
         """Return the smallest bottleneck of a cut that fits, starting from a guess; None if no cut fits."""
-        return self._least(space, self._load, self._ends_within_seconds, guess)
-
-    def _least(
-        self, space: Space, value: _Value, last_ends: Callable[[float], list[int]], guess: float
-    ) -> float | None:
-        """Return the smallest possible maximum of ``value`` over the stages; None if no cut is possible."""
         step = max(abs(guess), 1e-9)
         while True:
-            ends = last_ends(guess)
-            maximum = self._intervals(space, value, ends, np.maximum).value
-            if maximum <= guess or (min(ends) == self._costs.layers and not math.isfinite(maximum)):
-                return maximum if math.isfinite(maximum) else None
-            # The maximum of a cut is an upper bound of the smallest maximum. Without a cut, raise the guess.
-            guess = maximum if math.isfinite(maximum) else guess + step
+            ends = self._ends_within_seconds(guess)
+            bottleneck = self._intervals(space, self._load, ends, np.maximum).value
+            if bottleneck <= guess or (min(ends) == self._costs.layers and not math.isfinite(bottleneck)):
+                return bottleneck if math.isfinite(bottleneck) else None
+            # The bottleneck of a cut is an upper bound of the smallest. Without a cut, raise the guess.
+            guess = bottleneck if math.isfinite(bottleneck) else guess + step
             step *= 2
 
     def _evenest(self, space: Space, limit: float, bound: float) -> ChainCut:
@@ -191,25 +151,9 @@ class ChainProblem:
             penalty = load * (1 + _EVENNESS * load / limit) if limit else load
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
-        first_layers, devices = self._traced(space, value, self._ends_within_seconds(limit), np.add)
-        return ChainCut(first_layers, devices, bound)
-
-    def _bound(self, space: Space, bottleneck: float) -> float:
-        """Return a lower bound of the bottleneck of cuts that fit: less than ``bottleneck`` if skips are estimated."""
-        skips = self._costs.skips
-        if not skips or (not self._limited and not skips.may_relay):
-            return bottleneck
-        if skips.may_relay:
-            return 0.0
-        lenient = partial(self._load, counts_waiting=False)  # memory is underestimated: more cuts fit
-        return self._least(space, lenient, self._ends_within_seconds, self._first_guess()) or 0.0
-
-    def _traced(
-        self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined = np.maximum
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the first layers and the devices of the stages of the cut with the smallest value."""
-        first_layers, types = self._intervals(space, value, last_ends, joined).stages()
-        return first_layers, devices_of(space.groups, types)
+        ends = self._ends_within_seconds(limit)
+        first_layers, types = self._intervals(space, value, ends, np.add).stages()
+        return ChainCut(first_layers, devices_of(space.groups, types), bound)
 
     def _intervals(self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined) -> Intervals:
         view, orders = _View(self._costs, self._cluster, space), space.orders
@@ -234,26 +178,26 @@ class ChainProblem:
                 allowed[left] = (ends >= end.start) & (ends < end.stop)
         return allowed[orders.left]
 
-    def _load(self, row: Row, view: _View, counts_waiting: bool = True) -> Floats:
+    def _load(self, row: Row, view: _View) -> Floats:
         """Return the seconds of a stage, infinite if it does not fit: [edges, ends]."""
         seconds = row.seconds * view.pace + view.transfer(row)
         if not self._limited:
             return seconds + row.recompute_seconds * view.pace if self._modes[0] in RECOMPUTES else seconds
         load = np.full(seconds.shape, np.inf)
         for mode in self._modes:
-            fits = self._need(row, view, mode, counts_waiting) <= view.memory
+            fits = self._need(row, view, mode) <= view.memory
             of_mode = seconds + row.recompute_seconds * view.pace if mode in RECOMPUTES else seconds
             load = np.minimum(load, np.where(fits, of_mode, np.inf))
             if fits.all():
                 break
         return load
 
-    def _need(self, row: Row, view: _View, mode: Mode, counts_waiting: bool = True) -> Floats:
+    def _need(self, row: Row, view: _View, mode: Mode) -> Floats:
         """Return the peak bytes of a stage, [edges, ends]; an upper bound with skip connections."""
         assert row.sizes is not None
         counts, place = self._counts[mode], self._stages - view.left
         need = counts.peak_bytes_of_stages(row.sizes)[place]
-        if row.waiting is None or not counts_waiting:
+        if row.waiting is None:
             return need
         most = counts.peak_bytes_of_stages(row.sizes.with_waiting(row.waiting[:, None]))[place]
         # Nothing waits at the last two stages: there is no stage after their next.
@@ -278,8 +222,7 @@ class _View:
     def transfer(self, row: Row) -> Floats:
         """Return the transfer seconds of both borders of a stage, without values that go past it: [edges, ends].
 
-        They are exact if all links are alike: then no stage relays a value. Otherwise they are an upper bound, because
-        it depends on the devices of other stages whether a value goes straight.
+        With unlike links and skip connections they are an upper bound: values that go past the stage count as well.
         """
         ends = slice(row.start + 1, row.start + 1 + len(row.seconds))
         if len(self._links) == 1:

@@ -12,7 +12,7 @@ import numpy as np
 from schedules.searching.clock import Clock
 
 from ...graph_partition.device_orders import DeviceType
-from ..costs.crossings import Borders
+from ..costs.cut_costs import Borders
 from ..costs.stage_memory import Floats, Ints
 
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
@@ -41,11 +41,6 @@ class EvaluatedCut:
     seconds: float
     borders: tuple[int, ...]
     order: tuple[int, ...]
-
-    @property
-    def value(self) -> tuple[float, float]:
-        """The deficit, then the seconds: smaller is better."""
-        return self.deficit, self.seconds
 
 
 class LocalSearch:
@@ -125,15 +120,13 @@ class LocalSearch:
         inside &= (np.diff(moved, axis=1) > 0).all(axis=1)
         tables = [self._allowed[moved[inside]]]
         orders = [np.repeat(np.array([here.order]), len(tables[0]), axis=0)]
-        for order, rows in itertools.islice(self._exchanged(here.order), _MOST_EXCHANGES):
-            resized = self._with_lengths_exchanged(places, rows) if len(rows) == 2 else None
-            near = [here.borders] if resized is None else [here.borders, resized]
-            tables.append(np.array(near, dtype=np.int64).reshape(len(near), -1))
-            orders.append(np.repeat(np.array([order]), len(near), axis=0))
+        for order in itertools.islice(self._exchanged(here.order), _MOST_EXCHANGES):
+            tables.append(np.array([here.borders], dtype=np.int64))
+            orders.append(np.array([order]))
         return np.concatenate(tables)[: self._left], np.concatenate(orders)[: self._left]
 
-    def _exchanged(self, order: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield orders with two unlike devices exchanged (near rows first) or a device replaced, and the rows."""
+    def _exchanged(self, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield orders with two unlike devices exchanged (near rows first) or a device replaced."""
         type_of, used = self._type_of, set(order)
         for distance in range(1, len(order)):
             for row in range(len(order) - distance):
@@ -141,23 +134,14 @@ class LocalSearch:
                 if type_of[order[row]] != type_of[order[other]]:
                     changed = list(order)
                     changed[row], changed[other] = order[other], order[row]
-                    yield tuple(changed), (row, other)
+                    yield tuple(changed)
         if len(used) == len(type_of):
             return
         unused = [next((index for index in kind.devices if index not in used), None) for kind in self._types]
         for row, device in enumerate(order):
             for number, replacement in enumerate(unused):
                 if replacement is not None and number != type_of[device]:
-                    yield (*order[:row], replacement, *order[row + 1 :]), (row,)
-
-    def _with_lengths_exchanged(self, places: Ints, rows: tuple[int, ...]) -> Ints | None:
-        """Exchange the lengths of the stages of two rows; return the borders, or None if they do not change."""
-        lengths = np.diff([-1, *places.tolist(), len(self._allowed)])
-        first, second = (np.flatnonzero(self._rows == row) for row in rows)
-        if len(first) != len(second) or (lengths[first] == lengths[second]).all():
-            return None
-        lengths[first], lengths[second] = lengths[second], lengths[first].copy()
-        return self._allowed[np.cumsum(lengths)[:-1] - 1]
+                    yield *order[:row], replacement, *order[row + 1 :]
 
 
 @lru_cache(8)
@@ -170,25 +154,22 @@ def _moves(count: int) -> Ints:
     return np.array(moves, dtype=np.int64).reshape(len(moves), 4)
 
 
-def proportional_borders(
-    sums: Floats, allowed: Ints, speeds: Sequence[float], *, nearest: bool = False
-) -> Ints:
-    """Return the borders of stages whose seconds are in proportion to the speeds of their devices.
+def proportional_borders(sums: Floats, allowed: Ints, speeds: Sequence[float]) -> Ints:
+    """Return the allowed borders nearest to stages whose seconds are in proportion to the speeds of their devices.
 
     Args:
         sums: running sums of the seconds of layers, from 0.0 on: [layers + 1].
         allowed: the borders that a cut may have, at least as many as it has.
         speeds: the speed of the device of each stage.
-        nearest: True to round each border to the nearest allowed border, False to the next one.
     """
     inner = len(speeds) - 1
+    if not inner:
+        return allowed[:0]
     shares = np.cumsum(speeds)
     targets = shares[:-1] / shares[-1] * sums[-1]
     places = np.searchsorted(sums[allowed], targets)
-    if nearest and inner:
-        before, behind = (np.clip(at, 0, len(allowed) - 1) for at in (places - 1, places))
-        is_before = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[behind]] - targets)
-        places = np.where(is_before, before, behind)
+    before, behind = (np.clip(at, 0, len(allowed) - 1) for at in (places - 1, places))
+    is_before = np.abs(sums[allowed[before]] - targets) < np.abs(sums[allowed[behind]] - targets)
     index = np.arange(inner)
-    places = np.maximum.accumulate(places - index) + index  # strictly increasing
+    places = np.maximum.accumulate(np.where(is_before, before, behind) - index) + index  # strictly increasing
     return allowed[np.minimum(places, len(allowed) - inner + index)]

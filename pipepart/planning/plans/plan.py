@@ -283,7 +283,7 @@ class Plan(Document):
             profile, cluster = self.with_overhead()
             gathers = self.constraints.reduction == "batch"
             measured = profile.at(self.micro_batches)
-            costs = ChainCosts(profile, measured, gathers_outputs=gathers, may_relay=cluster.links_differ)
+            costs = ChainCosts(profile, measured, gathers_outputs=gathers)
         stages = predict_stages(self.stages, profile, costs, cluster)
         fresh = self.model_copy(update={"stages": stages, "cluster": cluster})
         timeline = fresh.simulate()

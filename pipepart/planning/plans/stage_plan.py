@@ -13,12 +13,8 @@ from pydantic import Field
 from ...cluster import Cluster, Device
 from ...document import ByteCount, Seconds, Value
 from ...profiling import Profile
-from ..costs.crossings import Crossings
-from ..costs.layer_ranges import ChainCosts
-from ..costs.split_share import split_share
-from ..costs.stage_links import StageLinks
+from ..costs.layer_ranges import ChainCosts, split_share
 from ..costs.stage_memory import (
-    COLUMNS,
     DEFERRED,
     INPUT,
     KEPT,
@@ -170,12 +166,10 @@ def predict_stages(
     ranges = [slice(index[stage.layers[0]], index[stage.layers[-1]] + 1) for stage in stages]
     borders = np.array([[layers.start for layers in ranges[1:]]], dtype=np.int64)
     names = [stage.device for stage in stages]
-    devices = np.array([[cluster.places.index[name] for name in names]])
-    crossings = Crossings(costs, cluster)
-    outputs = [*crossings.message_bytes(borders, devices)[0].tolist(), int(costs.output_bytes[-1])]
+    outputs = [*costs.message_bytes(borders)[0].tolist(), int(costs.output_bytes[-1])]
     skips: list[Counter[int]] = [Counter() for _ in stages]
     if costs.skips:
-        transfers = crossings.skips(borders, devices)
+        transfers = costs.skips.transfers(borders)
         for source, target, size in zip(*(row[0].tolist() for row in transfers), strict=True):
             skips[source][target] += size
     predicted = []
@@ -239,7 +233,7 @@ def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster:
         names: the device of each stage.
         cluster: has the links.
     """
-    borders, links = [0.0], StageLinks(cluster, names)
+    borders = [0.0]
     trains, messages = False, []
     for stage, (source, target) in zip(stages, pairwise(names), strict=False):
         trains = trains or stage.gradient_bytes > 0
@@ -251,7 +245,9 @@ def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster:
     seconds = [before + behind for before, behind in pairwise([*borders, 0.0])]
     for number, stage in enumerate(stages):
         for skip in stage.skips:
-            once = skip.bytes * links.seconds_per_byte(number, skip.target)
+            ends = names[number], names[skip.target]
+            bandwidth = None if ends[0] == ends[1] else cluster.link_between(*ends).message_bandwidth
+            once = skip.bytes / bandwidth if bandwidth else 0.0
             seconds[number] += messages[number] * once
             seconds[skip.target] += messages[skip.target - 1] * once
     return seconds
@@ -261,7 +257,7 @@ def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StageP
     """Return predicted stages with the fields of their memory peaks, and with all versions of their weights."""
     with_figures = []
     for stage, moments, older in zip(stages, counts.by_stage, counts.older, strict=False):
-        sizes = sizes_of([stage]).table[0, 0, -COLUMNS:].astype(np.int64)
+        sizes = sizes_of([stage]).counted[0, 0].astype(np.int64)
         held = moments[:, KEPT].sum(axis=1)
         # Of moments with equal bytes, choose the most micro-batches: the choice must not depend on neighbours.
         peak = moments[np.lexsort((moments[:, STASH], held, moments @ sizes))[-1]]
@@ -280,14 +276,18 @@ def with_peaks(stages: Sequence[StagePlan], counts: StashCounts) -> tuple[StageP
 
 def sizes_of(stages: Sequence[StagePlan]) -> StageSizes:
     """Return the sizes of the predicted stages of one device, with leading dimension 1 for a single cut."""
-    per_micro_batch = [(stage.stash_bytes, stage.boundary_bytes, stage.deferred_bytes) for stage in stages]
-    return StageSizes(
-        np.array([[stage.static_bytes for stage in stages]], dtype=np.float64),
-        np.array([[stage.gradient_bytes for stage in stages]], dtype=np.float64),
-        np.array([per_micro_batch], dtype=np.float64),
-        np.array([[stage.message_bytes for stage in stages]], dtype=np.float64),
-        np.array([[stage.workspace_bytes for stage in stages]], dtype=np.float64),
-    )
+    rows = [
+        (
+            stage.static_bytes,
+            stage.gradient_bytes,
+            *(stage.stash_bytes, stage.boundary_bytes, stage.deferred_bytes),
+            *stage.message_bytes,
+            *stage.workspace_bytes,
+            stage.gradient_bytes,
+        )
+        for stage in stages
+    ]
+    return StageSizes(np.array([rows], dtype=np.float64))
 
 
 def copy_seconds(stage: StagePlan, device: Device) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..costs.stage_links import StageLinks
 from .plan import Plan
 
 
@@ -42,12 +41,10 @@ def value_ways(plan: Plan) -> list[ValueWay]:
         return []
     names = [info.name for info in plan.profile.layers]
     stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.layers]
-    links = StageLinks(plan.cluster, [stage.device for stage in plan.stages])
     ways = []
     for value in plan.profile.at(plan.micro_batches).values:
-        hops = links.hops(sorted({stage_of[layer] for layer in value.layers}))
-        if hops:
+        stages = tuple(sorted({stage_of[layer] for layer in value.layers}))
+        if len(stages) > 1:
             first, *users = ((names[layer], stage_of[layer]) for layer in value.layers)
-            stages = tuple(dict.fromkeys(stage for hop in hops for stage in hop))
             ways.append(ValueWay("" if value.is_argument else first[0], tuple(users), value.bytes, stages))
     return ways

@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from ...units import format_seconds
 from ..costs.layer_ranges import TOLERANCE
 from ..plans.plan import Plan
 from ..plans.prediction import Alternative
-from ..plans.searched_order import SEARCH
 from .candidate import Candidate
-from .named import Named
 
 _MOST_ROWS = 12  # rows of finished plans
 
 
 def list_alternatives(
-    best: Plan, named: Sequence[Named], joint: Iterable[Plan] = ()
+    best: Plan,
+    plans: Mapping[Candidate, Plan],
+    unfinished: Mapping[Candidate, float],
+    failed: Sequence[Candidate],
 ) -> tuple[Alternative, ...]:
-    """Return rows for the plans that were not chosen, the fastest first, then for candidates without a finished plan.
+    """Return rows for the plans that were not chosen, the fastest first, then for candidates without a plan.
 
-    A candidate without a finished plan is listed only if its schedule, number of micro-batches, replicas or stages is
-    not in the list yet.
+    A candidate without a plan is listed only if its schedule, number of micro-batches, replicas or stages is not in the
+    list yet.
 
     Args:
         best: the plan that was chosen.
-        named: the results for named schedules, for each part of the request.
-        joint: the plans of the joint search.
+        plans: candidates with their plans.
+        unfinished: candidates that were not planned, with a lower bound of their step in seconds.
+        failed: candidates for which no plan fits.
     """
-    unfinished = [
-        (_row(candidate, f"at least {format_seconds(bound)} a step"), bound)
-        for results in named
-        for candidate, bound in results.slower
-    ]
-    unfinished.sort(key=lambda pair: pair[1])
-    planned = [
-        _row(candidate, _why_slower(best, plan), plan)
-        for results in named
-        for candidate, plan in results.plans
-    ]
-    planned += [_searched_row(plan, _why_slower(best, plan)) for plan in joint]
-    planned.sort(key=lambda row: row.step_seconds or 0.0)
-    # Candidates can share keywords. A row is hidden if an unfinished candidate with its keywords may be faster.
-    bounds: dict[tuple[object, ...], float] = {}
-    for row, seconds in reversed(unfinished):
-        bounds[_key(row)] = seconds
+    # Candidates that differ in modes or groups of devices share keywords, which give the fastest of their plans.
     fastest: dict[tuple[object, ...], Alternative] = {}
-    for row in planned:
-        if (row.step_seconds or 0.0) <= bounds.get(_key(row), math.inf) * (1 + TOLERANCE):
-            fastest.setdefault(_key(row), row)
+    for candidate, plan in sorted(plans.items(), key=lambda pair: pair[1].predicted.step_seconds):
+        row = _row(candidate, _why_slower(best, plan), plan)
+        fastest.setdefault(_key(row), row)
+    rest = [
+        _row(candidate, f"at least {format_seconds(bound)} a step")
+        for candidate, bound in sorted(unfinished.items(), key=lambda pair: pair[1])
+    ]
+    for row in rest:
+        fastest.pop(_key(row), None)
     rows = [row for row in fastest.values() if not _is_of(row, best)][:_MOST_ROWS]
     shown = {choice for row in rows for choice in _choices(row)}
-    failed = [
-        (_row(candidate, _why_failed(candidate)), math.inf)
-        for results in named
-        for candidate in results.failed
-        if not candidate.impossible_reason
-    ]
-    for row, _ in (*unfinished, *failed):
+    for row in (*rest, *(_row(candidate, _why_failed(candidate)) for candidate in failed)):
         if not shown >= _choices(row):
             shown |= _choices(row)
             rows.append(row)
@@ -89,20 +74,6 @@ def _row(candidate: Candidate, why: str, plan: Plan | None = None) -> Alternativ
         recompute=candidate.part.request.asked.recompute,
         step_seconds=plan and plan.predicted.step_seconds,
         memory_bytes=plan and max(plan.predicted.memory_bytes),
-        why=why,
-    )
-
-
-def _searched_row(plan: Plan, why: str) -> Alternative:
-    return Alternative(
-        schedule=SEARCH,
-        micro_batches=plan.micro_batches,
-        chunks=1,
-        replicas=plan.replicas,
-        stages=len(plan.stages),
-        recompute=plan.constraints.recompute,
-        step_seconds=plan.predicted.step_seconds,
-        memory_bytes=max(plan.predicted.memory_bytes),
         why=why,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -13,8 +13,7 @@ import schedules
 
 from ...cluster import Cluster
 from ...units import counted
-from ..costs.crossings import Borders
-from ..costs.cut_costs import CutCosts
+from ..costs.cut_costs import Borders, CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Floats, Ints, Mode, ModeChoice, StashCounts, with_modes
 from ..partition.local_search import EvaluatedCut
@@ -25,23 +24,25 @@ from ..request import ASYNCHRONOUS, BIDIRECTIONAL, DEFERRING
 from .parts import Part
 from .step_times import Levels, StepTimes, has_bandwidth
 
-# CPU seconds to build, evaluate and simulate a candidate. The first three are per stage and micro-batch.
-_ACTION_SECONDS = 70e-6
-_CHUNKED_ACTION_SECONDS = 130e-6  # under schedules with several stages per device
-_SEARCHED_ACTION_SECONDS = 500e-6  # under the schedules in _SEARCHED
-_STAGE_SECONDS = 2e-3  # per stage
-_LAYER_RANGE_SECONDS = 50e-6  # per layer and stage, for the cut with the smallest bottleneck
-_SEARCHED = ("v-half", "v-min")  # schedules whose order a search finds
-_LIMITED_FACTOR = 3.0  # with memory limits: the memory of each recompute mode is counted
+# Estimated CPU seconds to evaluate and plan a candidate: per action of a stage and micro-batch, under schedules with
+# several stages per device, and under the schedules whose order a search finds; per stage; per replica; per layer and
+# stage.
+_ACTION_SECONDS, _CHUNKED_ACTION_SECONDS, _SEARCHED_ACTION_SECONDS = 70e-6, 130e-6, 500e-6
+_STAGE_SECONDS = 2e-3
+_PLAN_SECONDS = 5e-3
+_LAYER_RANGE_SECONDS = 50e-6
+_SEARCHED = ("v-half", "v-min")
+_LIMITED_FACTOR = 1.5  # with memory limits: the memory of each recompute mode is counted
+FEW_DEVICES = 4  # up to this many devices, try each number
+_MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A choice of schedule, devices and recompute modes. It evaluates cuts, and makes the plan of a cut.
 
     Attributes:
         part: the part of the request: the layers, the devices, and the number of micro-batches.
-        costs: the costs of the layers, from ``part.costs``.
         schedule: the name of the schedule.
         chunks: stages per device.
         devices: the number of devices of one replica.
@@ -49,7 +50,6 @@ class Candidate:
     """
 
     part: Part
-    costs: ChainCosts
     schedule: str
     chunks: int
     devices: int
@@ -66,50 +66,34 @@ class Candidate:
         return self.devices * self.chunks
 
     @property
-    def size(self) -> int:
-        """Stages times micro-batches. The time to plan the candidate grows with it."""
-        return self.stages * self.part.micro_batches
+    def costs(self) -> ChainCosts:
+        """The costs of the layers."""
+        return self.part.costs(self.stages)
 
     @property
-    def planning_seconds(self) -> float:
+    def simulation_seconds(self) -> float:
         """Estimated CPU seconds to plan the candidate, without the search for cuts: the clock ends that search."""
         per_action = _ACTION_SECONDS if self.chunks == 1 else _CHUNKED_ACTION_SECONDS
         per_action = _SEARCHED_ACTION_SECONDS if self.schedule in _SEARCHED else per_action
-        return self.size * per_action + self.stages * _STAGE_SECONDS
+        seconds = self.stages * (self.part.micro_batches * per_action + _STAGE_SECONDS)
+        return seconds + _PLAN_SECONDS * (1 + self.part.groups.replicas)
 
     @property
     def effort_seconds(self) -> float:
         """Estimated CPU seconds to plan the candidate, with the search for cuts."""
-        seconds = self.planning_seconds + self.stages * self.costs.layers * _LAYER_RANGE_SECONDS
+        seconds = self.simulation_seconds + self.stages * self.costs.layers * _LAYER_RANGE_SECONDS
         return seconds * _LIMITED_FACTOR if self.is_limited else seconds
 
-    @cached_property
-    def shortest_possible_step(self) -> float:
+    @property
+    def bound(self) -> float:
         """A lower bound in seconds of the step of every plan of this candidate."""
-        costs, micro_batches = self.costs, self.costs.micro_batches
-        bound = self.part.least_seconds(self.devices)
-        if self.schedule == "sequential" and costs.split is None:  # one device at a time
-            fastest = max(device.speed for device in self.cluster.devices)
-            per_replica = micro_batches // self.part.groups.replicas
-            bound = max(bound, self.costs.total_seconds * per_replica / fastest)
-        recomputes = {
-            "always": micro_batches,
-            "except-last": max(micro_batches - self.part.groups.replicas, 0),
-        }
-        if self.choice not in recomputes:
-            return bound
-        saved = 0.0 if costs.split is None else -float(costs.split.clip(max=0.0).sum())
-        recompute_seconds = recomputes[self.choice] * float(costs.forward[costs.has_backward].sum())
-        work = (costs.total_seconds - saved) * micro_batches + recompute_seconds
-        return max(bound, work / self.part.fastest_speed(self.devices))
+        return self.part.least_seconds(self.devices)
 
     @property
     def likely_step(self) -> float:
         """Estimated seconds of its step, to try likely fast candidates first: equal stages plus the pipeline bubble."""
         bubble = 1 / 3 if self.schedule in DEFERRING else 1.0
-        return self.shortest_possible_step * (
-            1 + bubble * (self.devices - 1) / (self.part.micro_batches * self.chunks)
-        )
+        return self.bound * (1 + bubble * (self.devices - 1) / (self.part.micro_batches * self.chunks))
 
     @cached_property
     def impossible_reason(self) -> str:
@@ -158,12 +142,13 @@ class Candidate:
         return deficits, self.step_times.of(borders, modes, orders)
 
     def least_with_splits(self, cuts: Sequence[EvaluatedCut]) -> float:
-        """Return a lower bound in seconds of the step of these cuts, for any choice of split backwards."""
+        """Return a lower bound in seconds of the step of the plans of these cuts, for any choice of split backwards."""
         borders = np.array([cut.borders for cut in cuts], dtype=np.int64).reshape(len(cuts), -1)
         orders = np.array([cut.order for cut in cuts])
         modes, _ = self.cut_costs.memory(borders, orders)
         splits = self.costs.split is not None
-        return float(self.step_times.of(borders, modes, orders, splits=splits).min())
+        least = self.step_times.of(borders, modes, orders, splits=splits).min()
+        return float(least) + self.cluster.step_seconds
 
     @cached_property
     def bare_schedule(self) -> schedules.Schedule:
@@ -218,13 +203,12 @@ class Candidate:
         """The arguments of its schedule: name, devices, micro-batches, stages per device."""
         return self.schedule, self.devices, self.part.micro_batches, self.chunks
 
-    def plan_of(self, borders: Sequence[int], order: Sequence[int], bound: float) -> Plan:
+    def plan_of(self, borders: Sequence[int], order: Sequence[int]) -> Plan:
         """Return the plan of a cut, even if it does not fit.
 
         Args:
             borders: the first layer of each stage but the first.
             order: the device of each schedule row, by its position in the cluster.
-            bound: a lower bound in seconds of the bottleneck of all cuts of this candidate.
         """
         request, groups, rows = self.part.request, self.part.groups, self.rows
         table = np.array([borders], dtype=np.int64).reshape(1, -1)
@@ -237,10 +221,6 @@ class Candidate:
                 pairwise([0, *borders, len(names)]), homes, modes, strict=True
             )
         )
-        if groups.replicas > 1 and not groups.identical:
-            bound = 0.0  # other groupings of the devices were not tried
-        if self.is_limited and request.mode_choices != (self.choice,):
-            bound = 0.0  # with other modes that the request allows, other cuts fit
         draft = Plan.model_construct(
             stages=stages,
             cluster=groups.all_devices,
@@ -254,4 +234,36 @@ class Candidate:
             profile=self.part.profile,
             constraints=request.asked,
         )
-        return draft.predict(self.costs, bound)
+        return draft.predict(self.costs)
+
+
+def candidates_of(part: Part) -> list[Candidate]:
+    """Return the candidates for every named schedule, set of modes and number of devices, the simplest first."""
+    request, most, layers = part.request, part.most_devices, len(part.profile.layers)
+    candidates = []
+    for name, choice in product(request.schedules, request.mode_choices):
+        chunks = request.chunks_of(name)
+        if chunks is None:
+            continue
+        numbers = _device_numbers(most, layers)
+        if request.stages != "auto":
+            devices, rest = divmod(request.stages, chunks)
+            numbers = [devices] if not rest and 0 < devices <= most else []
+        possible = [count for count in numbers if count * chunks <= layers and (count > 1 or chunks == 1)]
+        # If no number is possible, an impossible candidate tells the reason.
+        candidates += [Candidate(part, name, chunks, devices, choice) for devices in possible or numbers[:1]]
+    return candidates
+
+
+def _device_numbers(most: int, layers: int) -> list[int]:
+    """Return numbers of devices to try, up to ``most``, the largest first.
+
+    They are all numbers up to four, the largest two, and each number that makes equal stages have fewer layers than one
+    device less would. The latter are about as many as the square root of the number of layers.
+    """
+    steps = {-(-layers // layers_per_stage) for layers_per_stage in range(1, layers + 1)}
+    few = range(1, min(most, FEW_DEVICES) + 1)
+    numbers = {most, max(most - 1, 1), *few, *(number for number in steps if number < most)}
+    if len(numbers) > _MOST_DEVICE_COUNTS:
+        numbers = {*sorted(numbers)[:: -(-len(numbers) // _MOST_DEVICE_COUNTS)], most}
+    return sorted(numbers, reverse=True)

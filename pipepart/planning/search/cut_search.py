@@ -1,11 +1,10 @@
-"""Finds the cuts of a candidate with the shortest steps, and a lower bound of its bottleneck."""
+"""Finds the cuts of a candidate with the shortest steps, a lower bound of its bottleneck, and its plan."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
@@ -15,19 +14,21 @@ from schedules.searching.clock import Clock, OutOfTime
 
 from ...graph_partition.device_orders import distinct_orders
 from ...units import counted
+from ..costs.stage_memory import MODE_SETS
 from ..infeasible import Infeasible, explain_infeasible
 from ..partition.chain_dp import ChainCut, ChainProblem, order_spaces
 from ..partition.local_search import EvaluatedCut, LocalSearch, proportional_borders
-from ..partition.order_search import OrderSpaces, first_orders
+from ..partition.order_search import OrderSpaces
+from ..plans.plan import Plan
 from .candidate import Candidate
+from .search_order import with_split_critical
 
 # Cuts times actions of the schedule to evaluate for each candidate: about 10 ms. It is fixed, so that the plan of a
 # candidate does not depend on the other candidates.
 _EFFORT = 600_000
 _MOST_ORDERED = 12  # with more devices that are not all alike, never evaluate every order of them
 _LEAST_EVALUATED = 64  # cuts to evaluate even if the schedule has very many actions
-
-_Cut = tuple[Sequence[int], Sequence[int]]  # borders, and the device of each schedule row
+_SIMULATED = 3  # cuts to make plans of, if their evaluated seconds are not exact or their plans do not fit
 
 
 class CutSearch:
@@ -43,16 +44,27 @@ class CutSearch:
         self._constraints = self._part.request.constraints
         self._clock = clock or Clock()
 
-    def best_cuts(self) -> tuple[list[EvaluatedCut], float]:
-        """Return cuts that fit, the shortest step first, and a lower bound of the bottleneck.
+    def best_cuts(self) -> list[EvaluatedCut]:
+        """Return cuts that fit, the shortest step first.
 
-        If no cut fits there are no cuts, except with skip connections or replicas: then the nearest cut is returned.
+        If no cut fits there are no cuts, except with skip connections: then the nearest cut is returned, because its
+        memory is an upper bound.
         """
-        cuts, bound, _ = self._nearest_cuts()
-        fitting = [cut for cut in cuts if not cut.deficit]
-        # The memory of a cut is then an upper bound, so its plan may still fit: skipping values are estimated, and
-        # only the first replica holds optimizer state, on the device with the most memory of its group.
-        return fitting or (cuts[:1] if self._costs.skips or self._part.groups.replicas > 1 else []), bound
+        cuts, _ = self._nearest_cuts()
+        return [cut for cut in cuts if not cut.deficit] or (cuts[:1] if self._costs.skips else [])
+
+    def with_bound(self, plan: Plan) -> Plan:
+        """Return a plan of the candidate with the bound of its bottleneck, if it is known."""
+        candidate, groups = self._candidate, self._part.groups
+        if not candidate.is_plain or (groups.replicas > 1 and not groups.identical):
+            return plan  # other groupings of the devices were not tried
+        if candidate.is_limited and self._part.request.mode_choices != (candidate.choice,):
+            return plan  # with other modes that the request allows, other cuts fit
+        with suppress(OutOfTime):
+            cut = self.smallest_bottleneck()
+            bound = {"bottleneck_bound": cut.bound if cut else 0.0}
+            return plan.model_copy(update={"prediction": plan.predicted.model_copy(update=bound)})
+        return plan
 
     def explain(self) -> Infeasible:
         """Explain why no plan fits, with the cut whose memory deficit is smallest."""
@@ -60,13 +72,13 @@ class CutSearch:
         if candidate.impossible_reason:
             where = f"schedule {candidate.schedule!r} on {counted(candidate.devices, 'device')}"
             return Infeasible(f"{where}: {candidate.impossible_reason}")
-        cuts, _, tried_all = self._nearest_cuts()
+        cuts, tried_all = self._nearest_cuts()
         if not cuts:
             return Infeasible(
                 f"no cut into {counted(candidate.stages, 'stage')} is possible: layers that share parameters or "
                 "buffers, or that colocate names, are in one stage"
             )
-        nearest = candidate.plan_of(cuts[0].borders, cuts[0].order, bound=0.0)
+        nearest = candidate.plan_of(cuts[0].borders, cuts[0].order)
         exact = tried_all and not self._costs.skips  # with skip connections memory is an upper bound
         return explain_infeasible(nearest, int(cuts[0].deficit) if exact else None)
 
@@ -84,41 +96,36 @@ class CutSearch:
         modes, deficits = candidate.cut_costs.memory(borders, np.array([cut.device_indices]))
         if deficits[0] <= 0 and not modes.any():
             return cut
-        key = "limited cut", id(self._costs), candidate.structure, candidate.choice
-        return self._part.once(key, lambda: self._problem(limited=True).best())
+        return self._problem(limited=True).best()
 
-    def _nearest_cuts(self) -> tuple[list[EvaluatedCut], float, bool]:
-        """Return cuts sorted by memory deficit, then by step.
+    def _nearest_cuts(self) -> tuple[list[EvaluatedCut], bool]:
+        """Return cuts sorted by memory deficit, then by step, and True if every cut was evaluated.
 
         If the cuts and orders of the devices are few, every cut is evaluated on every order. Otherwise a local search
         starts from the cut with the smallest bottleneck, or from stages in proportion to the speeds of their devices.
-
-        Returns:
-            The cuts, a lower bound of the bottleneck of all cuts that fit, and True if every cut was evaluated.
         """
         candidate = self._candidate
         if candidate.impossible_reason or not candidate.has_cuts:
-            return [], 0.0, False
-        cut, is_within_limits = None, False
-        if candidate.is_plain:
-            with suppress(OutOfTime):
-                cut = self._bottleneck_without_limits()
-                if cut is None:
-                    return [], 0.0, False
-                # If only some orders can be searched, the local search finds cuts within the limits that are as good.
-                if candidate.is_limited and self._spaces.all(candidate.devices):
-                    cut, is_within_limits = self.smallest_bottleneck() or replace(cut, bound=0.0), True
-        bound = cut.bound if cut else 0.0
+            return [], False
         if self._tries_every_cut:
-            return self._local_search().best_of_all(self._orders(_EFFORT)), bound, True
-        climbed = self._climb(
-            [(cut.first_layers[1:], cut.device_indices)] if cut else self._proportional_cuts()
-        )
-        if cut and not is_within_limits and climbed and climbed[0].deficit:
-            with suppress(OutOfTime):
-                if (cut := self.smallest_bottleneck()) is not None:
-                    climbed = self._climb([(cut.first_layers[1:], cut.device_indices)])
-        return climbed, bound, False
+            return self._local_search().best_of_all(self._orders(_EFFORT)), True
+        if not candidate.is_plain:
+            return self._climb(self._proportional_cuts()), False
+        cuts: list[EvaluatedCut] = []
+        with suppress(OutOfTime):
+            smallest = self._bottleneck_without_limits()
+            if smallest is None:
+                return [], False
+            starts = [smallest]
+            if candidate.is_limited:
+                # A cut within the memory limits of one schedule is near those of all schedules on as many devices.
+                key = "limited cut", id(self._costs), candidate.devices, candidate.choice
+                with suppress(OutOfTime):
+                    starts += filter(None, [self._part.once(key, self.smallest_bottleneck)])
+            cuts = self._climb(starts)
+            if cuts and cuts[0].deficit and (limited := self.smallest_bottleneck()) is not None:
+                cuts = self._climb([limited])
+        return cuts or self._climb(self._proportional_cuts()), False
 
     def _bottleneck_without_limits(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck without memory limits; None if no cut is possible."""
@@ -174,23 +181,63 @@ class CutSearch:
             self._clock,
         )
 
-    def _climb(self, starts: Sequence[_Cut]) -> list[EvaluatedCut]:
+    def _climb(self, starts: Sequence[ChainCut]) -> list[EvaluatedCut]:
         """Climb from the best of these cuts; return the cuts on the way, the best first."""
         if not starts:
             return []
         search = self._local_search()
-        borders = np.array([borders for borders, _ in starts], dtype=np.int64).reshape(len(starts), -1)
-        evaluated = search.evaluated(borders, np.array([order for _, order in starts], dtype=np.int64))
+        borders = np.array([cut.first_layers[1:] for cut in starts], dtype=np.int64).reshape(len(starts), -1)
+        orders = np.array([cut.device_indices for cut in starts], dtype=np.int64)
+        evaluated = search.evaluated(borders, orders)
         return search.climb(evaluated[0]) if evaluated else []
 
-    def _proportional_cuts(self) -> list[_Cut]:
+    def _proportional_cuts(self) -> list[ChainCut]:
         """Return cuts into stages in proportion to the speeds of their devices, for a few orders of the devices."""
-        cuts: list[_Cut] = []
+        cuts: list[ChainCut] = []
         cluster, allowed = self._candidate.cluster, self._costs.allowed_borders
-        for order in first_orders(cluster, self._candidate.devices):
+        for order in self._spaces.few(self._candidate.devices):
             speeds = [cluster.devices[order[row]].speed for row in self._candidate.rows]
             borders = proportional_borders(self._costs.compute_sums, allowed, speeds)
             borders = self._constraints.moved_to_pins(borders)
             if np.isin(borders, allowed).all() and (np.diff(borders) > 0).all():
-                cuts.append((borders.tolist(), order))
+                cuts.append(ChainCut((0, *borders.tolist()), order, 0.0))
         return cuts
+
+
+def best_plan(candidate: Candidate, cuts: Sequence[EvaluatedCut], clock: Clock) -> Plan | None:
+    """Return the fastest plan of these cuts, with backwards split where that helps; None if no plan fits.
+
+    Cuts count memory as if all stages took equal times. In the simulated step of a plan more messages may wait. If no
+    plan fits for that reason, devices without enough memory switch to modes that need less.
+    """
+    drafts: list[Plan] = []
+    for cut in cuts[:_SIMULATED]:
+        drafts.append(candidate.plan_of(cut.borders, cut.order))
+        if clock.is_over or (drafts[-1].fits and candidate.is_exact):
+            break
+    fitting = [draft for draft in drafts if draft.fits]
+    if not fitting:
+        fitting = [draft for draft in [_with_less_memory(drafts[0], candidate)] if draft.fits]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda draft: draft.predicted.step_seconds)
+    return best if clock.is_over else with_split_critical(best, candidate.costs)
+
+
+def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan:
+    """Switch devices without enough memory to modes that need less."""
+    modes = MODE_SETS[candidate.choice]
+    for _ in modes[1:]:
+        needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
+        short = {device.name for device, need in needs if need > (device.memory_bytes or math.inf)}
+        if not short:
+            break
+        homes = zip(*[[stage.device for stage in plan.stages], *plan.replica_devices], strict=True)
+        stages = [
+            stage.with_mode(modes[min(modes.index(stage.mode) + 1, len(modes) - 1)])
+            if short.intersection(names) and stage.backward_seconds
+            else stage
+            for stage, names in zip(plan.stages, homes, strict=True)
+        ]
+        plan = plan.model_copy(update={"stages": tuple(stages)}).predict(candidate.costs)
+    return plan

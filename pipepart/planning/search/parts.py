@@ -1,10 +1,10 @@
-"""Splits a request into parts, each with a fixed number of micro-batches and of replicas, that are searched apart."""
+"""Splits a request into parts, each with a fixed number of micro-batches and of replicas."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeVar
 
 from ...profiling import Profile
@@ -17,28 +17,29 @@ from ..request import ASYNCHRONOUS, BIDIRECTIONAL, Request
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a request with a fixed number of micro-batches and of replicas.
+    """The part of a request with a fixed number of micro-batches, a number of replicas and a grouping of the devices.
 
     Attributes:
         request: the whole request.
         profile: the layers, with costs at this number of micro-batches only.
         groups: the devices, grouped for the replicas.
-        costs: the costs of the layers with tied layers in one stage; then, if they may be in different stages, the
-            costs with that allowed.
+        together: the costs of the layers with tied layers in one stage.
+        split: the costs with tied layers in any stages; None if the request does not allow that.
     """
 
     request: Request
     profile: Profile
     groups: ReplicaGroups
-    costs: tuple[ChainCosts, ...]
+    together: ChainCosts
+    split: ChainCosts | None
     _results: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def micro_batches(self) -> int:
         """The most micro-batches of one replica."""
-        return -(-self.costs[0].micro_batches // self.groups.replicas)
+        return -(-self.together.micro_batches // self.groups.replicas)
 
     @property
     def most_devices(self) -> int:
@@ -46,28 +47,33 @@ class Part:
         return min(len(self.groups.cluster), len(self.profile.layers))
 
     @property
-    def shortest_possible_step(self) -> float:
-        """A lower bound in seconds of the step of every plan of this part."""
-        return self.least_seconds(self.most_devices)
+    def most_together(self) -> int:
+        """The largest number of stages of a cut with tied layers in one stage."""
+        return len(self.together.allowed_borders) + 1
+
+    @property
+    def holds_weights(self) -> bool:
+        """True if the devices of a replica together hold the parameters, gradients, optimizer state and buffers."""
+        limits = [device.memory_bytes for device in self.groups.cluster.devices]
+        needed = float(self.together.sizes(slice(0, self.together.layers)).static[0, 0])
+        return needed <= sum(math.inf if limit is None else limit for limit in limits)
+
+    def costs(self, stages: int) -> ChainCosts:
+        """Return the costs for cuts into this many stages. Tied layers are split only if no such cut keeps them."""
+        return self.together if self.split is None or self.most_together >= stages else self.split
 
     def least_seconds(self, devices: int) -> float:
         """Return a lower bound in seconds of the step of plans with this many devices per replica."""
         cluster, replicas = self.request.cluster, self.groups.replicas
         copies = replicas * (2 if self.request.schedule in BIDIRECTIONAL else 1)
+        speeds = sorted((device.speed for device in cluster.devices), reverse=True)[: devices * replicas]
         action = min(device.action_seconds for device in cluster.devices)
-        speeds = self._speeds[: devices * replicas]
-        return self.once(
-            ("least seconds", devices),
-            lambda: step_bound(self.profile.costs[0], speeds, copies, action_seconds=action),
-        )
 
-    def fastest_speed(self, devices: int) -> float:
-        """Return the sum of the speeds of the fastest devices, this many per replica."""
-        return sum(self._speeds[: devices * self.groups.replicas])
+        def bound() -> float:
+            seconds = step_bound(self.profile.costs[0], speeds, copies, action_seconds=action)
+            return seconds + cluster.step_seconds
 
-    @cached_property
-    def _speeds(self) -> list[float]:
-        return sorted((device.speed for device in self.request.cluster.devices), reverse=True)
+        return self.once(("least seconds", devices), bound)
 
     def once(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
         """Return the result of ``make()``, computed once for each key: candidates share schedules, cuts and bounds."""
@@ -75,13 +81,13 @@ class Part:
             self._results[key] = make()
         return self._results[key]
 
-    def joint(self, costs: ChainCosts) -> JointRequest:
-        """Return the request of the joint search, with these costs of the layers."""
+    def joint(self) -> JointRequest:
+        """Return the request of the joint search."""
         stages = self.request.stages
         return JointRequest(
             profile=self.profile,
             groups=self.groups,
-            costs=costs,
+            costs=self.costs(self.most_devices),
             constraints=self.request.constraints,
             asked=self.request.asked,
             stages=None if stages == "auto" else stages,
@@ -92,23 +98,22 @@ class Part:
 def parts_of(request: Request) -> Iterator[Part]:
     """Yield the parts of a request."""
     tied = any(info.shares_with for info in request.profile.layers)
-    may_split = request.asked.allow_split_ties and request.schedule not in ASYNCHRONOUS
-    limits = request.constraints
+    may_split = tied and request.asked.allow_split_ties and request.schedule not in ASYNCHRONOUS
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
     for count in request.micro_batches:
         measured = request.profile.at(count)
         profile = request.profile.model_copy(update={"costs": (measured,)})
-        costs = tuple(
-            ChainCosts(
+
+        def costs(allow_split_ties: bool, profile: Profile = profile) -> ChainCosts:
+            return ChainCosts(
                 profile,
-                measured,
-                limits.colocate,
-                limits.no_border,
-                split,
+                profile.costs[0],
+                request.constraints.colocate,
+                request.constraints.no_border,
+                allow_split_ties,
                 request.gathers_outputs,
-                may_relay=request.cluster.links_differ,
             )
-            for split in ([False, True] if tied and may_split else [False])
-        )
+
+        together, split = costs(False), costs(True) if may_split else None
         for groups in all_groups:
-            yield Part(request, profile, groups, costs)
+            yield Part(request, profile, groups, together, split)

@@ -10,7 +10,7 @@ from schedules.core.dependencies import CODE, Dependencies, dependencies
 
 from ...cluster import Cluster
 from ..costs.cut_costs import Borders, CutCosts
-from ..costs.split_share import split_share
+from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import RECOMPUTES, Floats, Ints
 
 _MOST_ENDS = 4_000_000  # ends of actions in memory at a time; it limits the cuts that are simulated at once
@@ -53,7 +53,7 @@ class Levels:
         if on_links:
             self._add_messages(graph, np.array(bare.device_of), zero_row + 1)
         self.actions = self._source.size
-        level_of = _levels(self._before.tolist(), self._source.tolist())
+        level_of = _levels(self._before, self._source)
         self.rows = [
             (level, self._before[level], self._source[level], self._border[level], self._seconds[level])
             for level in np.split(np.argsort(level_of, kind="stable"), np.cumsum(np.bincount(level_of))[:-1])
@@ -120,25 +120,20 @@ class StepTimes:
     def _columns(self, borders: Borders, choices: Ints, orders: Ints) -> Columns:
         """Return the seconds and delays of cuts. The seconds of messages on links count as seconds, not as delays."""
         cuts, costs = self._cuts, self._cuts.costs
-        copies, stages = cuts.copies, cuts.stages
         edges = costs.edges(borders)
         homes = orders[:, cuts.rows]
-        of_copies = np.tile(np.diff(costs.sums[:, edges], axis=2), copies)
-        forward, inputs, weights, split = of_copies / self._speed[homes]
+        copied = np.arange(len(cuts.rows)) % cuts.stages  # the stage of each stage of all copies of the model
+        forward, inputs, weights, split = (
+            np.diff(costs.sums[:, edges], axis=2)[..., copied] / self._speed[homes]
+        )
         backward = inputs + weights
         share = split_share(split, backward)
         modes = np.array(cuts.modes)[choices][:, cuts.rows]
-        repeated = np.where(np.tile(costs.has_backward[edges[:, 1:] - 1], copies), forward, 0.0)
+        repeated = np.where(costs.has_backward[edges[:, 1:] - 1][:, copied], forward, 0.0)
         action = self._action[homes]
-        latency, per_byte = cuts.crossings.links(homes[:, :-1], homes[:, 1:])
-        sizes = np.zeros(latency.shape)
-        for first in range(0, copies * stages, stages):
-            # There is no border between the copies of the model.
-            latency[:, first + stages - 1 : first + stages] = 0.0
-            sizes[:, first : first + stages - 1] = cuts.crossings.message_bytes(
-                borders, homes[:, first : first + stages]
-            )
+        latency, per_byte = cuts.links(homes[:, :-1], homes[:, 1:])
         zeros = np.zeros((len(borders), 1))
+        sizes = np.hstack([costs.message_bytes(borders), zeros])[:, copied[:-1]]
         tables = (
             forward + action,
             inputs * share + action,
@@ -181,21 +176,11 @@ def has_bandwidth(cluster: Cluster) -> bool:
     )
 
 
-def _levels(before: list[int], source: list[int]) -> Ints:
+def _levels(before: Ints, source: Ints) -> Ints:
     """Return the level of each action: one more than the highest level of the actions that it waits for."""
-    waiting: list[list[int]] = [[] for _ in before]
-    missing = [0] * len(before)
-    for action, needs in enumerate(zip(before, source, strict=True)):
-        for needed in needs:
-            if needed >= 0:
-                waiting[needed].append(action)
-                missing[action] += 1
-    level = [0] * len(before)
-    ready = [action for action, count in enumerate(missing) if not count]
-    for action in ready:  # the list grows during the loop
-        for later in waiting[action]:
-            level[later] = max(level[later], level[action] + 1)
-            missing[later] -= 1
-            if not missing[later]:
-                ready.append(later)
-    return np.array(level, dtype=np.int64)
+    level = np.zeros(len(before) + 1, dtype=np.int64)  # the last entry is for no action
+    while True:
+        deeper = np.maximum(level[before], level[source]) + 1
+        if (deeper == level[:-1]).all():
+            return deeper - 1
+        level[:-1] = deeper

@@ -1,10 +1,10 @@
-"""Chooses the best plan: plans named schedules and runs the joint search for each part of the request."""
+"""Chooses the best plan: plans the candidates of a request one by one, then runs the joint search from the best."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
@@ -12,95 +12,108 @@ from schedules.searching.clock import Clock
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
 from ..joint.search import search_jointly
+from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from ..request import Request
 from .alternatives import list_alternatives
-from .cut_search import CutSearch
-from .named import Named, by_affordability, candidates_of, find_named
+from .candidate import FEW_DEVICES, Candidate, candidates_of
+from .cut_search import CutSearch, best_plan
 from .parts import Part, parts_of
 from .search_order import as_searched
 
-_STARTS = 4  # named plans that the joint search starts from, each with a different placement
 SECONDS = 10.0  # time of a search, if the request does not set it
-# A request without ``seconds`` has a fixed effort if it has no more layers and devices than these. Named schedules stop
-# when the planning seconds of their candidates add up to this, for each part; most parts take a third of it.
-_SHORT_LAYERS, _SHORT_DEVICES, _SHORT_EFFORT = 50, 16, 2.0
-_SHORT_OPERATIONS = 300_000  # of the joint search, for each part of such a request: about 0.4 seconds
-# With more devices than the first number, the parts of such a request share the effort of as many parts as the second.
-_FEW_DEVICES, _FULL_PARTS = 4, 4
+# A request without ``seconds`` gets a fixed effort if it has no more layers and devices than these: estimated seconds
+# of its candidates, and operations of the joint search of a part. The clock ends the search of other requests.
+_SHORT_LAYERS, _SHORT_DEVICES = 50, 16
+_SHORT_EFFORT, _SHORT_OPERATIONS = 1.2, 300_000
+_JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
+_JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
+_WITHOUT_PLAN = 3.0  # times the effort to spend as long as no plan fits
+_OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
+_LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
+_CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
 
 Progress = Callable[[float], None]
 
 
-@dataclass(frozen=True)
-class Searched:
-    """The result of the search of one part.
+class _Results:
+    """What is known of the candidates of a request so far.
 
     Attributes:
-        part: the part of the request.
-        named: the results of the named schedules.
-        joint: the plan of the joint search; None if it is not faster than all plans in ``named``.
+        plans: candidates with their plans.
+        unfinished: candidates without a plan, with a lower bound of their step in seconds.
+        failed: candidates for which no plan fits.
     """
 
-    part: Part
-    named: Named
-    joint: Plan | None
+    def __init__(self) -> None:
+        self._cuts: dict[
+            Candidate, list[EvaluatedCut]
+        ] = {}  # of unfinished candidates, if they were searched
+        self.plans: dict[Candidate, Plan] = {}
+        self.unfinished: dict[Candidate, float] = {}
+        self.failed: list[Candidate] = []
 
     @property
-    def plans(self) -> list[Plan]:
-        """All plans of the part."""
-        named = [plan for _, plan in self.named.plans]
-        return [*named, self.joint] if self.joint else named
+    def fastest(self) -> float:
+        """Seconds of the fastest step; infinite without a plan."""
+        return min((plan.predicted.step_seconds for plan in self.plans.values()), default=math.inf)
+
+    def can_beat(self, bound: float) -> bool:
+        """Return True if a plan with this lower bound of its step may be the fastest."""
+        return bound < self.fastest * (1 - TOLERANCE)
+
+    def try_candidate(self, candidate: Candidate, clock: Clock) -> None:
+        """Search the cuts of a candidate. Make its plan if that may be the fastest."""
+        cuts = CutSearch(candidate, clock).best_cuts()
+        at_least = candidate.least_with_splits(cuts) if cuts else math.inf
+        if cuts and not self.can_beat(at_least):
+            self.unfinished[candidate], self._cuts[candidate] = at_least, cuts
+        elif cuts and (plan := best_plan(candidate, cuts, clock)) is not None:
+            self.plans[candidate] = plan
+        else:
+            self.failed.append(candidate)
+
+    def plan_others(self, clock: Clock) -> None:
+        """Make the plans of a few other schedules, to list them with their figures."""
+        for candidate in sorted(self._cuts, key=self.unfinished.__getitem__):
+            schedules = {planned.schedule for planned in self.plans}
+            if len(schedules) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
+                return
+            if candidate.schedule not in schedules:
+                plan = best_plan(candidate, self._cuts[candidate], clock)
+                if plan is not None:
+                    self.plans[candidate] = plan
+                    del self.unfinished[candidate]
 
 
 def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
     """Return the plan with the shortest step, with the other plans as its alternatives; None if no plan fits.
-
-    The plan of a part does not depend on the other parts, and each part tries every candidate that could be faster. So
-    allowing more schedules, numbers of micro-batches or replicas never makes the plan slower, unless the clock is over.
 
     Args:
         request: the schedules, numbers of micro-batches, replicas and stages to choose from.
         clock: limits the search. If some plan fits, one plan is made even after the clock is over.
         progress: is called with the share of the work that is done, from 0 to 1.
     """
-    parts = sorted(parts_of(request), key=lambda part: part.shortest_possible_step)
-    searched: list[Searched] = []
-    for number, part in enumerate(parts):
-        fastest = min(
-            (plan.predicted.step_seconds for result in searched for plan in result.plans), default=math.inf
-        )
-        if part.shortest_possible_step >= fastest * (1 - TOLERANCE):
-            slower = [(attempts[0], part.shortest_possible_step) for attempts in candidates_of(part)]
-            searched.append(Searched(part, Named(slower=slower), None))
-            continue
-        progress(number / len(parts))
-        # With a fixed effort the time is not divided among the parts.
-        is_short = _is_short(request)
-        part_clock = clock if is_short else clock.part(1 / (len(parts) - number))
-        named_clock = part_clock.part(0.5) if request.searches_orders and not is_short else part_clock
-        # The joint search starts from the named plans of the part. While there is time, these ignore other parts.
-        limit = fastest if part_clock.is_over else math.inf
-        effort = _SHORT_EFFORT * _share_of_effort(request, len(parts)) if is_short else math.inf
-        named = find_named(part, named_clock, limit, effort)
-
-        def tell(done: float, _: float = 0.0, number: int = number) -> None:
-            progress((number + (1 + done) / 2) / len(parts))
-
-        tell(0.0)
-        joint = None if part_clock.is_over else _joint(part, named, part_clock, len(parts), tell)
-        searched.append(Searched(part, named, joint))
-    plans = [plan for result in searched for plan in result.plans]
+    parts = [part for part in parts_of(request) if part.holds_weights]
+    parts.sort(key=lambda part: part.least_seconds(part.most_devices))
+    # The parts take turns. A part tries the most devices first: plans stay on them if fewer are as fast.
+    turns = zip_longest(*(_in_order(candidates_of(part)) for part in parts))
+    candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
+    results = _plan_candidates(request, candidates, clock, progress)
+    joint = _search_jointly(request, parts, results, clock, progress)
+    if results.plans:
+        results.plan_others(clock)
+    plans = [*results.plans.values(), *joint]
     if not plans:
         return None
     best = _best(plans)
+    for candidate, plan in results.plans.items():
+        if plan is best:
+            best = CutSearch(candidate, clock).with_bound(plan)
     if request.schedule == SEARCH and best.schedule != SEARCH:
         best = as_searched(best)
-    joint = [result.joint for result in searched if result.joint and result.joint is not best]
-    others = list_alternatives(
-        best, [result.named for result in searched], joint if _is_short(request) else ()
-    )
+    others = list_alternatives(best, results.plans, results.unfinished, results.failed)
     return best.model_copy(update={"alternatives": others, "out_of_time": clock.cut_short})
 
 
@@ -110,63 +123,116 @@ def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible
     Candidates on fewer devices need more memory on each device, so they are left out if a cut on more devices is
     possible. Candidates that take more time than the clock has left are left out, unless that leaves out all of them.
     """
-    parts, explained = list(parts_of(request)), False
-    for part in parts:
-        done: set[str] = set()  # schedules whose nearest cut has a memory deficit
-        for attempts in candidates_of(part):
-            for candidate in attempts:
-                if candidate.schedule in done or not clock.has(candidate.planning_seconds):
-                    continue
-                explained = True
-                reason = CutSearch(candidate, clock).explain()
-                if reason.deficit_bytes:
-                    done.add(candidate.schedule)
-                yield reason
-    for attempts in by_affordability(candidates_of(parts[0])) if not explained else ():
-        yield CutSearch(attempts[0], clock).explain()
-        return
+    candidates, explained = [each for part in parts_of(request) for each in candidates_of(part)], False
+    done: set[tuple[str, int]] = set()  # schedules of parts whose nearest cut has a memory deficit
+    for candidate in candidates:
+        key = candidate.schedule, id(candidate.part)
+        if key in done or not clock.has(candidate.simulation_seconds):
+            continue
+        explained = True
+        reason = CutSearch(candidate, clock).explain()
+        if reason.deficit_bytes:
+            done.add(key)
+        yield reason
+    if candidates and not explained:
+        yield CutSearch(_cheapest(candidates)[0], clock).explain()
 
 
-def _joint(
-    part: Part, named: Named, clock: Clock, parts: int, tell: Callable[[float, float], None]
-) -> Plan | None:
-    """Run the joint search, with tied layers in one stage if possible; None if its plan is no faster than ``named``."""
-    request = part.request
-    if not request.searches_orders or part.groups.replicas > part.costs[0].micro_batches:
-        return None
-    together, costs = part.costs[0], part.costs[-1]
-    most_together = len(together.allowed_borders) + 1  # stages of a cut that keeps tied layers together
-    if most_together >= part.most_devices:
-        costs = together
-    starts: dict[tuple[int, ...], Plan] = {}
-    for candidate, plan in sorted(named.plans, key=lambda pair: pair[1].predicted.step_seconds):
-        if candidate.costs is costs:
-            starts.setdefault(plan.build_schedule().device_of, plan)
-    allowance = Allowance(_operations(request, parts), clock, tell)
-    plan = search_jointly(part.joint(costs), list(starts.values())[:_STARTS], allowance)
-    if plan is None or plan.predicted.step_seconds >= named.fastest * (1 - TOLERANCE):
-        return None
-    if costs is not together and len(plan.stages) <= most_together:
-        return None  # as many stages may keep tied layers together
-    return plan
+def _plan_candidates(
+    request: Request, candidates: Sequence[Candidate], clock: Clock, progress: Progress
+) -> _Results:
+    """Plan the candidates that may be the fastest, in this order, as long as the effort lasts."""
+    results, skipped = _Results(), []
+    effort = _effort_seconds(request)
+    reserve = (_WITHOUT_PLAN - 1) * effort
+    if request.searches_orders:
+        clock = clock.part(0.5)
+    for number, candidate in enumerate(candidates):
+        if not results.can_beat(candidate.bound):
+            results.unfinished[candidate] = candidate.bound
+            continue
+        needed = candidate.effort_seconds
+        left = effort if results.plans else effort + reserve
+        if needed > left or not clock.has(candidate.simulation_seconds):
+            skipped.append(candidate)
+            continue
+        if candidate.impossible_reason:
+            continue
+        results.try_candidate(candidate, clock)
+        effort -= needed
+        progress((number + 1) / len(candidates) / 2)
+    for candidate in _cheapest(skipped)[:_LAST_TRIES]:
+        if not results.plans:
+            results.try_candidate(candidate, clock)
+            skipped.remove(candidate)
+    results.unfinished |= {candidate: candidate.bound for candidate in skipped}
+    return results
+
+
+def _search_jointly(
+    request: Request, parts: Iterable[Part], results: _Results, clock: Clock, progress: Progress
+) -> list[Plan]:
+    """Run the joint search from the best plans of the best parts. Return its plans that are faster than these."""
+    if not request.searches_orders:
+        return []
+    ranked = sorted(results.plans.items(), key=lambda pair: pair[1].predicted.step_seconds)
+    best = list({id(candidate.part): candidate.part for candidate, _ in ranked}.values())
+    possible = [part for part in best or parts if part.groups.replicas <= part.together.micro_batches]
+    chosen = possible[:_JOINT_PARTS]
+    plans = []
+    for number, part in enumerate(chosen):
+        if clock.is_over:
+            break
+        starts: dict[tuple[int, ...], Plan] = {}
+        for candidate, plan in ranked:
+            if candidate.part is part and candidate.costs is part.joint().costs:
+                starts.setdefault(plan.build_schedule().device_of, plan)
+
+        def tell(done: float, _: float = 0.0, number: int = number) -> None:
+            progress((1 + (number + done) / len(chosen)) / 2)
+
+        operations = _SHORT_OPERATIONS
+        if not _is_short(request):
+            operations = int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / len(chosen))
+        allowance = Allowance(operations, clock.part(1 / (len(chosen) - number)), tell)
+        plan = search_jointly(part.joint(), list(starts.values())[:_JOINT_STARTS], allowance)
+        splits_ties = part.joint().costs is not part.together
+        # As many stages may keep tied layers together.
+        if plan is not None and not (splits_ties and len(plan.stages) <= part.most_together):
+            plans.append(plan)
+    return plans
+
+
+def _effort_seconds(request: Request) -> float:
+    """Return the estimated CPU seconds to spend on candidates. On few devices they are enough for nearly all."""
+    if not _is_short(request):
+        return math.inf  # only the clock ends the search
+    return _SHORT_EFFORT * (len(request.micro_batches) if len(request.cluster) <= FEW_DEVICES else 1)
+
+
+def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Sort candidates by devices, then by likely step, in turns with one and with several stages a device."""
+    turn: dict[Candidate, int] = {}
+    classes: dict[tuple[int, int], int] = {}
+    for candidate in sorted(candidates, key=lambda candidate: candidate.likely_step):
+        key = candidate.devices, candidate.chunks
+        turn[candidate] = classes[key] = classes.get(key, 0) + 1
+    return sorted(turn, key=lambda candidate: (-candidate.devices, turn[candidate], candidate.chunks))
+
+
+def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Sort candidates by the time to plan them, and by the most devices where that time is short."""
+
+    def key(candidate: Candidate) -> tuple[float, int, float]:
+        return max(candidate.simulation_seconds, _CHEAP_SECONDS), -candidate.devices, candidate.bound
+
+    return sorted((candidate for candidate in candidates if candidate.has_cuts), key=key)
 
 
 def _is_short(request: Request) -> bool:
     """Return True if the request gets a fixed effort, which takes a few seconds on any machine."""
     layers, devices = len(request.profile.layers), len(request.cluster)
     return request.seconds is None and layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES
-
-
-def _share_of_effort(request: Request, parts: int) -> float:
-    """Return the share (0 to 1) of its fixed effort that each part of a short request gets."""
-    return min(1.0, _FULL_PARTS / parts) if len(request.cluster) > _FEW_DEVICES else 1.0
-
-
-def _operations(request: Request, parts: int) -> int:
-    """Return the most operations of the joint search of a part. They do not depend on the speed of the machine."""
-    if _is_short(request):
-        return int(_SHORT_OPERATIONS * _share_of_effort(request, parts))
-    return int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / parts)
 
 
 def _best(plans: Sequence[Plan]) -> Plan:

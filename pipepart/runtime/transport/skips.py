@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,7 +31,7 @@ from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...capture import Live, Recording
-from ...planning import Plan, StageLinks
+from ...planning import Plan
 from .threads import Key, Transport
 
 # By stage: for each live value of its output, or input, the stage that it goes to, or comes from.
@@ -55,13 +55,12 @@ class Routes:
     """The routes of a pipeline's recordings, each found once.
 
     Args:
-        plan: has the stages, their devices and the links.
+        plan: has the stages.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._ends = list(accumulate(len(stage.layers) for stage in plan.stages))
         self._stage_of = [number for number, stage in enumerate(plan.stages) for _ in stage.layers]
-        self._links = StageLinks(plan.cluster, [stage.device for stage in plan.stages])
         self._found: WeakKeyDictionary[Recording, Route | None] = WeakKeyDictionary()
 
     def of(self, inputs: Iterable[Any]) -> dict[Recording, Route]:
@@ -78,7 +77,7 @@ class Routes:
         back: list[dict[int, int]] = [{} for _ in first]
         for number, layers in recording.touched.items():
             stages = list(dict.fromkeys(self._stage_of[layer] for layer in layers))
-            for source, target in self._links.hops(stages):
+            for source, target in pairwise(stages):
                 to[source][number] = target
                 back[target][number] = source
         if all(target == stage + 1 for stage, own in enumerate(to) for target in own.values()):

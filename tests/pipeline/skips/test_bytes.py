@@ -1,4 +1,4 @@
-"""Which bytes go from which stage to which: values go past the stages that do not use them, unless links are slower."""
+"""Which bytes go from which stage to which: values go past the stages that do not use them."""
 
 from collections import Counter
 from typing import Any
@@ -6,11 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from pipepart import Arguments, Cluster, Pipeline
-from pipepart.cluster import PairLink
-from pipepart.planning import StageLinks
+from pipepart import Arguments
 from tests.capture import handwritten
-from tests.support.chains import plan_by_hand
 from tests.support.recorded import borders_of, chain_for, piped
 from tests.support.skipping import WIDTH, Hourglass, Woven, relayed
 
@@ -97,41 +94,3 @@ def test_stages_on_one_device_hand_values_over():
     assert ("F", 0, 3) not in found
     assert ("F", 1, 2) not in found
     assert found["F", 0, 1] == found["F", 2, 3] == 2 * VALUE
-
-
-def test_values_are_relayed_where_the_links_on_the_way_are_faster():
-    names = ["a", "b", "c"]
-    links = [
-        PairLink(between=("a", "b"), bandwidth=1e9),
-        PairLink(between=("b", "c"), bandwidth=1e9),
-        PairLink(between=("a", "c"), bandwidth=4e8),
-    ]
-    cluster = Cluster.virtual(3)
-    devices = tuple(
-        device.model_copy(update={"name": name}) for device, name in zip(cluster.devices, names, strict=True)
-    )
-    cluster = cluster.model_copy(update={"devices": devices, "links": tuple(links)})
-    assert StageLinks(cluster, names).hops([0, 2]) == [(0, 1), (1, 2)]
-    slower = cluster.model_copy(
-        update={"links": (*links[1:], links[0].model_copy(update={"bandwidth": 5e8}))}
-    )
-    assert StageLinks(slower, names).hops([0, 2]) == [(0, 2)]
-
-    chain = chain_for(Hourglass(3), X, loss_fn=F.mse_loss)
-    plan = plan_by_hand([name for name, _ in chain.layers], [2, 4], micro_batches=2)
-    plan = plan.model_copy(
-        update={
-            "cluster": cluster,
-            "stages": tuple(
-                s.model_copy(update={"device": n}) for s, n in zip(plan.stages, names, strict=True)
-            ),
-        }
-    )
-    with Pipeline(chain, plan, F.mse_loss, trace=True) as pipe:
-        pipe.step(X, target=Y)
-        assert {(one.source, one.target) for one in step_of(pipe).transfers} == {
-            (0, 1),
-            (1, 2),
-            (2, 1),
-            (1, 0),
-        }
