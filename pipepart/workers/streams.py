@@ -33,6 +33,8 @@ class Wait(Enum):
     HOST_BEHIND_COPY = auto()  # the same where the receiver is the CPU
     HELD_FOR_COMPUTE = auto()  # the message at the receiver
     HOST_BEHIND_PINNED = auto()  # the return of a step, for copies of the caller's pinned tensors
+    CALLER_BEHIND_PINNED = auto()  # the step, for these copies
+    HELD_FOR_STEP = auto()  # these copies
     PACE = auto()  # the host, so that it is not too far ahead of its device
     OFFLOAD_BEHIND_COMPUTE = auto()  # the copy of a stash to the host, for what makes the stash
     COMPUTE_BEHIND_OFFLOAD = auto()  # what takes over the memory of the stash

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import schedules
 from pipepart.runtime.engine import Engine
 from pipepart.runtime.sinks import loss_sink
 from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.cuda import Streams
+from pipepart.runtime.transport.pinned import PinnedCopies
 from pipepart.workers.streams import Wait, Waits, waits
 from tests.support.late_scenarios import SCENARIOS
 from tests.vdev import devices as vdev
@@ -40,6 +42,8 @@ SHOWS_IN = [
     (Wait.HELD_FOR_COMPUTE, "forwards"),
     (Wait.HELD_FOR_COMPUTE, "shared forwards"),
     (Wait.HOST_BEHIND_PINNED, "pinned and written"),
+    (Wait.CALLER_BEHIND_PINNED, "pinned steps"),
+    (Wait.HELD_FOR_STEP, "pinned steps"),
     (Wait.OFFLOAD_BEHIND_COMPUTE, "offloaded steps"),
     (Wait.COMPUTE_BEHIND_OFFLOAD, "offloaded steps"),
     (Wait.COMPUTE_BEHIND_OFFLOAD, "offloaded shared steps"),
@@ -163,6 +167,19 @@ def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(loss_sink, "_Seeds", Shared)
     with pytest.raises(RacesFound):
         SCENARIOS["replicas"]()
+
+
+def test_pinned_mini_batches_are_copied_while_the_step_before_is_computed():
+    home = torch.device("vdev:0")
+    copies = PinnedCopies([home], [0])
+    x = torch.arange(4.0)
+    weight = torch.ones(4, device=home)
+    with vdev.delayed(lateness=1.0):
+        computed = (weight * 2).to("cpu", non_blocking=True)
+        copied = copies.inputs(schedules.build("gpipe", devices=1, micro_batches=1), [x.pin_memory()])
+        copies.wait()
+        assert computed.isnan().all()
+        assert (copied[0] * weight).cpu().equal(x)
 
 
 def test_the_host_queues_some_actions_ahead_of_the_device_and_no_more():

@@ -1,7 +1,10 @@
-"""Copies a mini-batch from pinned memory to accelerators, and waits until the caller may write that memory again.
+"""Copies a mini-batch from pinned memory to accelerators, on a separate stream per device.
 
-The copies are queued on the caller's streams before the step, so the host does not wait for each of them. A step
-returns when its copies are done.
+The copies for a step run while the devices still compute the step before::
+
+    copy stream        copy ──▶ event
+    caller's stream               └─▶ waits, as do the workers' streams, which wait for the caller's
+    caller's thread    queue the copies ──▶ queue the step ──▶ wait for the copies, and return
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
 from ...autograd.own_copy import tensors
 from ...data.split import MicroBatches
-from ...workers.streams import Wait, has_streams, sleeping_event, waits
+from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping_event, waits
 
 
 class PinnedCopies:
@@ -29,6 +34,7 @@ class PinnedCopies:
 
     def __init__(self, homes: Sequence[torch.device], local: Sequence[int]) -> None:
         self._homes = {row: homes[row] for row in local if has_streams(homes[row])}
+        self._streams = {home: torch.Stream(home) for home in dict.fromkeys(self._homes.values())}
         self._events: list[torch.Event | torch.cuda.Event] = []
 
     def inputs(self, schedule: Schedule, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -56,7 +62,7 @@ class PinnedCopies:
     def _copied(
         self, schedule: Schedule, nests: Sequence[Any], reads: Callable[[int], bool]
     ) -> Sequence[Any]:
-        """Copy each nest with pinned tensors to the device of the stage that reads it, if that is in this process."""
+        """Copy the pinned tensors of each nest to the device of the stage that reads it, if that is in this process."""
         if not self._homes or not any(tensor.is_pinned() for nest in nests for tensor in tensors(nest)):
             return nests
         readers = {
@@ -67,7 +73,17 @@ class PinnedCopies:
         }
         copied = list(nests)
         for place, home in readers.items():
-            copied[place] = graph_cut.move(nests[place], home, wait=False)
+            pinned = [tensor for tensor in tensors(nests[place]) if tensor.is_pinned()]
+            with on_streams([self._streams[home]]):
+                moved = graph_cut.move(pinned, home, wait=False)
+            by_id = {id(old): new for old, new in zip(pinned, moved, strict=True)}
+            copied[place] = pytree.tree_map_only(
+                Tensor, lambda tensor, by_id=by_id: by_id.get(id(tensor), tensor), nests[place]
+            )
+            for tensor in moved:  # it is allocated on the copy stream, and freed behind the step
+                waits.hold(Wait.HELD_FOR_STEP, tensor, torch.accelerator.current_stream(home))
         for home in dict.fromkeys(readers.values()):
-            self._events.append(sleeping_event(torch.accelerator.current_stream(home)))
+            stream = self._streams[home]
+            self._events.append(sleeping_event(stream))
+            waits.wait(Wait.CALLER_BEHIND_PINNED, torch.accelerator.current_stream(home), recorded(stream))
         return copied
