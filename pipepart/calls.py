@@ -18,12 +18,12 @@ from .capture import Chain
 from .data.gather import Merger
 from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
+from .differentiable import differentiable
 from .distributed import SingleProcess
+from .distributed.agreed import Agreed, Call
 from .emulation import DeviceEmulation, MemoryUse, memory_of
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
-from .runtime.agreed import Agreed, Call
-from .runtime.differentiable import differentiable
 from .runtime.engine import Engine
 from .runtime.failure.out_of_memory import frees_memory
 from .runtime.observe.recorder import Recorder

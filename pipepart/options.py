@@ -9,10 +9,9 @@ from typing import Any, Literal, TypedDict
 
 from .capture import Verify
 from .data.gather import Merger
-from .input_error import InputTypeError
+from .input_error import InputError, InputTypeError
 from .planning import Plan
 from .runtime.compiled import CompileOptions
-from .runtime.failure.stalled import check_timeout
 from .runtime.placing import Initialize
 from .runtime.sinks import check_forwards_first
 from .runtime.state.optimizers import OptimizerFactory, check_optimizer
@@ -84,3 +83,13 @@ def check_runs(
     check_timeout(timeout)
     if reduction == "batch":
         check_forwards_first(plan.build_schedule())
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Check that a timeout is None or positive.
+
+    Raises:
+        ValueError: it is not positive.
+    """
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
+        raise InputError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from difflib import get_close_matches
 from typing import Any
 
 from .core.action import ScheduleError
 from .core.schedule import Schedule
-from .generators.catalog import GENERATORS, generate
+from .generators.catalog import GENERATORS, check_options, generate
 from .searching.search import search
 
 _FROM_COSTS = ("search", "auto")
@@ -51,9 +50,7 @@ def build(name: str, devices: int, micro_batches: int, chunks: int | None = None
 def _searched(
     name: str, devices: int, micro_batches: int, chunks: int | None, options: dict[str, Any]
 ) -> Schedule:
-    known = inspect.signature(search).parameters.keys() - {"devices", "micro_batches"}
-    if unknown := sorted(options.keys() - known):
-        raise ScheduleError(f"{name} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    check_options(name, search, options)
     if "costs" not in options:
         raise ScheduleError(f"{name!r} is made from costs: build({name!r}, ..., costs=StageCosts(...))")
     stages = options["costs"].stages

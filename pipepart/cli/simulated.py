@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 import schedules
 from schedules import Kind, Schedule, StageCosts, Timeline
-from schedules.pictures.draw import Panel
+from schedules.pictures.layout import Panel
 
 from ..document import Document, Seconds, Value, fault_texts
 from ..planning import Plan
@@ -103,7 +103,7 @@ class Simulated:
     @property
     def panel(self) -> Panel:
         """The step as a panel of a picture."""
-        return self.timeline.panel(self.timeline.schedule.name, self.devices)
+        return Panel(self.timeline.schedule.name, self.timeline, self.devices)
 
     @property
     def peaks(self) -> Sequence[float]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..input_error import InputError
 from ..ranks import RankError, Ranks
-from ..runtime.agreed import Call
+from .agreed import Call
 from .mini_batches import shown
 from .sketches import Sketches
 

@@ -25,11 +25,11 @@ from ..data.split import MicroBatches
 from ..input_error import InputError
 from ..loss import LossError
 from ..ranks import RankError, Ranks
-from ..runtime.agreed import Agreed, Call
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import LossSink, Share
 from ..runtime.transport.wire import buffers_for, pack, unpack
 from ..workers.modes import Modes
+from .agreed import Agreed, Call
 from .call_summary import CallSummary, check_calls, check_refusals, check_run
 from .mini_batches import Shape, digest, forms, values
 from .overflow import overflows

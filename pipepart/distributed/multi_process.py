@@ -20,7 +20,6 @@ from ..input_error import InputError
 from ..loss import LossError
 from ..planning import Plan
 from ..ranks import Ranks, join_ranks
-from ..runtime.agreed import Agreed, BackwardCall, Call
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
 from ..runtime.state.replicas import refuse_copies, refuse_hooks
@@ -28,6 +27,7 @@ from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
+from .agreed import Agreed, BackwardCall, Call
 from .call_sync import CallSync
 from .fingerprint import PipelineFingerprint, check_options, described_options
 from .ownership import Ownership

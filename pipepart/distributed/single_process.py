@@ -13,11 +13,11 @@ from ..capture import Chain
 from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
-from ..runtime.agreed import Agreed, BackwardCall, Call
 from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
+from .agreed import Agreed, BackwardCall, Call
 from .model_part import ModelPart
 
 

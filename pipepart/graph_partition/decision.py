@@ -20,6 +20,10 @@ from .problem import Floats, Ints, Problem, Split
 CHUNK = 200_000
 
 
+# Number of sets that dominance checks at once.
+ROWS = 1024
+
+
 class TooMuchWork(Exception):
     """The decision needs more pairs of borders than the limit allows."""
 
@@ -33,6 +37,16 @@ class _Step(NamedTuple):
     type: int
 
 
+class _Window(NamedTuple):
+    """Edges between the nodes of some blocks, and the nets with pins there: pins, pins before, all pins, seconds."""
+
+    edges: csc_array
+    pins: csc_array
+    earlier: Floats
+    sizes: Ints
+    costs: Floats
+
+
 class Decider:
     """Decides whether there is a cut with a bottleneck of at most T seconds whose borders are among given downsets.
 
@@ -41,7 +55,14 @@ class Decider:
     device. States are visited in order, so the search includes the order of devices of different types. A border that
     was reached with a set of devices is not reached again with a larger set.
 
-    Takes O(states x pairs of borders that capacity allows).
+    *Dominance* drops border I if border I + v is reached with the same devices and v raises no load. Consider any chain
+    of stages that starts at I. In the chain from I + v, the stage of v has all its nodes but v: its compute falls by
+    the seconds of v, its transfers fall by each net whose only pin outside I is v, and grow by each net of v without a
+    pin in I. If the sum does not grow, the chain from I + v is as good. This also holds if v is in a stage after the
+    next, for memory, for banned nodes, and for devices whose transfers cost nothing. A dominating set is larger, so at
+    least one border remains.
+
+    Takes O(states x pairs of borders that capacity allows). Dominance leaves few such pairs.
     """
 
     def __init__(self, problem: Problem, sets: Downsets, clock: Clock, most_pairs: int) -> None:
@@ -59,6 +80,22 @@ class Decider:
         pins = np.array([pin for net in nets for pin in net.pins], dtype=np.int64)
         owners = np.repeat(np.arange(len(nets)), [len(net.pins) for net in nets])
         self._pins = csc_array((np.ones(len(pins)), (pins, owners)), shape=(len(problem), len(nets)))
+        self._sizes = np.array([len(net.pins) for net in nets])
+        edges = np.array(
+            [(a, b) for a, after in enumerate(problem.successors) for b in after], dtype=np.int64
+        )
+        before, after = edges.reshape(-1, 2).T
+        self._edges = csc_array((np.ones(len(before)), (before, after)), shape=(len(problem), len(problem)))
+        paying = [device_type.seconds for device_type in problem.types if device_type.pays]
+        self._seconds = np.min(paying, axis=0) if paying else np.full(len(problem), np.inf)
+        # The hash of a set is the sum of random keys of its nodes.
+        self._keys = np.random.default_rng(0).integers(0, 2**64, len(problem), dtype=np.uint64)
+        self._hashes = np.zeros(len(sets), dtype=np.uint64)
+        for start in range(0, len(sets), ROWS):
+            clock.check()
+            part = np.arange(start, min(start + ROWS, len(sets)))
+            self._hashes[part] = sets.contains(part, self._nodes) @ self._keys
+        self._windows: dict[tuple[int, int], _Window] = {}
         self._nets_left: dict[int, tuple[Ints, Floats, Floats]] = {}
 
     def split(self, seconds: float) -> Split | None:
@@ -76,7 +113,8 @@ class Decider:
         for state in range(len(reached) - 1, -1, -1):
             if not steps[state]:
                 continue
-            sources = np.sort(np.concatenate([step.rows for step in steps[state]]))
+            fresh = np.sort(np.concatenate([step.rows for step in steps[state]]))
+            sources = self._undominated(fresh, np.nonzero(reached[state])[0])
             for edge in np.nonzero(orders.state == state)[0]:
                 device_type, target = int(orders.type[edge]), int(orders.rest[edge])
                 reached[target] |= reached[state]
@@ -89,6 +127,37 @@ class Decider:
                 if reached[target, -1]:
                     return self._trace(steps, target)
         return None
+
+    def _undominated(self, rows: Ints, reached: Ints) -> Ints:
+        """Return the ``rows`` that no set in ``reached`` dominates; ``reached`` contains ``rows``."""
+        hashes = np.sort(self._hashes[reached])
+        remains = np.ones(len(rows), dtype=bool)
+        for start in range(0, len(rows), ROWS):
+            self._clock.check()
+            part = rows[start : start + ROWS]
+            # Only nodes of the block that a set ends in, or of the next block, can be added.
+            low, high = self._sets.nodes_near(part)
+            window = self._window(low, high)
+            inside = self._sets.contains(part, self._nodes[low:high]).astype(float)
+            missing = (1 - inside) @ window.edges
+            counts = window.earlier + inside @ window.pins
+            balance = window.costs * ((window.sizes - counts == 1).astype(float) - (counts == 0))
+            gain = self._seconds[low:high] + balance @ window.pins.T
+            index, nodes = np.nonzero((inside == 0) & (missing == 0) & (gain >= 0))
+            wanted = self._hashes[part[index]] + self._keys[low + nodes]
+            place = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+            remains[start + index[hashes[place] == wanted]] = False
+        return rows[remains]
+
+    def _window(self, low: int, high: int) -> _Window:
+        if (low, high) not in self._windows:
+            pins = self._pins[low:high]
+            nets = np.unique(pins.nonzero()[1])
+            earlier = self._pins[:low].sum(axis=0)[nets]
+            edges = self._edges[low:high, low:high]
+            sizes, costs = self._sizes[nets], self._costs[nets]
+            self._windows[low, high] = _Window(edges, pins[:, nets], earlier, sizes, costs)
+        return self._windows[low, high]
 
     def _eligible(self, capacity: Capacity, state: int) -> NDArray[np.bool_]:
         """Return whether the available devices in ``state`` have capacity for all nodes after each border, [sets]."""

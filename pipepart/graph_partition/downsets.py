@@ -35,7 +35,7 @@ class Downsets:
         banned: number of nodes in each set that may not run on each device type, [types, sets].
         bytes: bytes of all nodes in each set, [sets].
         crossing: seconds of the nets with pins inside and outside each set, [sets].
-        ranges: for each block, the range of words in which its sets differ.
+        ranges: for each block, its first node and the node after it.
     """
 
     words: Words
@@ -55,6 +55,11 @@ class Downsets:
         words = self.words[rows[:, None], nodes >> 6]
         return (words >> (nodes & 63).astype(np.uint64) & np.uint64(1)).astype(bool)
 
+    def nodes_near(self, rows: Ints) -> tuple[int, int]:
+        """Return the range of the nodes in the blocks that the sets ``rows`` end in, and in the next block."""
+        last = min(int(self.block[rows].max()) + 1, len(self.ranges) - 1)
+        return self.ranges[self.block[rows].min()][0], self.ranges[last][1]
+
     def inside(self, smaller: Ints, larger: Ints) -> Bools:
         """Return whether each set in ``smaller`` is a subset of the set at the same position in ``larger``."""
         blocks = self.block[smaller]
@@ -64,7 +69,7 @@ class Downsets:
             return result
         # Sets that end in the same block differ only in the words of that block.
         numbers = blocks[unclear]
-        low, high = self.ranges[numbers.min()][0], self.ranges[numbers.max()][1]
+        low, high = self.ranges[numbers.min()][0] >> 6, ((self.ranges[numbers.max()][1] - 1) >> 6) + 1
         is_subset = np.ones(len(unclear), dtype=bool)
         for word in range(low, high):
             is_subset &= self.words[smaller[unclear], word] & ~self.words[larger[unclear], word] == 0
@@ -116,7 +121,7 @@ def downsets(
         seconds=np.ascontiguousarray(sums[order, 2 : 2 + types].T),
         banned=np.rint(sums[order, 2 + types :].T).astype(np.int64),
         bytes=size[order],
-        ranges=tuple((low >> 6, ((high - 1) >> 6) + 1) for low, high in ranges),
+        ranges=tuple(ranges),
     )
 
 

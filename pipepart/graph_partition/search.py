@@ -14,7 +14,8 @@ the papers): {} = I0 < I1 < ... < Ik = V. Each downset is a *border*; the nodes 
 2. **Enumeration** (``downsets.py``): the downsets that can be borders of a cut with a smaller bottleneck than the best
    cut so far; ``capacity.py`` rules out most downsets.
 3. **Decision** (``decision.py``): is there a cut with a bottleneck of at most T seconds? Border I' is reached with one
-   more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if V is reached.
+   more device than border I if I' \\ I is a stage of at most T seconds. There is a cut if V is reached. *Dominance*
+   drops borders to which a node can be added at no cost.
 4. **Closing the gap**. The first T is just below the upper bound. The answer is usually no, so one decision proves the
    cut optimal. Otherwise each answer lowers the upper bound or raises the lower bound.
 5. **Too many downsets**. A beam search among the downsets with the smallest crossing improves the cut, which may leave

@@ -1,7 +1,7 @@
 """Finds the means and sums over samples that the loss of a micro-batch consists of, from the tape of its calls.
 
 A tensor of the batch holds samples (:class:`~.rules.Rows`), or is a sum of terms, each a mean or a sum over samples
-(:class:`~.sums.Sum`). Calls without a rule in :mod:`~.rules` make their results untracked (:class:`~.rules.Lost`), with
+(:class:`~.sums.Sum`). Calls without a rule in :mod:`~.rules` make their results untracked (:class:`~.tape.Lost`), with
 a reason for the error.
 """
 
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .rules import ALIKE, ELEMENTWISE, FILLS, RULES, TAKES_SIZES, Lost, LostError, Operation, Positions, Rows
+from .rules import ALIKE, FILLS, RULES, TAKES_SIZES, LostError, Operation, Positions, Rows
 from .sums import Divisor, Part, Sum, combined
-from .tape import SIZES, Call, Ref, Tape, Unseen, names
+from .tape import SIZES, Call, Lost, Ref, Tape, names
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_torch_loss, result_of
+from .whole import ELEMENTWISE
 
 _READS = names(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
@@ -29,12 +30,7 @@ State = Rows | Sum | Lost | Positions | None  # None for a constant, the same fo
 
 
 class Given(NamedTuple):
-    """A tensor of the batch.
-
-    Attributes:
-        state: what it is.
-        place: of the leaf in the target; None for a leaf of the output.
-    """
+    """A tensor of the batch: what it is, and its place in the target; None for the output."""
 
     state: Rows | Lost
     place: int | None = None
@@ -220,7 +216,7 @@ class Analysis:
         Raises:
             LostError: that is not known.
         """
-        reasons = [leaf.reason for leaf in (*call.leaves, *states) if isinstance(leaf, Unseen | Lost)]
+        reasons = [leaf.reason for leaf in (*call.leaves, *states) if isinstance(leaf, Lost)]
         if reasons:
             return Lost(reasons[0])
         if not call.numbers:

@@ -8,9 +8,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +16,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..autograd.own_copy import tensors
-from ..capture import Unfinished, loss_of
+from ..capture import loss_of
 from ..data.split import MicroBatches
 from ..workers.streams import has_streams, hold_for_caller
-from .analysis import Analysis, Batch, Given, Pattern
-from .buffers import buffers_elsewhere, call_with_buffers
+from .analysis import Pattern
+from .following import Followed, Following
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .rules import Lost, LostError, Rows
-from .tape import Tape
+from .rules import LostError
 from .terms import Count, MicroBatchLoss, Replay, Term, Terms, on_host, total_of, whole_of
-from .whole import call_whole
 
 
 class MiniBatchLoss:
@@ -53,9 +49,7 @@ class MiniBatchLoss:
         self._batch = batch
         self._shared_out = shared_out
         self._targets = [pytree.tree_leaves(target) for target in batch.targets]
-        self._regular = batch.by_samples and _is_regular(batch, self._targets)
-        self._patterns: dict[Hashable, Pattern | str] = {}
-        self._counts: dict[Hashable, Replay | None] = {}  # of losses that return (sum, count)
+        self._following = Following(loss.function, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
         self._replays: list[Replay | None] | None = (
@@ -188,87 +182,35 @@ class MiniBatchLoss:
 
     def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Call the loss, and return what it is made of."""
-        function = self._loss.function
-        values = (output,) if target is None else (output, target)
-        moved = buffers_elsewhere(function, output)
-        followed = len(self._batch.sizes) > 1 and self._batch.by_samples and not _is_compiled(function)
-        tape, given = None, {}
-        if function is not None and followed:
-            tape = Tape({id(copy): own for own, copy in moved.values()} | self._targets_in_common(target))
-            given = self._give(tape, micro_batch, output, target)
-        with tape or nullcontext():
-            value = output if function is None else call_with_buffers(function, values, moved)
-        if tape is None or function is None:
-            taken = self._as_taken(value, micro_batch, None, None)
-        else:
-
-            def analysis() -> Analysis:
-                whole = (
-                    None if function is loss_of else partial(call_whole, tape, given, function, values, moved)
-                )
-                return Analysis(tape, given, Batch(self._batch.sizes, micro_batch, self._regular, whole))
-
-            taken = self._as_taken(value, micro_batch, tape, analysis)
-            self.leaves.update(tape.leaves)
-            tape.forget()
+        value, followed = self._following.call(micro_batch, output, target)
+        taken = self._as_taken(value, micro_batch, followed)
+        if followed is not None:
+            self.leaves.update(followed.tape.leaves)
+            followed.tape.forget()
         if torch.is_grad_enabled() and _has_graph(output):
-            check_gradient(value[0] if is_pair(value) else value, function)
+            check_gradient(value[0] if is_pair(value) else value, self._loss.function)
         return taken
 
-    def _give(self, tape: Tape, micro_batch: int, output: Any, target: Any) -> dict[int, Given]:
-        """Number the tensors of a micro-batch's output and target."""
-        border = output.recording.border if isinstance(output, Unfinished) else ""
-        given = {tape.give(leaf): Given(self._state(leaf, micro_batch, border)) for leaf in tensors(output)}
-        for place, leaf in enumerate(pytree.tree_leaves(target)):
-            if isinstance(leaf, Tensor) and leaf.dim() and not self._is_common(place):
-                given[tape.give(leaf)] = Given(self._state(leaf, micro_batch), place)
-        return given
-
-    def _state(self, leaf: Tensor, micro_batch: int, border: str = "") -> Rows | Lost:
-        """Return where a tensor holds samples; ``border`` is what the last layer ends with, if the model has a loss."""
-        samples = self._batch.sizes[micro_batch]
-        if not leaf.dim():
-            where = f", as {border} belongs to the last layer with all before it" if border else ""
-            return Lost(
-                f"it uses a scalar that the model returned, and what that is a mean of is not known{where}"
-            )
-        if leaf.shape[0] % samples == 0:
-            return Rows(0, self._regular)
-        if leaf.dim() > 1 and leaf.shape[1] == samples:  # steps first, samples second
-            return Rows(1, self._regular)
-        shape = list(leaf.shape)
-        return Lost(f"it is given shape {shape}, whose first dimension is not that of {samples} samples")
-
-    def _is_common(self, place: int) -> bool:
-        """Return True if all micro-batches have the same tensor at this place of their targets."""
-        first = self._targets[0]
-        return all(len(leaves) == len(first) and leaves[place] is first[place] for leaves in self._targets)
-
-    def _targets_in_common(self, target: Any) -> dict[int, Tensor]:
-        """Map copies of the targets that all micro-batches have in common to the originals."""
-        leaves = enumerate(pytree.tree_leaves(target))
-        return {id(leaf): self._targets[0][place] for place, leaf in leaves if self._is_common(place)}
-
-    def _as_taken(
-        self, value: Any, micro_batch: int, tape: Tape | None, analysis: Callable[[], Analysis] | None
-    ) -> MicroBatchLoss:
+    def _as_taken(self, value: Any, micro_batch: int, followed: Followed | None) -> MicroBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as its calls show."""
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
-            return self._of_pair(value[0], value[1], tape, analysis)
+            return self._of_pair(value[0], value[1], followed)
         own = function is None or function is loss_of
-        loss = check_returned(value) if own else check_scalar(value, title(function))
+        if not isinstance(value, Tensor) or value.dim():
+            check_returned(value) if own else check_scalar(value, title(function))
+        loss: Tensor = value
         if len(self._batch.sizes) == 1:
             return MicroBatchLoss(loss, Terms((Term(loss),)))
         found: Any = "it is compiled, so that it cannot be followed"
-        if tape is not None and analysis is not None:
-            found = self._pattern(tape, loss, analysis)
+        if followed is not None:
+            found = followed.pattern(loss)
         elif function is None:
             found = "what it is a mean of is not known: the last layer returns a scalar"
-        if tape is not None and isinstance(found, Pattern):
+        if followed is not None and isinstance(found, Pattern):
             self._check_declared(found)
             try:
-                return MicroBatchLoss(loss, found.terms(tape), found.key)
+                return MicroBatchLoss(loss, found.terms(followed.tape), found.key)
             except LostError as error:
                 raise refusal(function, str(error)) from None
         if declared is Reduction.SUM:
@@ -289,40 +231,18 @@ class MiniBatchLoss:
                 f"{title(self._loss.function)} is a {kind} over samples, and reduction={declared!s} is declared"
             )
 
-    def _pattern(self, tape: Tape, loss: Tensor, analysis: Callable[[], Analysis]) -> Pattern | str:
-        """Return the terms of a loss: those of an earlier micro-batch, if its calls are the same."""
-        number = tape.number_of(loss)
-        if not isinstance(number, int):
-            return number.reason if number is not None else "what it returns does not come from the output"
-        key = tape.key(number), tape.shapes
-        if key not in self._patterns:
-            self._patterns[key] = analysis().pattern(number)
-        return self._patterns[key]
-
     def _samples(self, micro_batch: int) -> Count:
         sizes = self._batch.sizes
         return Count(float(sizes[micro_batch]), lambda _, index: float(sizes[index]), in_proportion=True)
 
-    def _of_pair(
-        self,
-        total: Tensor,
-        count: Tensor | float,
-        tape: Tape | None,
-        analysis: Callable[[], Analysis] | None,
-    ) -> MicroBatchLoss:
+    def _of_pair(self, total: Tensor, count: Tensor | float, followed: Followed | None) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
         if isinstance(part, float) and not 0 <= part < float("inf"):
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        replay, key = None, None
-        number = tape.number_of(count) if tape is not None and isinstance(count, Tensor) else None
-        if tape is not None and analysis is not None and isinstance(number, int):
-            key = tape.key(number)
-            if (key, tape.shapes) not in self._counts:
-                self._counts[key, tape.shapes] = analysis().count(number)
-            replay = self._counts[key, tape.shapes]
+        replay, key = (None, None) if followed is None else followed.count(count)
         return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, replay)),)), key)
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
@@ -393,22 +313,3 @@ class MiniBatchLoss:
 
 def _has_graph(output: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output))
-
-
-def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
-    """Return True if the shapes of micro-batches differ in nothing but the number of samples."""
-    shapes = [
-        [
-            leaf.shape[1:]
-            for leaf in (*pytree.tree_leaves(one), *target)
-            if isinstance(leaf, Tensor) and leaf.dim()
-        ]
-        for one, target in zip(batch.inputs, targets, strict=True)
-    ]
-    return all(other == shapes[0] for other in shapes)
-
-
-def _is_compiled(function: Any) -> bool:
-    return isinstance(function, torch.jit.ScriptFunction | torch.jit.ScriptModule) or hasattr(
-        function, "_torchdynamo_orig_callable"
-    )

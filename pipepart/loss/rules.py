@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..autograd.own_copy import tensors
 from .tape import Call, Ref, names
-from .whole import repeated
+from .whole import ELEMENTWISE, repeated
 
 
 class Rows(NamedTuple):
@@ -30,12 +30,6 @@ class Rows(NamedTuple):
 
     dim: int
     regular: bool
-
-
-class Lost(NamedTuple):
-    """A tensor that cannot be traced back to samples, with the reason."""
-
-    reason: str
 
 
 class Positions(NamedTuple):
@@ -285,17 +279,6 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] 
     yield names("masked_select"), _masked
 
 
-ELEMENTWISE = names(
-    "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power sin "
-    "cos tan atan atan2 sinh cosh tanh sigmoid logit logsigmoid softplus softsign relu relu6 leaky_relu elu "
-    "selu gelu silu mish hardtanh erf xlogy clamp clip clamp_min clamp_max maximum minimum add sub subtract "
-    "rsub mul multiply div divide true_divide floor_divide remainder reciprocal round floor ceil eq ne lt le "
-    "gt ge less greater less_equal greater_equal not_equal logical_and logical_or logical_xor logical_not "
-    "bitwise_and bitwise_or bitwise_not isnan isinf isfinite nan_to_num where masked_fill lerp logaddexp hypot "
-    "float double half bfloat16 long int bool type to type_as cpu cuda clone contiguous detach zeros_like ones_like "
-    "full_like expand_as __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __invert__ __rsub__ "
-    "__rdiv__ __rpow__ __radd__ __rmul__ __truediv__ __rtruediv__ __pow__"
-)
 RULES = {name: rule for group, rule in _rules() for name in group}
 FILLS = names("zeros ones full new_zeros new_ones new_full expand")
 """Functions that give the same for each sample."""

@@ -39,8 +39,8 @@ class Ref:
         self.number = number
 
 
-class Unseen(NamedTuple):
-    """Stands for a tensor that was computed or changed where no tape saw it."""
+class Lost(NamedTuple):
+    """Stands for a tensor that cannot be traced back to samples, with the reason."""
 
     reason: str
 
@@ -66,11 +66,28 @@ class Shape(tuple[int, ...]):
             self.read.update(range(len(self)))
         return super().__eq__(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = tuple.__hash__
 
     def numel(self) -> int:
         """Return the number of elements."""
         return prod(self)
+
+
+def _note_all(name: str) -> Callable[..., Any]:
+    """Return a method of tuples that reads all extents."""
+
+    def method(self: Shape, *args: Any) -> Any:
+        self.read.update(range(len(self)))
+        return getattr(super(Shape, self), name)(*args)
+
+    return method
+
+
+for _name in names("__add__ __mul__ __rmul__ __lt__ __le__ __gt__ __ge__ __contains__ index count"):
+    setattr(Shape, _name, _note_all(_name))
 
 
 class Call:
@@ -87,20 +104,6 @@ class Call:
         answer: what it returned, if that holds no tensors.
         before: the value of a scalar that it wrote.
     """
-
-    __slots__ = (
-        "answer",
-        "args",
-        "before",
-        "function",
-        "in_place",
-        "kwargs",
-        "leaves",
-        "line",
-        "name",
-        "numbers",
-        "tokens",
-    )
 
     def __init__(self, function: Any) -> None:
         name = getattr(function, "__name__", repr(function))
@@ -136,17 +139,19 @@ class Tape(TorchFunctionMode):
     Attributes:
         calls: in their order.
         leaves: constants that get a gradient, by their identity.
+        constants: all that tokens name by their identity, which holds as long as these live.
     """
 
     def __init__(self, originals: Mapping[int, Tensor]) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.leaves: dict[int, Tensor] = {}
+        self.constants: dict[int, Any] = {}
         self.originals = originals
         self._given = 0
         self._values: list[tuple[Tensor, int]] = []  # with their versions
         self._seen: dict[int, tuple[int, int, Any]] = {}  # number, version and node by identity
-        self._constants: dict[int, int] = {}  # their versions, by identity
+        self._versions: dict[int, int] = {}  # of constants, by identity
         self._held: list[Tensor] = []  # so that no other tensor gets the identity of one that was seen
 
     def give(self, tensor: Tensor) -> int:
@@ -163,15 +168,15 @@ class Tape(TorchFunctionMode):
         if isinstance(leaf, Ref):
             tensor, noted = self._values[leaf.number]
             return version(tensor) != noted
-        return isinstance(leaf, Tensor) and version(leaf) != self._constants[id(leaf)]
+        return isinstance(leaf, Tensor) and version(leaf) != self._versions[id(leaf)]
 
-    def number_of(self, tensor: Any) -> int | Unseen | None:
+    def number_of(self, tensor: Any) -> int | Lost | None:
         """Return the number of a tensor, or why it has none; None for a constant."""
         seen = self._seen.get(id(tensor))
         if seen is None:
-            return None if tensor.is_leaf else Unseen(_UNSEEN)
+            return None if tensor.is_leaf else Lost(_UNSEEN)
         number, noted, node = seen
-        return number if noted == version(tensor) and node is tensor.grad_fn else Unseen(_CHANGED)
+        return number if noted == version(tensor) and node is tensor.grad_fn else Lost(_CHANGED)
 
     def needed(self, number: int) -> list[Call]:
         """Return the calls that a tensor was computed by, in their order."""
@@ -227,6 +232,8 @@ class Tape(TorchFunctionMode):
         """Return what stands for an argument, and its token."""
         if not isinstance(leaf, Tensor):
             plain = isinstance(leaf, int | float | str | torch.dtype | torch.device | type(None))
+            if not plain:
+                self.constants[id(leaf)] = leaf
             return leaf, (type(leaf), leaf if plain else id(leaf))
         number = self.number_of(leaf)
         if isinstance(number, int):
@@ -236,8 +243,9 @@ class Tape(TorchFunctionMode):
         if leaf.requires_grad:
             self.leaves[id(leaf)] = leaf
         original = self.originals.get(id(leaf), leaf)
-        self._held += (leaf, original)
-        self._constants.setdefault(id(leaf), version(leaf))
+        self._held.append(leaf)
+        self.constants[id(original)] = original
+        self._versions.setdefault(id(leaf), version(leaf))
         return leaf, (id(original), version(original))
 
     def _returned(self, call: Call, args: tuple[Any, ...], result: Any) -> Any:
@@ -273,7 +281,7 @@ def mapped(nest: Any, leaf: Callable[[Any], Any]) -> Any:
     """Apply a function to all leaves of nested tuples, lists, dicts and slices."""
     if isinstance(nest, list):
         return [mapped(one, leaf) for one in nest]
-    if isinstance(nest, tuple) and not isinstance(nest, Unseen):
+    if isinstance(nest, tuple) and not isinstance(nest, Lost):
         return tuple([mapped(one, leaf) for one in nest])
     if isinstance(nest, dict):
         return {name: mapped(one, leaf) for name, one in nest.items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -21,6 +22,18 @@ from .buffers import call_with_buffers
 from .tape import SIZES, Call, Ref, Tape, mapped, names
 
 _MOVES = names("to cpu cuda type_as")
+ELEMENTWISE = names(
+    "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power sin "
+    "cos tan atan atan2 sinh cosh tanh sigmoid logit logsigmoid softplus softsign relu relu6 leaky_relu elu "
+    "selu gelu silu mish hardtanh erf xlogy clamp clip clamp_min clamp_max maximum minimum add sub subtract "
+    "rsub mul multiply div divide true_divide floor_divide remainder reciprocal round floor ceil eq ne lt le "
+    "gt ge less greater less_equal greater_equal not_equal logical_and logical_or logical_xor logical_not "
+    "bitwise_and bitwise_or bitwise_not isnan isinf isfinite nan_to_num where masked_fill lerp logaddexp hypot "
+    "float double half bfloat16 long int bool type to type_as cpu cuda clone contiguous detach zeros_like ones_like "
+    "full_like expand_as __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __invert__ __rsub__ "
+    "__rdiv__ __rpow__ __radd__ __rmul__ __truediv__ __rtruediv__ __pow__"
+)
+"""Functions whose results have the shape that their arguments broadcast to."""
 
 
 def call_whole(
@@ -106,6 +119,13 @@ def on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Ten
     """
     if call.name in _MOVES:
         return args[0].to(dtype=results[0].dtype)
+    if call.name in ELEMENTWISE:  # many of torch's own kernels without data are slow
+        shape = np.broadcast_shapes(*[tensor.shape for tensor in tensors((args, kwargs))])
+        if not call.in_place:
+            return torch.empty(shape, dtype=results[0].dtype, device="meta")
+        if shape != args[0].shape:
+            raise ValueError("the tensor does not have the shape of what is written into it")
+        return args[0]
     if call.name in ("__getitem__", "masked_select") and isinstance(args[1], Tensor):
         tensor, index = args
         if index.dtype is torch.bool:

@@ -140,7 +140,8 @@ def plan(
     clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
     nearest = _nearest(request, clock)
     if nearest.plan is not None and nearest.plan.fits:
-        return nearest.plan  # the cut search overestimates memory, as it bounds many cuts at once
+        # The cut search overestimates memory, as it bounds many cuts at once.
+        return _with_measured(profile, nearest.plan)
     suggestions = Changes(profile, cluster, options, _planned, clock).that_fit(nearest)
     raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
 
@@ -183,10 +184,17 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
         fastest = search(request, clock, progress)
     if fastest is None:
         raise DoesNotFit(request)
-    # The search took layers to be as slow as beside all devices, and some may stay unused.
-    measured = profile.model_copy(update={"costs": (profile.at(fastest.micro_batches),)})
-    result = fastest.model_copy(update={"profile": measured})
-    as_searched = fastest.profile is not None and result.with_overhead()[0].costs == fastest.profile.costs
+    return _with_measured(profile, fastest)
+
+
+def _with_measured(profile: Profile, searched: Plan) -> Plan:
+    """Return a plan with the profile as measured, and layers as slow as they are beside the devices in use.
+
+    The search took them to be as slow as beside all devices, and some may stay unused.
+    """
+    measured = profile.model_copy(update={"costs": (profile.at(searched.micro_batches),)})
+    result = searched.model_copy(update={"profile": measured})
+    as_searched = searched.profile is not None and result.with_overhead()[0].costs == searched.profile.costs
     return result if as_searched else result.predict()
 
 

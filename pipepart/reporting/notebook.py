@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedules.pictures.cell import panels_html
+from schedules.pictures.draw import panels_html
 
 from ..planning import Plan
 from ..profiling import Profile
@@ -52,7 +52,7 @@ def _plan(plan: Plan) -> str:
         )
     else:
         names = [device.name for device in plan.workers]
-        picture = panels_html([plan.simulate().panel(labels=names)])
+        picture = panels_html(plan.simulate().panels(names))
     tables = [
         html_table(table, most_rows=_MOST_ROWS, most_rank=1)
         for table in (stage_table(plan), memory_table(plan))
@@ -89,12 +89,12 @@ def _trace(trace: Trace) -> str:
     head = f"Trace of {counted(len(trace.steps), 'step')} of {trace.plan.schedule}: "
     head += f"median {format_seconds(median.makespan)}"
     names = [device.name for device in trace.plan.workers]
-    panels = [median.panel("measured", names)]
     if predicted is not None and trace.ratio is not None:
         how = longer(1 / trace.ratio, "as predicted")
         head += f", {how}{'' if how == 'as predicted' else ' than predicted'}"
-        panels.append(predicted.panel("predicted", names))
-    return _cell(head, panels_html(panels), html_table(idle_table(median, names), most_rows=_MOST_ROWS))
+    return _cell(
+        head, panels_html(trace.panels()), html_table(idle_table(median, names), most_rows=_MOST_ROWS)
+    )
 
 
 def _cell(head: str, *parts: str) -> str:

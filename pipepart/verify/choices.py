@@ -81,16 +81,16 @@ class ModelDraws(KeyedDraws):
     Args:
         keys: of the step.
         micro_batch: which.
-        counts: the number of draws of each layer; None if it is not known.
+        counts: the number of draws of each layer.
 
     Attributes:
         matches: whether the model has drawn as often as the layers.
     """
 
-    def __init__(self, keys: RngKeys, micro_batch: int, counts: Sequence[int] | None) -> None:
+    def __init__(self, keys: RngKeys, micro_batch: int, counts: Sequence[int]) -> None:
         super().__init__(keys, hash((keys.seed, -1, micro_batch)))
         self._seeds = []
-        for layer, count in enumerate(counts or ()):
+        for layer, count in enumerate(counts):
             draws = keys.of(layer, micro_batch)
             self._seeds += [draws.next_seed() for _ in range(count)]
 

@@ -19,9 +19,8 @@ from ..planning.compression import without_compression
 from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
-from .arguments import require, require_known
 from .copies import own_dtype
-from .even_plans import even_plans
+from .even_plans import even_plans, require, require_known
 from .first_difference import LayerRecorder, find_first_difference, forward_orders
 from .numbers import Numbers, errors, first_different_step, tensor_errors
 from .plain import Reference, make_reference, recorded_step
@@ -264,7 +263,7 @@ def _first_difference(
     Both sides train once more, up to the first step that differs, and record their modules in it.
     """
     step = first_different_step(numbers, reference.numbers, row.tolerance)
-    theirs, plain_recorder, plain = recorded_step(case, step, reference.choices)
+    theirs, plain_recorder, plain = recorded_step(case, step)
     training = Training(case)
     recorder = LayerRecorder(training.chain.places)
     ours = _train(training, plan, reference, step + 1, recorder)[-1]

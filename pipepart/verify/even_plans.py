@@ -16,7 +16,6 @@ from ..data.split import Splitter, micro_batches_of
 from ..input_error import InputError
 from ..planning import Plan, StagePlan
 from ..planning.costs.stage_memory import Recompute
-from .arguments import require, require_known
 
 
 def even_plans(
@@ -89,3 +88,14 @@ def _even_plan(
         micro_batches=micro_batches,
         chunks=stages // len(cluster),
     )
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    """Raise a ValueError with this text if a condition does not hold."""
+    if not is_so:
+        raise InputError(otherwise)
+
+
+def require_known(what: str, name: str, known: Sequence[str]) -> None:
+    """Raise a ValueError if a name is not among the known ones, which it lists."""
+    require(name in known, f"{what} {name!r}: choose among {', '.join(known)}")

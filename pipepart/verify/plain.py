@@ -44,28 +44,22 @@ class Reference:
         numbers: of every step.
         mini_batch: error of loss and gradients against the whole mini-batch; None if that cannot be compared.
         facts: further observations.
-        choices: of the pipeline that the plain model follows, if it draws random numbers or computes its own loss.
     """
 
     numbers: list[Numbers]
     mini_batch: float | None
     facts: PlainFacts
-    choices: bool
 
 
 def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
     """Train the plain model, and compare its first step with the whole mini-batch."""
-    training, steps = Training(case), PlainSteps(case, case.loss_fn is None)
-    try:
-        numbers = training.run(steps)
-    except _DrawsError:
-        training, steps = Training(case), PlainSteps(case, True)
-        numbers = training.run(steps)
+    steps = PlainSteps(case)
+    numbers = Training(case).run(steps)
     mini_batch, at_once, mixes = steps.mini_batch, None, ""
     if case.split is None and not steps.drawing:
         at_once = _error(numbers[:1], Training(case).run(_at_once, 1))
         if at_once > tolerance:
-            mixes = _mixing_module(case, steps, tolerance)
+            mixes = _mixing_module(case, tolerance)
         if case.loss_fn is None and (not mixes or _is_last(case, mixes)):
             mini_batch = at_once
     facts = PlainFacts(
@@ -75,14 +69,14 @@ def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
         draws=tuple(steps.drawing),
         draws_match=steps.draws_match,
     )
-    return Reference(numbers, mini_batch, facts, steps.choices is not None)
+    return Reference(numbers, mini_batch, facts)
 
 
-def recorded_step(case: Case, step: int, choices: bool) -> tuple[Numbers, LayerRecorder, Training]:
+def recorded_step(case: Case, step: int) -> tuple[Numbers, LayerRecorder, Training]:
     """Train the plain model up to a step, and record the outputs of its modules in that step."""
     training = Training(case)
     recorder = LayerRecorder(training.chain.places)
-    return training.run(PlainSteps(case, choices), step + 1, recorder=recorder)[-1], recorder, training
+    return training.run(PlainSteps(case), step + 1, recorder=recorder)[-1], recorder, training
 
 
 class PlainSteps:
@@ -90,7 +84,6 @@ class PlainSteps:
 
     Args:
         case: of the check.
-        choices: whether to ask what a pipeline chooses.
 
     Attributes:
         mini_batch: the largest error of any step's loss, and of its gradients at the model's outputs, against one loss
@@ -99,21 +92,17 @@ class PlainSteps:
         draws_match: whether the model has always drawn as often as the layers of the pipeline.
     """
 
-    def __init__(self, case: Case, choices: bool) -> None:
-        self.choices = Choices(case) if choices else None
+    def __init__(self, case: Case) -> None:
+        self._choices = Choices(case)
         self.mini_batch: float | None = None
         self.drawing: dict[str, None] = {}
         self.draws_match = True
 
     def __call__(self, training: Training, x: Any, y: Any) -> Tensor:
-        """Run a step; return the loss of the mini-batch.
-
-        Raises:
-            _DrawsError: the model draws random numbers, and the choices of a pipeline were not asked for.
-        """
-        chosen = self.choices.of_step(training.model, x, y) if self.choices else None
+        """Run a step; return the loss of the mini-batch."""
+        chosen = self._choices.of_step(training.model, x, y)
         self._note_draws(chosen)
-        if chosen is not None and training.case.loss_fn is None and chosen.shares is None:
+        if training.case.loss_fn is None and chosen.shares is None:
             return _at_once(training, x, y)
         batch = training.case.split_up(x, y)
         gradients = StepGradients(training.model.parameters)
@@ -124,11 +113,8 @@ class PlainSteps:
         keys = RngKeys()
         waiting: list[tuple[int, Sequence[GradientEdge], Sequence[GradientEdge]]] = []
         for index, part in enumerate(batch.inputs):
-            counts = chosen.draws[index] if chosen else None
-            with collect_losses() as added, ModelDraws(keys, index, counts) as draws:
+            with collect_losses() as added, ModelDraws(keys, index, chosen.draws[index]) as draws:
                 output = _call(training.model, graph_cut.part(part))
-            if chosen is None and draws.count:
-                raise _DrawsError
             self.draws_match &= draws.matches
             edges = [edge for tensor in tensors(output) for edge in graph_cut.roots(tensor)]
             if combined is not None:
@@ -152,15 +138,10 @@ class PlainSteps:
             self.mini_batch = None if error is None else max(error, self.mini_batch or 0.0)
         return sink.total
 
-    def _note_draws(self, chosen: Chosen | None) -> None:
-        if chosen is not None and self.choices is not None:
-            totals = [sum(column) for column in zip(*chosen.draws, strict=True)]
-            named = zip(self.choices.names, totals, strict=True)
-            self.drawing |= dict.fromkeys(name for name, count in named if count)
-
-
-class _DrawsError(Exception):
-    """The model draws random numbers, and it is not known which ones the pipeline draws."""
+    def _note_draws(self, chosen: Chosen) -> None:
+        totals = [sum(column) for column in zip(*chosen.draws, strict=True)]
+        named = zip(self._choices.names, totals, strict=True)
+        self.drawing |= dict.fromkeys(name for name, count in named if count)
 
 
 class _OwnLossSink(LossSink):
@@ -242,10 +223,9 @@ class _Combined:
         )
 
 
-def _sink(training: Training, batch: MicroBatches, chosen: Chosen | None, gradients: StepGradients) -> Any:
+def _sink(training: Training, batch: MicroBatches, chosen: Chosen, gradients: StepGradients) -> Any:
     case = training.case
     if case.loss_fn is None:
-        assert chosen is not None
         gradients.begin(certain=chosen.factor == 1.0)
         return _OwnLossSink(batch, chosen)
     loss = StepLoss(training.loss_fn, Reduction(case.reduction) if case.reduction else None)
@@ -291,9 +271,9 @@ def _error(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> float:
     return max(found["losses"] or 0.0, found["gradients"] or 0.0)
 
 
-def _mixing_module(case: Case, steps: PlainSteps, allowed: float) -> str:
+def _mixing_module(case: Case, allowed: float) -> str:
     """Return the first module whose outputs for the whole mini-batch are not those of its micro-batches."""
-    parts = recorded_step(case, 0, steps.choices is not None)[1]
+    parts = recorded_step(case, 0)[1]
     whole = Training(case)
     once = LayerRecorder(whole.chain.places)
     whole.run(_at_once, 1, recorder=once)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
-
-from ..core.action import BACKWARDS, COMMUNICATION, Action, Kind
-from ..core.dependencies import Dependencies, dependencies
-from ..core.schedule import Schedule
-from ..core.transfer import Transfer
+from ..core.action import BACKWARDS, Action, Kind
+from ..core.dependencies import dependencies
+from ..core.timed_schedule import TimedSchedule
 from .arrivals import arrivals
 
 _Span = tuple[Action, float, float, float, float]  # start, end, and when its inputs were made, and were there
@@ -49,66 +45,35 @@ class Idle:
         return self.warm_up + self.steady + self.cool_down
 
 
-def idle(
-    schedule: Schedule,
-    starts: Sequence[Sequence[float]],
-    ends: Sequence[Sequence[float]],
-    transfers: Sequence[Transfer] = (),
-) -> tuple[Idle, ...]:
+def idle(timeline: TimedSchedule) -> tuple[Idle, ...]:
     """Return the idle time of each device between the first start and the last end anywhere."""
-    found = dependencies(schedule)
-    made = _inputs_made(found, starts, ends)
-    there = _inputs_there(schedule, found, transfers)
-    first = min(map(min, filter(None, starts)), default=0.0)
-    last = max(map(max, filter(None, ends)), default=0.0)
+    graph = dependencies(timeline.schedule)
+    ends = [end for row in timeline.ends for end in row]
+    made, there = [-math.inf] * graph.actions, [-math.inf] * graph.actions
+    home = timeline.schedule.device_of
+    columns = (graph.source, graph.target, graph.source_stage, graph.target_stage, graph.is_copy)
+    edges = zip(*(column.tolist() for column in columns), arrivals(timeline, graph), strict=True)
+    for source, target, sender, receiver, is_copy, arrival in edges:
+        made[target] = max(made[target], ends[source])
+        if is_copy or home[sender] != home[receiver]:
+            there[target] = max(there[target], math.inf if arrival is None else arrival)
+    first, last = timeline.origin, timeline.origin + timeline.makespan
     return tuple(
         _device_idle(
-            [span for span in zip(*row, strict=True) if span[0].kind not in COMMUNICATION], first, last
+            [(*span, made[offset + at], there[offset + at]) for at, span in enumerate(timeline.row(device))],
+            first,
+            last,
         )
-        for row in zip(schedule.actions, starts, ends, made, there, strict=True)
+        for device, offset in enumerate(graph.offsets[:-1])
     )
-
-
-def _inputs_made(
-    found: Dependencies, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]
-) -> list[list[float]]:
-    """When the last input of each action was made: the end of what made it, not the arrival."""
-    made_at = np.array([end for row in ends for end in row])
-    started = np.array([start for row in starts for start in row])
-    sends, receives = (np.zeros(found.actions, dtype=bool) for _ in range(2))
-    sends[found.owner[found.is_kind(Kind.SEND_F, Kind.SEND_B)]] = True
-    receives[found.owner[found.is_kind(Kind.RECV_F, Kind.RECV_B)]] = True
-    made_at[sends] = started[sends]
-    messages = receives[found.target]
-    made_at[found.target[messages]] = made_at[found.source[messages]]
-    made = np.full(found.actions, -np.inf)
-    np.maximum.at(made, found.target, made_at[found.source])
-    return [made[first:last].tolist() for first, last in pairwise(found.offsets)]
-
-
-def _inputs_there(
-    schedule: Schedule, found: Dependencies, transfers: Sequence[Transfer]
-) -> list[list[float]]:
-    """When the last message for each action had arrived; infinite for a message without a transfer."""
-    actions = [(device, action) for device, row in enumerate(schedule.actions) for action in row]
-    there = [-math.inf] * found.actions
-    edges = zip(
-        found.source.tolist(), found.target.tolist(), arrivals(schedule, found, transfers), strict=True
-    )
-    for source, target, arrival in edges:
-        from_afar = actions[source][0] != actions[target][0]
-        is_copy = actions[source][1].kind is Kind.RELOAD or actions[target][1].kind is Kind.OFFLOAD
-        if from_afar or is_copy or actions[source][1].kind in COMMUNICATION:
-            there[target] = max(there[target], math.inf if arrival is None else arrival)
-    return [there[first:last] for first, last in pairwise(found.offsets)]
 
 
 def _device_idle(spans: Sequence[_Span], first: float, last: float) -> Idle:
     if not spans:
         return Idle(warm_up=last - first, finished=last - first)
-    leaves = [(leaf.kind, start, end) for action, start, end, *_ in spans for leaf in action.leaves]
-    steady = min((start for kind, start, _ in leaves if kind in BACKWARDS), default=last)
-    cool_down = max(steady, max((end for kind, _, end in leaves if kind is Kind.F), default=first))
+    steady = min((start for action, start, *_ in spans if action.kind in BACKWARDS), default=last)
+    last_forward = max((end for action, _, end, *_ in spans if action.kind is Kind.F), default=first)
+    cool_down = max(steady, last_forward)
     gaps = list(_gaps(spans, first))
     done = spans[-1][2]
     producer = sum(min(max(made, begin), end) - begin for begin, end, made, _ in gaps)

@@ -19,14 +19,8 @@ class Kind(StrEnum):
     I = "I"  # backward for the inputs  # noqa: E741
     W = "W"  # backward for the weights
     OVERLAP_F_B = "OVERLAP_F_B"  # one forward and one backward side by side
-    SEND_F = "SEND_F"  # output of a stage to the next
-    RECV_F = "RECV_F"  # input of a stage from the previous
-    SEND_B = "SEND_B"  # input gradient of a stage to the previous
-    RECV_B = "RECV_B"  # output gradient of a stage from the next
     RECOMPUTE = "RECOMPUTE"  # forward once more, to rebuild what the backward needs
-    OFFLOAD = (
-        "OFFLOAD"  # what the forward saved is on the host from here on; its copy began when the forward ended
-    )
+    OFFLOAD = "OFFLOAD"  # the copy to the host, begun when the forward ended, is done; the stash is freed
     RELOAD = "RELOAD"  # the copy back begins; the backward waits for it
     REDUCE_GRAD = "REDUCE_GRAD"  # sum a stage's gradients over its replicas
     OPT_STEP = "OPT_STEP"  # optimizer step of a stage
@@ -34,7 +28,6 @@ class Kind(StrEnum):
 
 BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W})
 HOST_COPIES = frozenset({Kind.OFFLOAD, Kind.RELOAD})
-COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 _WITHOUT_MICRO_BATCH = frozenset({Kind.REDUCE_GRAD, Kind.OPT_STEP})
 
 _NUMBER = r"(0|[1-9][0-9]*)"
@@ -89,7 +82,7 @@ class Action(NamedTuple):
         match = _ACTION.fullmatch(text)
         if match is None:
             raise ScheduleError(
-                f"{text!r} is no action: expected stage, kind, micro-batch as in '2F0' or '3SEND_F1'"
+                f"{text!r} is no action: expected stage, kind, micro-batch as in '2F0' or '3B1'"
             )
         stage, kind, micro_batch = match.groups()
         if micro_batch is None and Kind(kind) not in _WITHOUT_MICRO_BATCH:

@@ -11,7 +11,7 @@ from .schedule import Schedule
 Link = float | Sequence[Sequence[float]] | Mapping[tuple[int, int], float]
 Ports = Mapping[tuple[int, int], Sequence[tuple[Hashable, float]]]
 # Not one number a stage.
-_SHARED = ("latency", "bandwidth", "ports", "overlap", "skips", "micro_batch_scale")
+_SHARED = ("latency", "bandwidth", "ports", "skips", "micro_batch_scale")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class StageCosts:
         offload: seconds for which an OFFLOAD, and a RELOAD, keeps the device itself from computing.
         reduce_grad: seconds of a REDUCE_GRAD.
         optimizer_step: seconds of an OPT_STEP.
-        overlap: part of the shorter action that an overlapped pair hides, 0 to 1. With 0 the two run one after the
-            other; otherwise they begin and end together.
         skips: (source, target, bytes) of messages past stages: from a stage to one behind the next, beside its output.
             Their gradients are as large. Stages are those of one copy of the model.
         backward: seconds of a full backward; left out, backward_input + backward_weight.
@@ -71,7 +69,6 @@ class StageCosts:
     offload: Sequence[float] = ()
     reduce_grad: Sequence[float] = ()
     optimizer_step: Sequence[float] = ()
-    overlap: float = 0.0
     backward: Sequence[float] = ()
     skips: Sequence[tuple[int, int, float]] = ()
     micro_batch_scale: Sequence[float] = ()
@@ -104,8 +101,6 @@ class StageCosts:
                 raise ScheduleError(
                     f"micro_batch_scale of micro-batch {micro_batch} is {number}; it is finite and not negative"
                 )
-        if not 0 <= self.overlap <= 1:
-            raise ScheduleError(f"overlap is a part between 0 and 1, got {self.overlap}")
         for source, target, seconds in _link_numbers("latency", self.latency):
             if not 0 <= seconds < float("inf"):
                 raise ScheduleError(

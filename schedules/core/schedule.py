@@ -13,10 +13,11 @@ from typing import Any
 
 from .action import Action, ScheduleError
 
-_WEIGHT_SHARDING = re.compile(r"[0-9]+(UNSHARD|RESHARD)")
+# What torch adds to its tables: gathering and freeing of weights, and messages, which follow from the other actions.
+_ADDED_BY_TORCH = re.compile(r"[0-9]+(UNSHARD|RESHARD|(SEND|RECV)_[FB][0-9]+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """For each device, the ordered list of actions of one step.
 
@@ -58,6 +59,13 @@ class Schedule:
         """Number of stages in one copy of the model."""
         return self.stages // self.replicas
 
+    @cached_property
+    def leaves(self) -> tuple[tuple[Action, ...], ...]:
+        """The actions of each device, with each overlapped pair as a forward and then a backward."""
+        if not any(action.parts for row in self.actions for action in row):
+            return self.actions
+        return tuple(tuple(leaf for action in row for leaf in action.leaves) for row in self.actions)
+
     def stages_of(self, device: int) -> tuple[int, ...]:
         """Return the stages on a device, in ascending order."""
         return self._stages_by_device.get(device, ())
@@ -90,11 +98,8 @@ class Schedule:
         )
         return f"{stages} on {devices}, {parts}"
 
-    def _repr_html_(self) -> str:
-        """Show the actions of each device in a notebook."""
-        from ..pictures.grid import grid_html  # only notebooks need it
-
-        return grid_html(f"Schedule {self.name}: {self.sizes}", self.actions, self.device_of)
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name}: {self.sizes}>"
 
     def to_csv(self) -> str:
         """Return the actions as CSV, one row per device, in the format of torch.distributed.pipelining."""
@@ -106,9 +111,9 @@ class Schedule:
     def from_csv(text: str, name: str = "csv", replicas: int = 1) -> Schedule:
         """Read a schedule from CSV with one row of actions per device.
 
-        Empty cells and blank lines at the end are skipped; so are the UNSHARD and RESHARD cells of torch's tables,
-        which gather and free the weights of FSDP and do not change the order of the work. The placement and the number
-        of micro-batches are read off the actions; CSV keeps no name, versions or meta.
+        Empty cells and blank lines at the end are skipped. So are cells of torch's tables that send and receive, or
+        gather and free the weights of FSDP: they follow from the order of the other actions. The placement and the
+        number of micro-batches are read off the actions; CSV keeps no name, versions or meta.
 
         Raises:
             ScheduleError: a cell is no action, or a stage is on no device or on two.
@@ -117,7 +122,7 @@ class Schedule:
         while rows and not rows[-1]:  # blank lines at the end are no devices
             rows.pop()
         actions = tuple(
-            _parse_row(device, [cell for cell in row if not _WEIGHT_SHARDING.fullmatch(cell)])
+            _parse_row(device, [cell for cell in row if not _ADDED_BY_TORCH.fullmatch(cell)])
             for device, row in enumerate(rows)
         )
         leaves = [leaf for row in actions for action in row for leaf in action.leaves]

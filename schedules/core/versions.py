@@ -18,8 +18,7 @@ def older_versions(schedule: Schedule, stage: int) -> tuple[frozenset[int], ...]
     """
     if not schedule.versions:
         return ()
-    row = schedule.actions[schedule.device_of[stage]]
-    leaves = [leaf for action in row for leaf in action.leaves if leaf.stage == stage]
+    leaves = [leaf for leaf in schedule.leaves[schedule.device_of[stage]] if leaf.stage == stage]
     steps = sum(leaf.kind is Kind.OPT_STEP for leaf in leaves)
     needed: set[int] = set()
     found = []

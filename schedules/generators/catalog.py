@@ -9,12 +9,11 @@ from typing import Any
 
 from ..core.action import ScheduleError
 from ..core.schedule import Schedule
+from .breadth_first import gpipe, looped_bfs
 from .chimera import chimera
 from .dualpipe_v import dualpipe_v
-from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved_1f1b, interleaved_zb
-from .looped_bfs import looped_bfs
 from .one_f_one_b import eager_1f1b, one_f_one_b
 from .pipedream import pipedream, pipedream_2bw
 from .sequential import sequential
@@ -54,14 +53,19 @@ def generate(
             f"{name} needs at least 1 device and 1 micro-batch, got {devices} and {micro_batches}"
         )
     generator = GENERATORS[name]
-    known = inspect.signature(generator).parameters.keys() - {"devices", "micro_batches"}
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        raise ScheduleError(
-            f"{name} has no option {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
-        )
+    known = check_options(name, generator, options)
     with_chunks = {"chunks": chunks} if chunks is not None and "chunks" in known else {}
     schedule = generator(devices, micro_batches, **options, **with_chunks)
     if chunks not in (None, schedule.model_stages // devices):
         raise ScheduleError(f"{name} needs chunks={schedule.model_stages // devices}, got chunks={chunks}")
     return schedule
+
+
+def check_options(name: str, function: Callable[..., Schedule], options: Mapping[str, Any]) -> set[str]:
+    """Return the options that the function of a schedule has; raise ScheduleError if it lacks one of these."""
+    known = inspect.signature(function).parameters.keys() - {"devices", "micro_batches"}
+    if unknown := sorted(options.keys() - known):
+        raise ScheduleError(
+            f"{name} has no option {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    return known

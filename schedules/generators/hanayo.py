@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 
 from ..core.action import Action, Kind, ScheduleError, forward
-from ..core.dependencies import target_stage
 from ..core.placement import wave
 from ..core.schedule import Schedule
 
@@ -60,8 +59,8 @@ def hanayo(devices: int, micro_batches: int, waves: int = 1, chunks: int | None 
 
 def _following(action: Action, stages: int) -> list[Action]:
     """Return what the end of an action makes ready: the same on the next stage, or the backward behind the last."""
-    target = target_stage(action.kind, action.stage, stages)
-    if target is not None:
+    target = action.stage + (1 if action.kind is Kind.F else -1)
+    if 0 <= target < stages:
         return [action._replace(stage=target)]
     return [action._replace(kind=Kind.B)] if action.kind is Kind.F else []
 

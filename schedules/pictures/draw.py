@@ -1,15 +1,16 @@
-"""Draws timelines as SVG or PNG, and optionally writes the file."""
+"""Drawn: the base class of what has a picture, as SVG, PNG or in a notebook."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
-from .layout import Panel, lay_out
+from .layout import Panel, PictureError, figures
 from .svg import to_svg
 
-__all__ = ["Drawn", "Panel", "picture_png", "picture_svg"]
+_NOTEBOOK_WIDTH = 860  # pixels
 
 
 class Drawn(ABC):
@@ -31,8 +32,7 @@ class Drawn(ABC):
         """Return an SVG picture, to scale: one row per device, one box per action.
 
         A trace shows its median step above the predicted one. The number in a box is its micro-batch, its colour what
-        it does; boxes of a device's second, fourth, ... stage are dark. Idle time stays grey. Where single actions
-        would be narrower than 3 pixels, a row shows what part of the time each kind takes.
+        it does; boxes of a device's second, fourth, ... stage are dark. Idle time stays grey.
 
         Args:
             path: a file to write as well.
@@ -43,11 +43,14 @@ class Drawn(ABC):
                 light and in dark.
 
         Raises:
-            ValueError: the picture is too narrow, has more than 256 devices, or another number of labels than devices;
-                or a trace has no step.
+            ValueError: the picture is too narrow, has more than 256 devices or 20,000 actions, or another number of
+                labels than devices; or a trace has no step.
             OSError: the file cannot be written.
         """
-        return picture_svg(self.panels(labels), path, width, title, transparent)
+        text = to_svg(self.panels(labels), width, title, transparent)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def png(
         self,
@@ -64,34 +67,28 @@ class Drawn(ABC):
             ValueError, OSError: as for `svg`.
             ImportError: Pillow is not installed.
         """
-        return picture_png(self.panels(labels), path, width, title, scale)
+        from .png import to_png  # Pillow, which is an optional extra
+
+        data = to_png(self.panels(labels), width, title, scale)
+        if path is not None:
+            Path(path).write_bytes(data)
+        return data
+
+    def _repr_html_(self) -> str:
+        """Show the timeline in a notebook."""
+        return panels_html(self.panels())
 
 
-def picture_svg(
-    panels: Sequence[Panel],
-    path: str | Path | None,
-    width: int,
-    title: str | None,
-    transparent: bool,
-) -> str:
-    """Return timelines one below another as SVG; arguments as for `Drawn.svg`."""
-    text = to_svg(lay_out(panels, width, title), transparent)
-    if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
-    return text
+def panels_html(panels: Sequence[Panel]) -> str:
+    """Return timelines one below another on a common axis, as HTML without scripts or style sheets.
 
-
-def picture_png(
-    panels: Sequence[Panel],
-    path: str | Path | None,
-    width: int,
-    title: str | None,
-    scale: float,
-) -> bytes:
-    """Return timelines one below another as PNG; arguments as for `Drawn.png`."""
-    from .png import to_png  # Pillow, which is an optional extra
-
-    data = to_png(lay_out(panels, width, title), scale)
-    if path is not None:
-        Path(path).write_bytes(data)
-    return data
+    A timeline that is too large for a picture is a line of figures.
+    """
+    try:
+        picture = to_svg(panels, _NOTEBOOK_WIDTH, None, transparent=True)
+    except PictureError as error:
+        picture = f"<p>{escape(str(error))}</p>"
+    first = panels[0].timeline
+    # Several panels have their figures in the picture.
+    head = f"{first.schedule.name}, {first.schedule.sizes}: {figures(first)}" if len(panels) == 1 else ""
+    return f'<div style="overflow-x:auto"><p style="margin:2px 0"><b>{escape(head)}</b></p>{picture}</div>'

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import floor, log10
+from typing import Literal, NamedTuple
 
-import numpy as np
-
-from ..core.action import COMMUNICATION, Kind
-from ..core.schedule import Schedule
-from .axis import time_axis, with_unit
-from .boxes import Row, device_boxes, label_size
-from .colours import BACKGROUND, IDLE, LOOKS, TEXT
-from .shapes import Box, Drawing, PictureError, Shape, Text, text_width
-from .shares import device_shares
+from ..core.timed_schedule import TimedSchedule
+from .colours import IDLE, LOOKS, fill_of
 
 _MARGIN = 8
-_FONT = 12
+FONT = 12
+_FONTS_IN_BOXES = (12.0, 11.0, 10.0, 9.0, 8.0, 7.0)
 _ROW, _GAP = 24, 4
 _LONGEST_LABEL = 28  # characters
 _NARROWEST = 200  # pixels
-_MOST_ROWS = 256
-# The shortest boxes that are drawn one by one: a quarter are shorter.
-_SHORTEST_BOX = 3.0
+_MOST_ROWS, _MOST_ACTIONS = 256, 20_000
+_BETWEEN_TICKS = 60  # pixels, at least
+Anchor = Literal["start", "middle"]
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+class PictureError(ValueError):
+    """The picture cannot be drawn with these arguments; the message says what to change."""
 
 
 class Panel(NamedTuple):
@@ -30,166 +31,173 @@ class Panel(NamedTuple):
 
     Args:
         name: stands above it, if there are several.
-        schedule: the actions.
-        starts, ends: seconds, as in `Timeline`.
-        seconds: from the first start to the last end.
-        bubble: the idle part of them, mean over the devices.
+        timeline: the actions and their times.
         labels: the names of the devices; None for "device 0", "device 1", ...
     """
 
     name: str
-    schedule: Schedule
-    starts: Sequence[Sequence[float]]
-    ends: Sequence[Sequence[float]]
-    seconds: float
-    bubble: float
-    labels: Sequence[str] | None
+    timeline: TimedSchedule
+    labels: Sequence[str] | None = None
 
 
-def lay_out(panels: Sequence[Panel], width: int, title: str | None) -> Drawing:
-    """Return the picture of timelines one below another on a common time axis; see `Timeline.svg`.
+class Pen(ABC):
+    """Draws the elements of a picture, from the lowest to the uppermost. Places are in pixels; y grows downwards."""
+
+    @abstractmethod
+    def box(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> None:
+        """Draw a rectangle; ``tip`` is what a viewer shows under the pointer."""
+
+    @abstractmethod
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        """Draw a thin line."""
+
+    @abstractmethod
+    def text(
+        self, x: float, y: float, words: str, size: float = FONT, anchor: Anchor = "start", colour: str = ""
+    ) -> None:
+        """Draw a text whose middle is at y, and whose start or middle is at x; by default in the colour of the page."""
+
+
+def draw_panels(pen: Pen, panels: Sequence[Panel], width: int, title: str | None) -> int:
+    """Draw timelines one below another on a common time axis, and return the height of the picture.
 
     Raises:
-        PictureError: the picture is too narrow, there is another number of labels than devices, or too many devices.
+        PictureError: the picture is too narrow, there is another number of labels than devices, or there are too many
+            devices or actions.
         TypeError: `labels` are no sequence of names.
     """
     names = list(map(_row_names, panels))
     if width < _NARROWEST:
         raise PictureError(f"width={width}: a picture has at least {_NARROWEST} pixels")
     longest = max(len(name) for rows in [["time (ms)"], *names] for name in rows)
-    left = _MARGIN + text_width("0" * longest, _FONT) + _MARGIN
-    seconds = max(panel.seconds for panel in panels)
+    left = 2 * _MARGIN + _text_width("0" * longest, FONT)
+    seconds = max(panel.timeline.makespan for panel in panels)
     scale = (width - left - _MARGIN) / (seconds or 1.0)
-    shapes: list[Shape] = []
     y = float(_MARGIN)
     if title:
-        shapes.append(Text(_MARGIN, y + 9, title, _FONT + 2, TEXT))
+        pen.text(_MARGIN, y + 9, title, FONT + 2)
         y += 26
-    folded = any(_short(panel) * scale < _SHORTEST_BOX for panel in panels)
     for panel, rows in zip(panels, names, strict=True):
         if len(panels) > 1:
-            shapes.append(Text(_MARGIN, y + 7, f"{panel.name}: {_figures(panel)}", _FONT, TEXT))
+            pen.text(_MARGIN, y + 7, f"{panel.name}: {figures(panel.timeline)}")
             y += 20
-        shapes += _rows(panel, rows, left, y, scale, folded)
-        y += panel.schedule.devices * (_ROW + _GAP) + (_GAP if len(panels) > 1 else 0)
-    shapes += time_axis(seconds, left, y, scale)
-    y += 28
-    legend, y = _legend(panels, width, y, folded)
-    return Drawing(
-        width=width,
-        height=round(y + _MARGIN),
-        title=title or _sentence(panels[0]),
-        description=_description(panels),
-        shapes=[Box(0, 0, width, round(y + _MARGIN), BACKGROUND, role="background"), *shapes, *legend],
-    )
+        for device, name in enumerate(rows):
+            pen.text(_MARGIN, y + _ROW / 2, name)
+            pen.box(left, y, panel.timeline.makespan * scale, _ROW, IDLE)
+            _draw_boxes(pen, panel.timeline, device, left, y, scale)
+            y += _ROW + _GAP
+        y += _GAP if len(panels) > 1 else 0
+    _draw_time_axis(pen, seconds, left, y, scale)
+    return round(_draw_legend(pen, panels, width, y + 28) + _MARGIN)
+
+
+def figures(timeline: TimedSchedule) -> str:
+    """Return the seconds and the bubble of a step as text."""
+    return f"a step of {with_unit(timeline.makespan)}, {timeline.bubble:.0%} idle"
+
+
+def with_unit(seconds: float) -> str:
+    """Format seconds with three digits and a unit.
+
+    >>> with_unit(0.01234), with_unit(33.0)
+    ('12.3 ms', '33 s')
+    """
+    unit, name = _unit(seconds)
+    return f"{seconds / unit:.3g} {name}"
+
+
+def _draw_boxes(
+    pen: Pen, timeline: TimedSchedule, device: int, left: float, top: float, scale: float
+) -> None:
+    """Draw a box for each action of a device that takes time, with its micro-batch where there is room."""
+    chunk_of = {stage: number for number, stage in enumerate(timeline.schedule.stages_of(device))}
+    longest = str(timeline.schedule.micro_batches - 1)
+    room = timeline.short_action * scale - 2
+    font = next((size for size in _FONTS_IN_BOXES if _text_width(longest, size) <= room), _FONTS_IN_BOXES[-1])
+    for action, start, end in timeline.row(device):
+        if end <= start:
+            continue
+        fill, ink = fill_of(action.kind, chunk_of[action.stage])
+        begin = start - timeline.origin
+        x, length = left + begin * scale, (end - start) * scale
+        gap = min(1.0, 0.15 * length)  # in place of an outline: it looks alike on light and on dark pages
+        pen.box(
+            x, top, length - gap, _ROW, fill, f"{action}: {with_unit(end - start)}, from {with_unit(begin)}"
+        )
+        label = "" if action.micro_batch is None else str(action.micro_batch)
+        if label and _text_width(label, font) + gap <= length:
+            pen.text(x + (length - gap) / 2, top + _ROW / 2, label, font, "middle", ink)
 
 
 def _row_names(panel: Panel) -> list[str]:
-    devices, labels = panel.schedule.devices, panel.labels
-    if devices > _MOST_ROWS:
+    schedule, labels = panel.timeline.schedule, panel.labels
+    actions = sum(map(len, schedule.actions))
+    if schedule.devices > _MOST_ROWS or actions > _MOST_ACTIONS:
         raise PictureError(
-            f"a picture has room for {_MOST_ROWS} devices and {panel.schedule.name} has {devices}: "
-            "draw one replica, or fewer devices"
+            f"a picture has room for {_MOST_ROWS} devices and {_MOST_ACTIONS:,} actions, and {schedule.name} has "
+            f"{schedule.devices} and {actions:,}: draw one replica or fewer micro-batches, or save a trace"
         )
     if labels is None:
-        return [f"device {device}" for device in range(devices)]
+        return [f"device {device}" for device in range(schedule.devices)]
     if isinstance(labels, (str, bool)) or not all(isinstance(label, str) for label in labels):
-        raise TypeError(f"labels={labels!r}: give a list with the name of each of the {devices} devices")
-    if len(labels) != devices:
-        raise PictureError(f"{len(labels)} labels for {devices} devices: give one for each")
+        raise TypeError(
+            f"labels={labels!r}: give a list with the name of each of the {schedule.devices} devices"
+        )
+    if len(labels) != schedule.devices:
+        raise PictureError(f"{len(labels)} labels for {schedule.devices} devices: give one for each")
     return [label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…" for label in labels]
 
 
-def _rows(
-    panel: Panel, names: Sequence[str], left: float, top: float, scale: float, folded: bool
-) -> Iterator[Shape]:
-    schedule = panel.schedule
-    begin = min(map(min, filter(None, panel.starts)), default=0.0)
-    size = label_size(schedule, panel.starts, panel.ends, scale)
-    for device, name in enumerate(names):
-        row = Row(
-            x=left,
-            y=top + device * (_ROW + _GAP),
-            height=_ROW,
-            width=panel.seconds * scale,
-            actions=schedule.actions[device],
-            starts=[(start - begin) * scale for start in panel.starts[device]],
-            ends=[(end - begin) * scale for end in panel.ends[device]],
-            chunk_of={stage: number for number, stage in enumerate(schedule.stages_of(device))},
-        )
-        yield Text(_MARGIN, row.y + _ROW / 2, name, _FONT, TEXT)
-        yield Box(row.x, row.y, row.width, row.height, IDLE, role="idle")
-        yield from device_shares(row) if folded else device_boxes(row, size, 1 / scale)
+def _draw_time_axis(pen: Pen, seconds: float, left: float, y: float, scale: float) -> None:
+    """Draw the axis, with a tick and its number at each round time."""
+    unit, name = _unit(seconds)
+    pen.text(_MARGIN, y + 14, f"time ({name})", FONT - 1)
+    pen.line(left, y + 2, left + seconds * scale, y + 2)
+    step = _round_step(_BETWEEN_TICKS / scale / unit) if seconds else 1.0
+    for number in range(floor(seconds / unit / step + 1e-9) + 1):
+        x = left + number * step * unit * scale
+        pen.line(x, y + 2, x, y + 6)
+        pen.text(x, y + 14, f"{number * step:g}", FONT - 1, "middle" if number else "start")
 
 
-def _short(panel: Panel) -> float:
-    """Return the seconds of a short action: three quarters of those that take time are longer."""
-    lengths = [
-        end - start
-        for row in zip(panel.schedule.actions, panel.starts, panel.ends, strict=True)
-        for action, start, end in zip(*row, strict=True)
-        if end > start and action.kind not in COMMUNICATION
+def _unit(seconds: float) -> tuple[float, str]:
+    return next((each for each in _UNITS if seconds >= each[0]), _UNITS[0])
+
+
+def _round_step(least: float) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20, ... (and 0.5, 0.2, 0.1, ...) that is at least `least`."""
+    power = 10.0 ** floor(log10(least))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))
+
+
+def _draw_legend(pen: Pen, panels: Sequence[Panel], width: int, top: float) -> float:
+    """Draw the legend, on as many lines as it needs, and return where it ends."""
+    used = {
+        (action.kind, schedule.stages_of(device).index(action.stage) % 2)
+        for schedule in (panel.timeline.schedule for panel in panels)
+        for device, row in enumerate(schedule.actions)
+        for action in row
+    }
+    entries = [
+        ([fill_of(kind, chunk)[0] for chunk in (0, 1) if (kind, chunk) in used], look.word)
+        for kind, look in LOOKS.items()
+        if {(kind, 0), (kind, 1)} & used
     ]
-    return float(np.quantile(lengths, 0.25)) if lengths else float("inf")
-
-
-def _legend(panels: Sequence[Panel], width: int, top: float, folded: bool) -> tuple[list[Shape], float]:
-    """Return the legend, on as many lines as it needs, and where it ends."""
-    used = set().union(*map(_kinds, panels))
-    chunked = not folded and any(dark for _, dark in used)
-    entries = []
-    for kind, look in LOOKS.items():
-        fills = [
-            (look.light, (kind, False) in used or folded),
-            (look.dark, (kind, True) in used and not folded),
-        ]
-        if (kind, False) in used or (kind, True) in used:
-            entries.append(([fill for fill, shown in fills if shown], look.word))
     entries.append(([IDLE], "idle"))
-    if chunked:
+    if any(dark for _, dark in used):
         entries.append(([], "dark: every second stage of a device"))
-    if folded:
-        entries.append(([], "height: share of the time"))
-    shapes: list[Shape] = []
     x, y = float(_MARGIN), top
     for fills, word in entries:
-        length = 14 * len(fills) + 4 + text_width(word, _FONT) + 14
+        length = 14 * len(fills) + 4 + _text_width(word, FONT) + 14
         if x > _MARGIN and x + length > width:
             x, y = float(_MARGIN), y + 20
         for number, fill in enumerate(fills):
-            shapes.append(Box(x + 14 * number, y, 12, 12, fill, role="idle" if fill == IDLE else "action"))
-        shapes.append(Text(x + 14 * len(fills) + 4, y + 6, word, _FONT, TEXT))
+            pen.box(x + 14 * number, y, 12, 12, fill)
+        pen.text(x + 14 * len(fills) + 4, y + 6, word)
         x += length
-    return shapes, y + 14
+    return y + 14
 
 
-def _kinds(panel: Panel) -> set[tuple[Kind, bool]]:
-    """Return the kinds of actions of a timeline, each with whether its boxes are dark."""
-    chunk_of = {
-        stage: number
-        for device in range(panel.schedule.devices)
-        for number, stage in enumerate(panel.schedule.stages_of(device))
-    }
-    return {
-        (leaf.kind, chunk_of[leaf.stage] % 2 == 1)
-        for row in panel.schedule.actions
-        for action in row
-        for leaf in action.leaves
-        if leaf.kind in LOOKS
-    }
-
-
-def _description(panels: Sequence[Panel]) -> str:
-    several = len(panels) > 1
-    return " ".join(f"{panel.name}: {_sentence(panel)}" if several else _sentence(panel) for panel in panels)
-
-
-def _sentence(panel: Panel) -> str:
-    schedule = panel.schedule
-    micro_batches = f"{schedule.micro_batches} micro-batch{'es' if schedule.micro_batches != 1 else ''}"
-    devices = f"{schedule.devices} device{'s' if schedule.devices != 1 else ''}"
-    return f"{schedule.name} on {devices} with {micro_batches}: {_figures(panel)}."
-
-
-def _figures(panel: Panel) -> str:
-    return f"a step of {with_unit(panel.seconds)}, {panel.bubble:.0%} idle"
+def _text_width(words: str, size: float) -> float:
+    """Estimate the width of a text in pixels, with the same width for all characters."""
+    return 0.58 * size * len(words)

@@ -1,60 +1,64 @@
-"""Writes a drawing as PNG with Pillow and its built-in font."""
+"""Writes timelines as PNG with Pillow and its built-in font."""
 
 from __future__ import annotations
 
 import io
-from functools import cache
+from collections.abc import Sequence
 
-from .shapes import Area, Box, Drawing, Line, PictureError, Text
+from .colours import BACKGROUND, FAINT, TEXT
+from .layout import FONT, Anchor, Panel, Pen, PictureError, draw_panels
 
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ImportError:
     raise ImportError("png() needs Pillow: pip install 'pipepart[png]', or take svg()") from None
 
-_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
 _FINE = 4  # each pixel is drawn as 4 in a row, so that edges between pixels come out exact
 
 
-def to_png(drawing: Drawing, scale: float) -> bytes:
-    """Return the drawing as a PNG file of ``scale`` pixels per unit.
-
-    Raises:
-        PictureError: ``scale`` is not between 0.5 and 8.
-    """
+def to_png(panels: Sequence[Panel], width: int, title: str | None, scale: float = 2.0) -> bytes:
+    """Return the picture of timelines one below another; arguments and errors as for `Drawn.png`."""
     if not 0.5 <= scale <= 8:
         raise PictureError(f"scale={scale}: give a number of pixels per unit from 0.5 to 8")
-    width, height = round(drawing.width * scale), round(drawing.height * scale)
-    wide = Image.new("RGB", (width * _FINE, height), "white")
-    pen = ImageDraw.Draw(wide)
-    for shape in drawing.shapes:
-        _fill(pen, shape, scale)
-    image = wide.resize((width, height), Image.Resampling.BOX)
-    pen = ImageDraw.Draw(image)
-    for shape in drawing.shapes:
-        if isinstance(shape, Text):
-            font = _font(shape.size * scale)
-            place = (shape.x * scale, shape.y * scale)
-            pen.text(place, shape.words, shape.color, font, _ANCHORS[shape.anchor])
+    height = draw_panels(_PngPen(1, 1, scale), panels, width, title)
+    pen = _PngPen(round(width * scale), round(height * scale), scale)
+    draw_panels(pen, panels, width, title)
     data = io.BytesIO()
-    image.save(data, "PNG", dpi=(96 * scale, 96 * scale))
+    pen.image.save(data, "PNG", dpi=(96 * scale, 96 * scale))
     return data.getvalue()
 
 
-def _fill(pen: ImageDraw.ImageDraw, shape: object, scale: float) -> None:
-    across = scale * _FINE
-    if isinstance(shape, Box):
-        right, bottom = (shape.x + shape.width) * across, (shape.y + shape.height) * scale
-        box = (round(shape.x * across), round(shape.y * scale), round(right) - 1, round(bottom) - 1)
-        if box[2] >= box[0] and box[3] >= box[1]:
-            pen.rectangle(box, shape.fill)
-    elif isinstance(shape, Line):
-        ends = (shape.x1 * across, shape.y1 * scale, shape.x2 * across, shape.y2 * scale)
-        pen.line(ends, shape.color, round(_FINE * scale) if shape.x1 == shape.x2 else round(scale))
-    elif isinstance(shape, Area):
-        pen.polygon([(x * across, y * scale) for x, y in shape.corners], shape.fill)
+class _PngPen(Pen):
+    """Draws on an image of some pixels, ``scale`` of them for each unit."""
 
+    def __init__(self, width: int, height: int, scale: float) -> None:
+        self._wide = Image.new("RGB", (width * _FINE, height), BACKGROUND)
+        self._pen = ImageDraw.Draw(self._wide)
+        self._scale, self._across = scale, scale * _FINE
+        self._texts: list[tuple[float, float, str, float, Anchor, str]] = []
 
-@cache
-def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+    @property
+    def image(self) -> Image.Image:
+        """What was drawn, with the texts on top."""
+        scale = self._scale
+        image = self._wide.resize((self._wide.width // _FINE, self._wide.height), Image.Resampling.BOX)
+        pen = ImageDraw.Draw(image)
+        for x, y, words, size, anchor, colour in self._texts:
+            font = ImageFont.load_default(size * scale)
+            pen.text((x * scale, y * scale), words, colour, font, "lm" if anchor == "start" else "mm")
+        return image
+
+    def box(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> None:
+        left, right = round(x * self._across), round((x + width) * self._across) - 1
+        top, bottom = round(y * self._scale), round((y + height) * self._scale) - 1
+        if right >= left and bottom >= top:
+            self._pen.rectangle((left, top, right, bottom), fill)
+
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        ends = (x1 * self._across, y1 * self._scale, x2 * self._across, y2 * self._scale)
+        self._pen.line(ends, FAINT, round(self._across if x1 == x2 else self._scale))
+
+    def text(
+        self, x: float, y: float, words: str, size: float = FONT, anchor: Anchor = "start", colour: str = ""
+    ) -> None:
+        self._texts.append((x, y, words, size, anchor, colour or TEXT))

@@ -1,72 +1,64 @@
-"""Writes a drawing as SVG without ids, so that one page can contain several drawings."""
+"""Writes timelines as SVG without ids, so that one page can contain several pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from .shapes import Box, Drawing, Line, Shape, Text
+from ..core.timed_schedule import TimedSchedule
+from .colours import BACKGROUND, FAINT, IDLE, TEXT
+from .layout import FONT, Anchor, Panel, Pen, draw_panels, figures
 
 
-def to_svg(drawing: Drawing, transparent: bool = False) -> str:
-    """Return the drawing as an SVG document.
-
-    Args:
-        drawing: the picture.
-        transparent: leave the background out, and draw texts and lines in the colour of the page's text, so that a page
-            with the picture in it is readable on light and on dark.
-    """
-    width, height = drawing.width, drawing.height
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img" font-family="Helvetica, Arial, sans-serif">',
-            f"<title>{_escaped(drawing.title)}</title>",
-            f"<desc>{_escaped(drawing.description)}</desc>",
-            *(
-                _element(shape, transparent)
-                for shape in drawing.shapes
-                if not (transparent and isinstance(shape, Box) and shape.role == "background")
-            ),
-            "</svg>\n",
-        ]
+def to_svg(panels: Sequence[Panel], width: int, title: str | None, transparent: bool = False) -> str:
+    """Return the picture of timelines one below another; arguments and errors as for `Drawn.svg`."""
+    pen = _SvgPen(transparent)
+    height = draw_panels(pen, panels, width, title)
+    sentences = [_sentence(panel.timeline) for panel in panels]
+    named = [f"{panel.name}: {sentence}" for panel, sentence in zip(panels, sentences, strict=True)]
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" font-family="Helvetica, Arial, sans-serif">',
+        f"<title>{_escaped(title or sentences[0])}</title>",
+        f"<desc>{_escaped(' '.join(named if len(panels) > 1 else sentences))}</desc>",
     )
+    background = "" if transparent else f'<rect width="{width}" height="{height}" fill="{BACKGROUND}"/>'
+    return "\n".join([*head, background, *pen.elements, "</svg>\n"])
 
 
-def _element(shape: Shape, transparent: bool) -> str:
-    if isinstance(shape, Box):
-        return _box(shape, transparent)
-    if isinstance(shape, Text):
-        return _text(shape, transparent)
-    if isinstance(shape, Line):
-        return _line(shape, transparent)
-    corners = " ".join(f"{_number(x)},{_number(y)}" for x, y in shape.corners)
-    return f'<polygon points="{corners}" fill="{shape.fill}"/>'
+class _SvgPen(Pen):
+    """Writes elements; a transparent picture takes the colour of texts, lines and idle time from its page."""
+
+    def __init__(self, transparent: bool) -> None:
+        self.elements: list[str] = []
+        self._transparent = transparent
+
+    def box(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> None:
+        faint = self._transparent and fill == IDLE
+        paint = 'fill="currentColor" fill-opacity="0.1"' if faint else f'fill="{fill}"'
+        rect = f"<rect {_place(x=x, y=y, width=width, height=height)} {paint}"
+        self.elements.append(f"{rect}><title>{_escaped(tip)}</title></rect>" if tip else f"{rect}/>")
+
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        stroke = "currentColor" if self._transparent else FAINT
+        self.elements.append(f'<line {_place(x1=x1, y1=y1, x2=x2, y2=y2)} stroke="{stroke}"/>')
+
+    def text(
+        self, x: float, y: float, words: str, size: float = FONT, anchor: Anchor = "start", colour: str = ""
+    ) -> None:
+        colour = colour or ("currentColor" if self._transparent else TEXT)
+        anchored = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        # Digits and capitals are about 0.7 of the font high: their middle is 0.35 above the baseline.
+        place = f'{_place(x=x, y=y + 0.35 * size)} font-size="{_number(size)}"'
+        self.elements.append(f'<text {place} fill="{colour}"{anchored}>{_escaped(words)}</text>')
 
 
-def _box(box: Box, transparent: bool) -> str:
-    place = f'x="{_number(box.x)}" y="{_number(box.y)}" width="{_number(box.width)}" height="{_number(box.height)}"'
-    faint = transparent and box.role == "idle"
-    paint = 'fill="currentColor" fill-opacity="0.1"' if faint else f'fill="{box.fill}"'
-    if not box.tip:
-        return f"<rect {place} {paint}/>"
-    return f"<rect {place} {paint}><title>{_escaped(box.tip)}</title></rect>"
+def _sentence(timeline: TimedSchedule) -> str:
+    return f"{timeline.schedule.name}, {timeline.schedule.sizes}: {figures(timeline)}."
 
 
-def _line(line: Line, transparent: bool) -> str:
-    color = "currentColor" if transparent else line.color
-    ends = f'x1="{_number(line.x1)}" y1="{_number(line.y1)}" x2="{_number(line.x2)}" y2="{_number(line.y2)}"'
-    return f'<line {ends} stroke="{color}"/>'
-
-
-def _text(text: Text, transparent: bool) -> str:
-    color = "currentColor" if transparent and text.role == "text" else text.color
-    anchor = "" if text.anchor == "start" else f' text-anchor="{text.anchor}"'
-    # Digits and capitals are about 0.7 of the font high: their middle is 0.35 above the baseline.
-    baseline = _number(text.y + 0.35 * text.size)
-    return (
-        f'<text x="{_number(text.x)}" y="{baseline}" font-size="{_number(text.size)}" '
-        f'fill="{color}"{anchor}>{_escaped(text.words)}</text>'
-    )
+def _place(**numbers: float) -> str:
+    return " ".join(f'{name}="{_number(value)}"' for name, value in numbers.items())
 
 
 def _number(value: float) -> str:

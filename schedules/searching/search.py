@@ -109,12 +109,11 @@ class _Search:
         cheapest = make_problem(
             costs.cheapest, problem.devices, problem.micro_batches, memory, problem.device_of
         )
-        # Overlapped pairs of actions can beat the bound.
-        self.goal = 0.0 if costs.overlap else problem_bound(cheapest, objective)
+        self.goal = problem_bound(cheapest, objective)
         self.random = Random(seed)
         self.work = 0.0
         self.orders: list[tuple[float, list[Row]]] = []
-        # Named schedules with whole backwards or overlapped pairs.
+        # Named schedules with whole backwards.
         self.named: list[tuple[float, Schedule]] = []
         # Hashes of the named schedules so far: several names give equal schedules.
         self.simulated: set[int] = set()
@@ -225,8 +224,7 @@ class _Search:
         if not self.problem.in_order(rows):
             return True
         fits = self._add(rows)
-        overlaps = self.costs.overlap and any(action.parts for row in schedule.actions for action in row)
-        if fits and not self._parts_cost and not overlaps:
+        if fits and not self._parts_cost:
             return True
         timeline = simulate(schedule, self.costs)
         if all(peak <= room * SLACK for peak, room in zip(timeline.peak_bytes, self.memory, strict=False)):

@@ -41,7 +41,7 @@ def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float
     """
     if schedule.versions:
         return schedule
-    plain = split_overlaps(schedule) if not costs.overlap else schedule
+    plain = split_overlaps(schedule)
     best = simulate(plain, costs)
     for candidate in _candidates(plain, best, costs):
         peaks = zip(candidate.peak_bytes, memory, strict=False)

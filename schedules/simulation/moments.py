@@ -40,8 +40,8 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
     asynchronous schedule, have none before their first backward, and none between an OPT_STEP and the next backward.
 
     Yields:
-        One array per device, of shape (actions, stages of the device, 11); an overlapped pair has one row for each of
-        its parts, and a device without actions has one row of zeros. The numbers count:
+        One array per device, of shape (actions, stages of the device, 11); a device without actions has one row of
+        zeros. The numbers count:
 
         - micro-batches with their full stash, with their input alone, and with what W needs,
         - inputs that wait, and gradients of outputs that wait,
@@ -49,28 +49,27 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
         - -1 for a stage whose weights have no gradients when the action begins.
     """
     schedule = timeline.schedule
-    found = dependencies(schedule)
-    adds, releases = count_changes(found)
+    graph = dependencies(schedule)
+    adds, releases = count_changes(graph)
     starts, ends = (np.array([at for row in rows for at in row]) for rows in (timeline.starts, timeline.ends))
-    peaks = np.where(found.is_kind(Kind.F, Kind.RECOMPUTE), ends, (starts + ends) / 2)
-    spans = pairwise(np.searchsorted(found.owner, found.offsets).tolist())
-    messages = _messages(schedule, found)
-    for device, (first, last) in enumerate(spans):
+    peaks = np.where(graph.is_kind(Kind.F, Kind.RECOMPUTE), ends, (starts + ends) / 2)
+    messages = _messages(schedule, graph)
+    for device, (first, last) in enumerate(pairwise(graph.offsets)):
         stages = schedule.stages_of(device)
         table = np.zeros((last - first, len(stages), COLUMNS), dtype=np.int64)
         if first == last:
             yield np.zeros((1, len(stages), COLUMNS), dtype=np.int64)
             continue
-        rows, column = np.arange(last - first), np.searchsorted(stages, found.stage[first:last])
+        rows, column = np.arange(last - first), np.searchsorted(stages, graph.stage[first:last])
         kept = np.zeros((last - first, len(stages), 3), dtype=np.int64)
         kept[rows, column] = adds[first:last]
         kept[1:][rows[:-1], column[:-1]] += releases[first : last - 1]
         table[:, :, :3] = np.cumsum(kept, axis=0)
         for kind, runs in _RUNS.items():
-            of_kind = np.flatnonzero(found.code[first:last] == CODE[kind])
+            of_kind = np.flatnonzero(graph.code[first:last] == CODE[kind])
             table[of_kind, column[of_kind], runs] = 1
-        table[:, :, INPUTS : GRADIENTS + 1] = _waiting(schedule, found, device, messages[device], ends, peaks)
-        missing = _without_gradients(schedule, found, device, first, last)
+        table[:, :, INPUTS : GRADIENTS + 1] = _waiting(schedule, graph, device, messages[device], ends, peaks)
+        missing = _without_gradients(schedule, graph, device, first, last)
         table[:, :, OF_WEIGHTS] = -missing
         table[:, :, RUNS_FIRST_B] = table[:, :, RUNS_B] * missing
         table[:, :, RUNS_B] -= table[:, :, RUNS_FIRST_B]
@@ -78,7 +77,7 @@ def memory_during(timeline: Timeline) -> Iterator[np.ndarray]:
 
 
 def _without_gradients(
-    schedule: Schedule, found: Dependencies, device: int, first: int, last: int
+    schedule: Schedule, graph: Dependencies, device: int, first: int, last: int
 ) -> np.ndarray:
     """Return 1 for each stage whose weights have no gradients when an action begins: [actions, stages]."""
     stages = schedule.stages_of(device)
@@ -86,7 +85,7 @@ def _without_gradients(
     for column, stage in enumerate(stages):
         if not schedule.versions and stage < schedule.model_stages:
             continue
-        own, code = found.stage[first:last] == stage, found.code[first:last]
+        own, code = graph.stage[first:last] == stage, graph.code[first:last]
         makes = own & np.isin(code, [CODE[Kind.B], CODE[Kind.I], CODE[Kind.W]])
         clears = own & (code == CODE[Kind.OPT_STEP])
         made = np.cumsum(makes)
@@ -95,19 +94,19 @@ def _without_gradients(
     return missing
 
 
-def _messages(schedule: Schedule, found: Dependencies) -> list[np.ndarray]:
+def _messages(schedule: Schedule, graph: Dependencies) -> list[np.ndarray]:
     """Return, per device, the dependencies that are messages to it. Between stages of one device nothing is copied."""
     device_of = np.asarray(schedule.device_of)
-    arrives = device_of[found.source_stage] != device_of[found.target_stage]
-    arrives &= ~found.is_kind(Kind.REDUCE_GRAD)[found.target]
+    arrives = device_of[graph.source_stage] != device_of[graph.target_stage]
+    arrives &= ~graph.is_kind(Kind.REDUCE_GRAD)[graph.target]
     edges = np.flatnonzero(arrives)
-    edges = edges[np.argsort(found.target[edges], kind="stable")]
-    return np.split(edges, np.searchsorted(found.target[edges], found.offsets[1:-1]))
+    edges = edges[np.argsort(graph.target[edges], kind="stable")]
+    return np.split(edges, np.searchsorted(graph.target[edges], graph.offsets[1:-1]))
 
 
 def _waiting(
     schedule: Schedule,
-    found: Dependencies,
+    graph: Dependencies,
     device: int,
     messages: np.ndarray,
     ends: np.ndarray,
@@ -115,12 +114,12 @@ def _waiting(
 ) -> np.ndarray:
     """Return the messages that wait for each stage during each action of a device: [actions, stages, 2]."""
     stages = schedule.stages_of(device)
-    begin, end = found.offsets[device], found.offsets[device + 1]
-    source, target, stage = found.source[messages], found.target[messages], found.target_stage[messages]
+    begin, end = graph.offsets[device], graph.offsets[device + 1]
+    source, target, stage = graph.source[messages], graph.target[messages], graph.target_stage[messages]
     # From the first action whose peak is after the sending to the one before the action that uses the message.
     used = target - begin
     since = np.minimum(np.searchsorted(peaks[begin:end], ends[source]), used)
-    place = np.searchsorted(stages, stage), (found.source_stage[messages] > stage).astype(np.int64)
+    place = np.searchsorted(stages, stage), (graph.source_stage[messages] > stage).astype(np.int64)
     changes = np.zeros((end - begin + 1, len(stages), 2), dtype=np.int64)
     np.add.at(changes, (since, *place), 1)
     np.add.at(changes, (used, *place), -1)

@@ -6,20 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ..core.action import COMMUNICATION, Action, Kind, ScheduleError
+from ..core.action import Action, Kind, ScheduleError
 from ..core.schedule import Schedule
 
 _Row = Sequence[Action]
-_LEAST_APART = (
-    4  # a forward and a backward that are nearer leave nothing between the copy out and the copy back
-)
+# Between a forward and a backward that are nearer, the copy out and the copy back leave nothing.
+_LEAST_APART = 4
 
 
 def split_overlaps(schedule: Schedule) -> Schedule:
     """Return the schedule with each overlapped pair split into a forward and then a backward."""
-    if not any(action.parts for row in schedule.actions for action in row):
-        return schedule
-    return _each_row(schedule, lambda row: [leaf for action in row for leaf in action.leaves])
+    return schedule if schedule.leaves is schedule.actions else replace(schedule, actions=schedule.leaves)
 
 
 def split_backward(schedule: Schedule, only: Iterable[Action] | None = None) -> Schedule:
@@ -54,7 +51,7 @@ def insert_recompute(
 ) -> Schedule:
     """Return the schedule with a RECOMPUTE before each backward of these stages and micro-batches.
 
-    Recomputes that exist stay as they are; overlapped pairs with such a backward come apart.
+    Recomputes that exist stay as they are; overlapped pairs are split first.
 
     Args:
         schedule: to be changed.
@@ -69,14 +66,14 @@ def insert_recompute(
     there = {action for row in schedule.actions for action in row if action.kind is Kind.RECOMPUTE}
 
     def row_with(row: _Row) -> Iterator[Action]:
-        for leaf in (leaf for action in row for leaf in _apart(action, chosen)):
-            recompute = Action(Kind.RECOMPUTE, leaf.stage, leaf.micro_batch)
-            wanted = leaf.stage in chosen and leaf.micro_batch in parts
-            if leaf.kind in (Kind.B, Kind.I) and wanted and recompute not in there:
+        for action in row:
+            recompute = Action(Kind.RECOMPUTE, action.stage, action.micro_batch)
+            wanted = action.stage in chosen and action.micro_batch in parts
+            if action.kind in (Kind.B, Kind.I) and wanted and recompute not in there:
                 yield recompute
-            yield leaf
+            yield action
 
-    return _each_row(schedule, row_with)
+    return _each_row(split_overlaps(schedule), row_with)
 
 
 def insert_offload(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
@@ -89,7 +86,7 @@ def insert_offload(schedule: Schedule, stages: Iterable[int] | None = None) -> S
                   ▒ copy out ▒                                       ▒ copy back ▒
 
     A micro-batch whose backward follows too soon keeps its stash, as does one that is recomputed. Actions that exist
-    stay as they are; overlapped pairs of these stages come apart.
+    stay as they are; overlapped pairs are split first.
 
     Args:
         schedule: to be changed.
@@ -99,8 +96,7 @@ def insert_offload(schedule: Schedule, stages: Iterable[int] | None = None) -> S
         ScheduleError: there is no such stage.
     """
     chosen = _chosen(schedule, stages, "offload")
-    apart = _each_row(schedule, lambda row: [leaf for action in row for leaf in _apart(action, chosen)])
-    return _each_row(apart, lambda row: _with_offloads(row, chosen))
+    return _each_row(split_overlaps(schedule), lambda row: _with_offloads(row, chosen))
 
 
 def insert_reduce_grad(schedule: Schedule) -> Schedule:
@@ -189,17 +185,9 @@ def _after_last(
                 yield Action(added, leaf.stage)
 
 
-def _apart(action: Action, stages: set[int]) -> tuple[Action, ...]:
-    """Return the two leaves of an overlapped pair with a part on one of the stages; else the action itself."""
-    if any(part.stage in stages for part in action.parts):
-        return action.parts
-    return (action,)
-
-
 def _with_offloads(row: _Row, stages: Collection[int]) -> Iterator[Action]:
     """Yield the row with the copies of some stages, each a whole action away from what it belongs to."""
-    busy = [place for place, action in enumerate(row) if action.kind not in COMMUNICATION]
-    turn = {row[place]: number for number, place in enumerate(busy)}
+    turn = {action: number for number, action in enumerate(row)}
     kept = {action[1:3] for action in row if action.kind in (Kind.RECOMPUTE, Kind.OFFLOAD)}
     offloads: dict[int, list[Action]] = defaultdict(list)  # by the turn that they stand before
     reloads: dict[int, list[Action]] = defaultdict(list)

@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
-from ..communication.insert_messages import as_written, has_messages
-from ..communication.lowering import Pairs, lower, without_messages
-from ..communication.rendezvous import Queues, refuse_rendezvous_deadlock
-from ..core.action import BACKWARDS, HOST_COPIES, Action, Kind, ScheduleError
+from ..core.action import BACKWARDS, Action, Kind, ScheduleError
 from ..core.costs import StageCosts
-from ..core.dependencies import EARLIER, dependencies
+from ..core.dependencies import dependencies
 from ..core.schedule import Schedule
-from ..simulation.deadlock import refuse_deadlock
-from ..simulation.memory import stash_peaks
-from .messages import check_messages
-from .optimizer_steps import Place, check_steps, last_backwards
+from ..core.stash import stash_peaks
+from ..simulation.play import refuse_deadlock
+from .versions import Place, check_versions
+
+# The actions of the same stage and micro-batch that each kind needs; those in the second column only if they exist.
+_NEEDS: Mapping[Kind, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
+    Kind.I: ((Kind.F,), (Kind.RECOMPUTE, Kind.RELOAD)),
+    Kind.B: ((Kind.F,), (Kind.RECOMPUTE, Kind.RELOAD)),
+    Kind.W: ((Kind.I,), ()),
+    Kind.RECOMPUTE: ((Kind.F,), ()),
+    Kind.OFFLOAD: ((Kind.F,), ()),
+    Kind.RELOAD: ((Kind.OFFLOAD,), ()),
+}
 
 
-def check(
-    schedule: Schedule,
-    costs: StageCosts | None = None,
-    memory: Sequence[float] = (),
-    rendezvous: bool | Queues | None = None,
-    skips: Pairs = (),
-    shared: Pairs = (),
-    rank_of: Sequence[int] = (),
-) -> None:
+def check(schedule: Schedule, costs: StageCosts | None = None, memory: Sequence[float] = ()) -> None:
     """Raise ScheduleError unless the schedule computes one correct training step and cannot deadlock.
 
     Every micro-batch runs forward once and backward once on every stage of one copy of the model, on the device of
-    the stage, in an order in which no device waits for ever. If it has sends and receives, recomputes, host copies,
-    gradient reductions or optimizer steps, these must be in their places too.
+    the stage, in an order in which no device waits for ever. If it has recomputes, host copies, gradient reductions or
+    optimizer steps, these must be in their places too. Messages are buffered.
 
     Args:
         schedule: to be checked.
         costs: with `memory`, to check that the stash of each device fits.
         memory: bytes of stash per device.
-        rendezvous: True to show that no message can wait for ever where none is buffered, as with NCCL: each rank
-            issues its sends and receives in one queue and goes on; a message is done when it is the next one in the
-            queues of both ranks. The messages are those of the schedule, or else those of `message_order`. With more
-            queues there is no deadlock then either; "pair" and "edge" check with a queue for each other rank, and for
-            each other rank and direction. False: sends are buffered, and a receive waits for its message. Left out,
-            True if the schedule has messages, or any of the following is given.
-        skips, shared, rank_of: as for `message_order`; for a schedule that has no messages.
 
     Raises:
         ScheduleError: something is wrong; the message names the action and what it conflicts with.
     """
-    queues = _queues(schedule, rendezvous, any(map(len, (skips, shared, rank_of))))
     if len(memory) and costs is None:
         raise ScheduleError(
             "memory= cannot be checked without costs=: give the StageCosts with their stash_bytes"
@@ -56,37 +45,17 @@ def check(
     _check_shape(schedule)
     place = _check_places(schedule)
     _check_forwards(schedule, place)
-    _check_backwards(schedule, place)
+    _check_backwards(place)
     _check_order(place)
     _check_overlaps(schedule)
-    _check_recomputes(place)
-    _check_host_copies(place)
-    _check_reductions(schedule, place)
-    check_steps(schedule, place)
-    written = has_messages(schedule)
-    if written:
-        check_messages(schedule)
-    refuse_deadlock(without_messages(schedule) if queues else schedule)
-    if queues:
-        lowering = as_written(schedule) if written else lower(schedule, skips, shared, rank_of)
-        refuse_rendezvous_deadlock(lowering, queues)
+    _check_ends(schedule, place)
+    if schedule.versions:
+        check_versions(schedule, place)
+    graph = dependencies(schedule)
+    refuse_deadlock(schedule, graph)
     if costs is not None and len(memory):
-        _check_memory(schedule, costs, memory)
-
-
-def _queues(schedule: Schedule, rendezvous: bool | Queues | None, is_lowered: bool) -> Queues | None:
-    """Return which queues of messages to check, if any."""
-    if rendezvous not in (None, False, True, "rank", "pair", "edge"):
-        raise ScheduleError(f'rendezvous is True, False, "rank", "pair" or "edge", got {rendezvous!r}')
-    written = has_messages(schedule)
-    if written and is_lowered:
-        raise ScheduleError(
-            f"{schedule.name} has sends and receives of its own: skips=, shared= and rank_of= are for a schedule "
-            "without them"
-        )
-    if rendezvous is None:
-        rendezvous = written or is_lowered
-    return "rank" if rendezvous is True else rendezvous or None
+        peaks = stash_peaks(graph, costs.for_schedule(schedule))
+        _check_memory(schedule, peaks, memory)
 
 
 def _check_shape(schedule: Schedule) -> None:
@@ -118,7 +87,7 @@ def _check_places(schedule: Schedule) -> Mapping[Action, Place]:
 
 
 def _check_place(schedule: Schedule, leaf: Action, here: Place) -> None:
-    if leaf.parts or (leaf.kind is Kind.OVERLAP_F_B):
+    if leaf.kind is Kind.OVERLAP_F_B:
         raise ScheduleError(
             f"{leaf} at {here} must be one forward and one backward, not overlapped themselves"
         )
@@ -159,7 +128,7 @@ def _check_forwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
             )
 
 
-def _check_backwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
+def _check_backwards(place: Mapping[Action, Place]) -> None:
     """Check that each forward has exactly one B, or one I and one W, and that no backward lacks its forward."""
     for action, here in place.items():
         if action.kind in BACKWARDS and action._replace(kind=Kind.F) not in place:
@@ -184,13 +153,23 @@ def _check_backwards(schedule: Schedule, place: Mapping[Action, Place]) -> None:
 
 
 def _check_order(place: Mapping[Action, Place]) -> None:
-    """Check that F precedes I or B, and I precedes W, on every stage."""
+    """Check that each action comes after those of its stage and micro-batch that it needs."""
     for action, here in place.items():
-        if action.kind not in BACKWARDS:
-            continue
-        before = action._replace(kind=EARLIER[action.kind])
-        if place[before].position >= here.position:
-            raise ScheduleError(f"{action} at {here} needs {before}, which comes at {place[before]}")
+        needed, if_there = _NEEDS.get(action.kind, ((), ()))
+        for kind in (*needed, *if_there):
+            before = action._replace(kind=kind)
+            if before not in place and kind in needed:
+                raise ScheduleError(f"{action} at {here} needs {before}, which is missing")
+            if before in place and place[before].position >= here.position:
+                raise ScheduleError(f"{action} at {here} needs {before}, which comes at {place[before]}")
+        if action.kind is Kind.OFFLOAD:
+            back, again = (action._replace(kind=kind) for kind in (Kind.RELOAD, Kind.RECOMPUTE))
+            if back not in place:
+                raise ScheduleError(f"{action} at {here} needs {back}, which is missing")
+            if again in place:
+                raise ScheduleError(
+                    f"{action} at {here} conflicts with {again} at {place[again]}: choose one"
+                )
 
 
 def _check_overlaps(schedule: Schedule) -> None:
@@ -210,70 +189,33 @@ def _check_overlaps(schedule: Schedule) -> None:
                 raise ScheduleError(f"{action}: {backward} needs {forward}, they cannot run side by side")
 
 
-def _check_recomputes(place: Mapping[Action, Place]) -> None:
-    """Check that each recompute stands between the forward and the backward of its micro-batch."""
-    for action, here in place.items():
-        if action.kind is not Kind.RECOMPUTE:
+def _check_ends(schedule: Schedule, place: Mapping[Action, Place]) -> None:
+    """Check that all stages reduce their gradients or none, and step or none, after their last backward."""
+    last = {action.stage: (action,) for action in place if action.kind in (Kind.B, Kind.W)}
+    for kind in (Kind.REDUCE_GRAD, Kind.OPT_STEP):
+        ends = [action for action in place if action.kind is kind]
+        if not ends or (kind is Kind.OPT_STEP and schedule.versions):
             continue
-        forward = action._replace(kind=Kind.F)
-        backward = next(
-            (b for kind in (Kind.B, Kind.I) if (b := action._replace(kind=kind)) in place),
-            action._replace(kind=Kind.B),
-        )
-        if forward not in place or place[forward] >= here:
-            raise ScheduleError(f"{action} at {here} repeats {forward}, which has not run by then")
-        if backward not in place or place[backward] <= here:
-            raise ScheduleError(f"{action} at {here} comes too late for {backward}")
+        for end in ends:
+            if end.micro_batch is not None:
+                raise ScheduleError(f"{end} at {place[end]} ends a synchronous step: it names no micro-batch")
+        for stage in range(schedule.stages):
+            end = Action(kind, stage)
+            if end not in place:
+                raise ScheduleError(f"{end} is missing, though {ends[0]} at {place[ends[0]]} is there")
+            for needed in (*last.get(stage, ()), Action(Kind.REDUCE_GRAD, stage)):
+                if needed in place and place[needed] > place[end]:
+                    raise ScheduleError(f"{end} at {place[end]} comes before {needed} at {place[needed]}")
 
 
-def _check_host_copies(place: Mapping[Action, Place]) -> None:
-    """Check that F, OFFLOAD, RELOAD and the backward of an offloaded micro-batch stand in this order."""
-    for action, here in place.items():
-        if action.kind not in HOST_COPIES:
-            continue
-        out, back = (action._replace(kind=kind) for kind in (Kind.OFFLOAD, Kind.RELOAD))
-        again = action._replace(kind=Kind.RECOMPUTE)
-        if again in place:
-            raise ScheduleError(f"{action} at {here} conflicts with {again} at {place[again]}: choose one")
-        backward = next(b for kind in (Kind.B, Kind.I) if (b := action._replace(kind=kind)) in place)
-        order = [action._replace(kind=Kind.F), out, back, backward]
-        for earlier, later in pairwise(order):
-            for one in (earlier, later):
-                if one not in place:
-                    raise ScheduleError(f"{action} at {here} needs {one}, which is missing")
-            if place[earlier].position >= place[later].position:
-                raise ScheduleError(
-                    f"{later} at {place[later]} needs {earlier}, which comes at {place[earlier]}"
-                )
-
-
-def _check_reductions(schedule: Schedule, place: Mapping[Action, Place]) -> None:
-    """Check that all stages reduce their gradients or none, each after its last backward."""
-    reductions = [action for action in place if action.kind is Kind.REDUCE_GRAD]
-    if not reductions:
-        return
-    last = last_backwards(place)
-    for stage in range(schedule.stages):
-        reduction = Action(Kind.REDUCE_GRAD, stage)
-        if reduction not in place:
-            raise ScheduleError(
-                f"{reduction} is missing, though {reductions[0]} at {place[reductions[0]]} is there"
-            )
-        if stage in last and place[last[stage]] > place[reduction]:
-            raise ScheduleError(
-                f"{reduction} at {place[reduction]} comes before {last[stage]} at {place[last[stage]]}"
-            )
-
-
-def _check_memory(schedule: Schedule, costs: StageCosts, memory: Sequence[float]) -> None:
+def _check_memory(schedule: Schedule, peaks: Sequence[tuple[float, int]], memory: Sequence[float]) -> None:
     if len(memory) != schedule.devices:
         raise ScheduleError(
             f"memory has {len(memory)} numbers for {schedule.devices} devices; give one a device"
         )
-    peaks = stash_peaks(schedule, costs.for_schedule(schedule), dependencies(schedule))
     for device, ((peak, position), room) in enumerate(zip(peaks, memory, strict=True)):
         if not peak <= room * (1 + 1e-9):
-            action = schedule.actions[device][position] if schedule.actions[device] else "nothing"
+            action = schedule.leaves[device][position] if schedule.leaves[device] else "nothing"
             raise ScheduleError(
                 f"{action} on device {device} raises its stash to {peak:g} bytes, it has room for {room:g}"
             )

@@ -1,28 +1,20 @@
-"""No order of messages deadlocks, and a failure ends the waits of all ranks."""
+"""A failure ends the waits of all ranks."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import schedules
 from pipepart import Pipeline
 from pipepart.ranks import RankError
-from pipepart.runtime.transport import ordered
-from schedules import Kind, Schedule
-from schedules.communication.lowering import Lowering, lower
-from schedules.communication.rendezvous import Queues, refuse_rendezvous_deadlock
-from schedules.core.message import Message
 from tests.distributed.test_as_in_one_process import without_tags
 from tests.distributed.training import TIMEOUT, drawn_batches
-from tests.pipeline.conformance.runners import SCHEDULES
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.pieces import linear
 from tests.support.ranks import Failed, ranks
@@ -58,47 +50,6 @@ def failing() -> dict[str, Any]:
 def test_a_failure_ends_the_step_on_all_ranks():
     found = ranks(3).run(without_tags, failing)
     assert [one["error"] for one in found] == ["RankError", "ValueError", "RankError"]
-
-
-def issued(schedule: Schedule) -> Lowering:
-    """The messages of a schedule as each device begins them, which receives right before it needs a message."""
-    lowered = lower(schedule)
-    at: dict[Any, Message] = {}  # by the action that makes a message, and by those that need it
-    for message in {one for order in lowered.orders for one in order}:
-        source, target = message.stages
-        kinds = [Kind.F] if message.kind is Kind.F else [Kind.B, Kind.I]
-        at |= {(True, kind, source, message.micro_batch): message for kind in kinds}
-        at |= {(False, kind, target, message.micro_batch): message for kind in kinds}
-    events: dict[int, list[Any]] = {}
-    for device, row in enumerate(schedule.actions):
-        leaves = [leaf[:3] for action in row for leaf in action.leaves]
-        steps = ((sends, (sends, *leaf)) for leaf in leaves for sends in (False, True))
-        events[device] = [(sends, at[key]) for sends, key in steps if key in at]
-    order = [key for key, *_ in ordered.one_order(events)]
-    orders = [[one for one in order if device in one.ranks] for device in events]
-    rows = []
-    for device, row in enumerate(schedule.actions):
-        left, mine = iter(orders[device]), []
-        begun: set[Any] = set()
-        for action in row:
-            for leaf in action.leaves:
-                for sends in (False, True):
-                    wanted = at.get((sends, *leaf[:3]))
-                    while wanted is not None and wanted not in begun:
-                        begun.add(one := next(left))
-                        mine.append(one)
-                    mine += [] if sends else [leaf]
-        rows.append(mine)
-    return replace(lowered, rows=rows, orders=orders)
-
-
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("schedule", [one for one in SCHEDULES if one[0] != "chimera"], ids=str)
-def test_unbuffered_messages_in_this_order_do_not_deadlock(schedule, devices):
-    name, chunks = schedule
-    lowering = issued(schedules.split_overlaps(schedules.build(name, devices, 2 * devices, chunks)))
-    for queues in get_args(Queues):
-        refuse_rendezvous_deadlock(lowering, queues)
 
 
 class Doing(nn.Module):

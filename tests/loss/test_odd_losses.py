@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -316,6 +317,41 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         REFUSED,
     ),
     "scaled by the number of samples": (lambda o, t: F.mse_loss(o, t) * len(o), numbers, REFUSED),
+    "new constants of numpy": (
+        lambda o, t: (F.mse_loss(o, t, reduction="none") * torch.from_numpy(np.random.rand(3))).mean(),
+        numbers,
+        REFUSED,
+    ),
+    "new tensors of arrays": (
+        lambda o, t: (F.mse_loss(o, t, reduction="none") * torch.tensor(np.random.rand(3))).mean(),
+        numbers,
+        REFUSED,
+    ),
+    "an extent of a longer shape": (
+        lambda o, t: (o - t).square().sum() / (o.shape + (1,))[0],  # noqa: RUF005
+        numbers,
+    ),
+    "another shape than a number": (
+        lambda o, t: F.mse_loss(o, t) * (1 if o.shape != (6, 3) else 2),
+        numbers,
+        REFUSED,
+    ),
+    "few samples": (lambda o, t: F.mse_loss(o, t) * (1 if o.shape < (6, 3) else 2), numbers, REFUSED),
+    "a gradient penalty": (
+        lambda o, t: F.mse_loss(o, t) + torch.autograd.grad(o.square().sum(), o, create_graph=True)[0].norm(),
+        numbers,
+        REFUSED,
+    ),
+    "samples in a loop": (
+        lambda o, t: sum(F.mse_loss(a, b) for a, b in zip(o, t, strict=True)) / len(o),
+        numbers,
+        REFUSED,
+    ),
+    "without a gradient in part": (
+        lambda o, t: ((o - t).square() * (o - t).abs().detach().exp()).mean(),
+        numbers,
+    ),
+    "columns by a list": (lambda o, t: F.mse_loss(o[:, [0, 2]], t[:, [0, 2]]), numbers, REFUSED),
     "numpy in between": (
         lambda o, t: F.mse_loss(o, torch.from_numpy(t.numpy() * 2)),
         numbers,

@@ -12,6 +12,7 @@ import pipepart
 import schedules
 from pipepart import Plan
 from pipepart.units import counted
+from schedules import Kind
 from tests.planning.held import held_by, moments, peak
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
 from tests.planning.problems import Layer, chains, clusters, profile_of
@@ -199,11 +200,19 @@ def test_a_plan_that_was_edited_costs_what_its_layers_cost(
     assert read.predicted.bubble == pytest.approx(timeline.bubble, abs=1e-9)
     assert dict(zip(limits, read.predicted.memory_bytes, strict=True)) == dict.fromkeys(limits, 0) | bytes_
     assert read.simulate().makespan == read.predicted.step_seconds
-    in_flight = schedules.in_flight(
-        schedules.build(
-            read.schedule, devices=len(read.workers), micro_batches=micro_batches, chunks=read.chunks
-        )
+    order = schedules.build(
+        read.schedule, devices=len(read.workers), micro_batches=micro_batches, chunks=read.chunks
     )
-    assert [stage.in_flight for stage in read.stages] == list(in_flight)
+    assert [stage.in_flight for stage in read.stages] == in_flight(order)
     read.save(path)
     assert Plan.load(path) == read
+
+
+def in_flight(order: schedules.Schedule) -> list[int]:
+    """Return the most micro-batches of each stage between their forward and the end of their backward."""
+    peaks, now = [0] * order.stages, [0] * order.stages
+    for row in order.leaves:
+        for kind, stage, *_ in row:
+            now[stage] += (kind is Kind.F) - (kind in (Kind.B, Kind.W))
+            peaks[stage] = max(peaks[stage], now[stage])
+    return peaks

@@ -5,7 +5,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import networkx as nx
-import pytest
 
 import schedules
 from pipepart import Cluster, Plan, Profile, Trace, planning
@@ -116,18 +115,13 @@ def test_a_cut_shows_its_stages():
     assert [row[2] for row in rows(cut)[1:]] == ["n0 – n2", "n3 – n5"]
 
 
-def test_a_schedule_shows_the_actions_of_each_device_in_order():
-    built = schedules.build("1f1b", devices=2, micro_batches=2)
-    assert rows(built) == [["0", "0F0", "0F1", "0B0", "0B1"], ["1", "1F0", "1B0", "1F1", "1B1"]]
-
-
-@pytest.mark.parametrize("what", ["schedule", "timeline"])
-def test_large_schedules_and_timelines_stay_small(what: str):
+def test_a_schedule_and_a_large_timeline_stay_small():
     built = schedules.build("1f1b", devices=64, micro_batches=512)
+    assert repr(built) == "<Schedule 1f1b: 64 stages on 64 devices, 512 micro-batches>"
     costs = schedules.StageCosts([1.0] * 64, [1.0] * 64, [1.0] * 64)
-    value = built if what == "schedule" else schedules.simulate(built, costs)
-    assert "… 48 more devices" in shown(value).words
-    assert len(value._repr_html_()) < 100_000
+    words = " ".join(shown(schedules.simulate(built, costs)).words)
+    assert "a step of 1.72e+03 s" in words
+    assert "1f1b has 64 and 65,536: draw one replica or fewer micro-batches" in words
 
 
 def test_names_are_escaped(profile: Profile, two_stages: Plan):
@@ -135,5 +129,4 @@ def test_names_are_escaped(profile: Profile, two_stages: Plan):
     named = profile.model_copy(update={"layers": layers, "model": _HOSTILE})
     shown(named)
     shown(planning.plan(named, Cluster.virtual(2), schedule="1f1b", micro_batches=4))
-    shown(replace(schedules.build("1f1b", devices=2, micro_batches=2), name=_HOSTILE))
     shown(replace(two_stages.simulate(), schedule=replace(two_stages.simulate().schedule, name=_HOSTILE)))

@@ -22,8 +22,6 @@ def test_an_action_prints_as_it_was_parsed():
         "12I31",
         "1W3",
         "0B1",
-        "3SEND_F1",
-        "2RECV_B7",
         "0REDUCE_GRAD",
         "2OPT_STEP",
         "2OPT_STEP5",
@@ -71,9 +69,12 @@ def test_a_chrome_trace_has_real_times_arrows_and_a_counter():
     assert counts == [1, 2, 1, 0]
 
 
-def test_csv_skips_the_cells_of_torch_that_gather_and_free_weights():
+def test_csv_skips_the_cells_of_torch_for_messages_and_sharded_weights():
     """The table of torch's 1F1B with its compute_comms: weights are gathered first and freed last."""
-    text = "0UNSHARD,0F0,0F1,0B0,0B1,0RESHARD,0REDUCE_GRAD\n1UNSHARD,1F0,1B0,1F1,1B1,1RESHARD,1REDUCE_GRAD\n"
+    text = (
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0RESHARD,0REDUCE_GRAD\n"
+        "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1RESHARD,1REDUCE_GRAD\n"
+    )
     assert Schedule.from_csv(text).actions == insert_reduce_grad(build("1f1b", 2, 2)).actions
 
 

@@ -16,7 +16,6 @@ from schedules import (
     build,
     check,
     fuse_backward,
-    insert_messages,
     insert_optimizer_step,
     insert_recompute,
     insert_reduce_grad,
@@ -34,7 +33,6 @@ PASSES = (
     fuse_backward,
     insert_recompute,
     insert_reduce_grad,
-    insert_messages,
 )
 CHUNKED = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "hanayo")
 SYNCHRONOUS = [name for name in names() if not name.startswith("pipedream")]
@@ -75,16 +73,10 @@ def test_every_pass_keeps_it_legal_and_is_idempotent(name, apply):
 
 
 @pytest.mark.parametrize("name", names())
-def test_all_passes_together_can_be_played_and_messages_take_no_time(name):
+def test_all_passes_together_can_be_played(name):
     bare = split_overlaps(build(name, 4, 8))
-    with_messages = insert_messages(bare)
-    costs = uneven(bare, message_bytes=[1] * bare.model_stages, bandwidth=10.0)
-    for contention in (False, True):
-        implicit, explicit = (simulate(each, costs, contention=contention) for each in (bare, with_messages))
-        for action in (action for row in bare.actions for action in row):
-            assert explicit.span(action) == pytest.approx(implicit.span(action))
     whole = insert_reduce_grad(insert_recompute(bare))
-    whole = insert_messages(whole if whole.versions else insert_optimizer_step(whole))
+    whole = whole if whole.versions else insert_optimizer_step(whole)
     check(whole)
     reduced = uneven(whole, reduce_grad=[0.5] * whole.model_stages)
     assert simulate(whole, reduced).makespan > simulate(bare, reduced).makespan
@@ -111,17 +103,15 @@ def test_its_trace_keeps_the_format_and_reads_back_to_the_last_bit(name):
     assert Timeline.from_trace(trace) == timeline
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.5])
 @pytest.mark.parametrize("name", names())
-def test_a_transfer_leads_from_the_action_that_makes_it_to_the_one_that_takes_it(name, overlap):
+def test_a_transfer_leads_from_the_action_that_makes_it_to_the_one_that_takes_it(name):
     schedule = build(name, 4, 8)
-    timeline = simulate(schedule, uneven(schedule, overlap=overlap))
+    timeline = simulate(schedule, uneven(schedule))
     spans = {
-        (leaf.kind is Kind.F, leaf.stage, leaf.micro_batch): (start, end)
-        for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
-        for action, start, end in zip(*row, strict=True)
-        for leaf in action.leaves
-        if leaf.kind in (Kind.F, Kind.B, Kind.I)
+        (action.kind is Kind.F, action.stage, action.micro_batch): (start, end)
+        for row in timeline.rows
+        for action, start, end in row
+        if action.kind in (Kind.F, Kind.B, Kind.I)
     }
     assert {t.kind for t in timeline.transfers} == {Kind.F, Kind.B}
     for transfer in timeline.transfers:

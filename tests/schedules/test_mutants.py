@@ -11,7 +11,6 @@ from schedules import (
     ScheduleError,
     build,
     check,
-    insert_messages,
     insert_optimizer_step,
     insert_recompute,
     insert_reduce_grad,
@@ -175,10 +174,10 @@ def has_bad_pair(schedule):
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("mutate", [drop, duplicate, move, renumber])
-def test_a_message_a_reduction_or_a_step_cannot_be_lost_doubled_or_renamed(name, mutate):
+def test_a_reduction_or_a_step_cannot_be_lost_doubled_or_renamed(name, mutate):
     draw = random.Random(f"{name} {mutate.__name__} all")
     reduced = insert_reduce_grad(build(name, 4, 4))
-    schedule = insert_messages(reduced if reduced.versions else insert_optimizer_step(reduced))
+    schedule = reduced if reduced.versions else insert_optimizer_step(reduced)
     survivors = 0
     for _ in range(8):
         changed = mutant(draw, schedule, mutate)

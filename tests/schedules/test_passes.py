@@ -7,13 +7,10 @@ from schedules import (
     ScheduleError,
     StageCosts,
     build,
-    check,
     fuse_backward,
-    insert_messages,
     insert_optimizer_step,
     insert_recompute,
     insert_reduce_grad,
-    permute_devices,
     simulate,
     split_backward,
     split_overlaps,
@@ -39,31 +36,6 @@ def test_overlapped_pairs_come_apart():
     overlapped = Schedule.from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
     assert rows(split_overlaps(overlapped)) == ["0F0 0F1 0B0 0B1"]
     assert rows(split_backward(overlapped)) == ["0F0 0F1 0I0 0W0 0I1 0W1"]
-
-
-def test_messages_stand_after_what_makes_them_and_before_what_needs_them():
-    assert rows(insert_messages(build("1f1b", 2, 2))) == [
-        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
-        "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
-    ]
-
-
-def test_stages_on_the_same_device_need_no_message():
-    assert not any("SEND" in row for row in rows(insert_messages(build("zb-v", 1, 3))))
-
-
-def test_a_trace_draws_messages_as_arrows_from_send_to_receive():
-    schedule = insert_messages(build("1f1b", 2, 2))
-    timeline = simulate(schedule, StageCosts([1, 1], [1, 1], [1, 1], latency=0.5))
-    events = timeline.to_trace()["traceEvents"]
-    arrows = [event for event in events if event["ph"] in "sf"]
-    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {(event["ph"], threads[event["tid"]].split(": ")[1]) for event in arrows} == {
-        ("s", "send"),
-        ("f", "receive"),
-    }
-    assert [event["ts"] for event in arrows[:2]] == [1e6, 1.5e6 - 1]  # within the receive that ends at 1.5 s
-    assert timeline.span(schedule.actions[0][1]) == (1.0, 1.5)
 
 
 def test_recompute_of_some_stages_only():
@@ -93,12 +65,3 @@ def test_one_optimizer_step_a_stage_ends_a_synchronous_schedule():
     assert rows(insert_optimizer_step(build("1f1b", 2, 1))) == ["0F0 0B0 0OPT_STEP", "1F0 1B0 1OPT_STEP"]
     with pytest.raises(ScheduleError, match="pipedream is asynchronous"):
         insert_optimizer_step(build("pipedream", 2, 2))
-
-
-def test_devices_can_be_permuted():
-    schedule = permute_devices(build("1f1b", 3, 4), (2, 0, 1))
-    check(schedule)
-    assert schedule.device_of == (2, 0, 1)
-    assert str(schedule.actions[2][0]) == "0F0"
-    with pytest.raises(ScheduleError, match="no permutation"):
-        permute_devices(schedule, (0, 0, 1))

@@ -123,8 +123,8 @@ class OwnLoss(nn.Module):
 
 
 def mean(output: Tensor, target: Tensor) -> Tensor:
-    """A mean over samples, which may be said to be something else."""
-    return functional.cross_entropy(output, target)
+    """A mean over samples, which nobody can follow and which may be said to be something else."""
+    return functional.cross_entropy(output, target).exp().log()
 
 
 def root_mean_square(output: Tensor, target: Tensor) -> Tensor:

@@ -67,6 +67,11 @@ def test_a_mean_that_is_said_to_be_a_sum(schedule: str) -> None:
     assert "declare reduction='mean', 'sum' or 'batch'" in row.text
 
 
+def test_a_mean_that_can_be_followed_and_is_said_to_be_a_sum_is_refused() -> None:
+    with pytest.raises(pipepart.LossError, match="is a mean over samples, and reduction=sum is declared"):
+        checked(faults.chain(), loss_fn=nn.CrossEntropyLoss(), schedules=["1f1b"], reduction="sum")
+
+
 def test_a_loss_that_is_no_mean_though_it_is_said_to_be_one() -> None:
     (row,) = checked(
         faults.chain(), loss_fn=faults.root_mean_square, schedules=["1f1b"], reduction="mean"

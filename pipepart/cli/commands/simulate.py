@@ -167,17 +167,19 @@ def _check_suffixes(files: list[Path], schedules: int) -> None:
 
 def _save(file: Path, steps: list[Simulated], figures: str) -> None:
     """Write a file of -o; several steps share a picture."""
-    from schedules.pictures.draw import picture_png, picture_svg
-    from schedules.pictures.shapes import PictureError
+    from schedules.pictures.layout import PictureError
+    from schedules.pictures.svg import to_svg
 
     from ..output import write_file
 
     panels = [step.panel for step in steps]
     try:
         if file.suffix == ".svg":
-            write_file(file, picture_svg(panels, None, _WIDTH, None, False))
+            write_file(file, to_svg(panels, _WIDTH, None))
         elif file.suffix == ".png":
-            write_file(file, picture_png(panels, None, _WIDTH, None, 2.0))
+            from schedules.pictures.png import to_png  # Pillow, which is an optional extra
+
+            write_file(file, to_png(panels, _WIDTH, None))
     except PictureError as error:
         raise UsageError(f"-o {file}: {error}") from None
     if file.suffix == ".csv":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import schedules
-from schedules.core.action import COMMUNICATION
 
 from ...cluster import Cluster
 from ...profiling import Profile
@@ -127,11 +126,8 @@ def _schedule_faults(stages: Sequence[StagePlan], devices: Devices, order: StepO
 
 def _action_faults(stages: Sequence[StagePlan], order: StepOrder, whole: schedules.Schedule) -> Iterator[str]:
     """Yield a fault of the actions; ``whole`` is the schedule with whole backwards."""
-    sent = [str(action) for row in whole.actions for action in row if action.kind in COMMUNICATION]
     asynchronous = f"schedule {order.schedule!r} is asynchronous: its"
-    if sent:
-        yield f"actions has {sent[0]}: remove all sends and receives, a Pipeline adds them itself"
-    elif whole.model_stages != len(stages):
+    if whole.model_stages != len(stages):
         yield f"schedule {order.schedule!r} has {whole.model_stages} stages, the plan has {len(stages)}"
     elif whole.versions and any(stage.offload != "never" for stage in stages):
         yield f"{asynchronous} stages keep versions of their weights, and cannot offload; set offload='never'"

@@ -14,7 +14,7 @@ from ..difference import difference_reports
 from ..plan_tables import alternatives_table, borders_table, stage_table
 from ..steps import action_table
 from ..table import FittingTable
-from .run import Run
+from .run import Run, have_one_plan
 
 
 class Tables(NamedTuple):
@@ -41,10 +41,9 @@ class Differences(NamedTuple):
 
 def stages_section(runs: Sequence[Run]) -> list[Tables]:
     """Return the stages of each plan, what crosses their borders, and measured against predicted times of actions."""
-    one_plan = all(run.plan == runs[0].plan for run in runs)
     found = []
     for number, run in enumerate(runs):
-        tables = [] if one_plan and number else [stage_table(run.plan), borders_table(run.plan)]
+        tables = [] if have_one_plan(runs) and number else [stage_table(run.plan), borders_table(run.plan)]
         if run.trace is not None:
             tables.append(action_table(run.trace))
         found.append(Tables(run.name, [table for table in tables if table is not None]))
@@ -65,11 +64,14 @@ def differences_section(runs: Sequence[Run]) -> Differences | None:
 
 def rejected_section(runs: Sequence[Run]) -> list[Rejected] | None:
     """Return the alternatives of each plan, with the reason why each was not chosen; None if there are none."""
+    one_plan = have_one_plan(runs)
     shown = [
         Rejected(
-            run.name, replace(alternatives_table(run.plan), title="Plans considered"), _options(run.plan)
+            "" if one_plan else run.name,
+            replace(alternatives_table(run.plan), title="Plans considered"),
+            _options(run.plan),
         )
-        for run in runs
+        for run in (runs[:1] if one_plan else runs)
         if run.plan.alternatives and run.plan.prediction
     ]
     return shown or None

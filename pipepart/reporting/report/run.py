@@ -63,12 +63,17 @@ class Run:
         return tuple(f"{name}, replica {row // rows}" for row, name in enumerate(self.devices))
 
 
+def have_one_plan(runs: Sequence[Run]) -> bool:
+    """Return True for two runs of one plan, whose figures that are predicted are shown once."""
+    return len(runs) > 1 and all(run.plan == runs[0].plan for run in runs)
+
+
 def timelines_of(runs: Sequence[Run]) -> list[tuple[Run, str, Timeline]]:
     """Return the predicted and measured timelines of each run, where they exist, with their names.
 
     The prediction of two runs of one plan is there once.
     """
-    one_plan = len(runs) > 1 and all(run.plan == runs[0].plan for run in runs)
+    one_plan = have_one_plan(runs)
     found = []
     for number, run in enumerate(runs):
         if run.predicted is not None and not (one_plan and number):

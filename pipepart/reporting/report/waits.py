@@ -41,7 +41,7 @@ def waits(timeline: Timeline) -> list[list[Wait]]:
     actions = [action for row in schedule.actions for action in row]
     ends = [end for row in timeline.ends for end in row]
     columns = (edges.source, edges.target, edges.source_stage, edges.target_stage, edges.is_copy)
-    arrived = arrivals(schedule, edges, timeline.transfers)
+    arrived = arrivals(timeline, edges)
     inputs: defaultdict[int, list[tuple[float, float, int]]] = defaultdict(list)  # made, arrived, source
     for source, target, sender, receiver, is_copy, arrival in zip(
         *(column.tolist() for column in columns), arrived, strict=True

@@ -15,7 +15,6 @@ from types import FrameType
 
 from schedules import Action, Kind
 
-from ...input_error import InputError
 from ...ranks import Ranks
 from ...ranks.status import RankStatus
 from ...workers.worker import Worker
@@ -37,16 +36,6 @@ _PARTS = {
 
 class StepTimeoutError(TimeoutError):
     """No action of a step has ended for as long as the pipeline's timeout."""
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Check that a timeout is None or positive.
-
-    Raises:
-        ValueError: it is not positive.
-    """
-    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
-        raise InputError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
 
 
 def wait_for(

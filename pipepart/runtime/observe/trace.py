@@ -11,7 +11,8 @@ from pydantic_core import to_json
 
 import schedules
 from schedules import Timeline
-from schedules.pictures.draw import Drawn, Panel
+from schedules.pictures.draw import Drawn
+from schedules.pictures.layout import Panel
 
 from ...input_error import InputError
 from ...pages import notebook_html, to_html
@@ -92,7 +93,7 @@ class Trace(Drawn):
     def panels(self, labels: Sequence[str] | None = None) -> list[Panel]:
         """Return the measured and the predicted step, as a picture draws them."""
         names = [device.name for device in self.plan.workers] if labels is None else labels
-        return [timeline.panel(name, names) for name, timeline in self._timelines.items()]
+        return [Panel(name, timeline, names) for name, timeline in self._timelines.items()]
 
     @property
     def _timelines(self) -> dict[str, Timeline]:

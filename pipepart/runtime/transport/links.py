@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from schedules.communication.connections import connection_rounds
+from schedules import connection_rounds, message_order
 
 from ...ranks import Ranks, waits_in_torch
 from . import ordered
@@ -153,7 +153,7 @@ class Links:
             rows = {worker: row for _, events in shared for worker, row in events.items()}
             messages = [
                 (key, (self.rank_of[sender], self.rank_of[receiver]))
-                for key, sender, receiver in ordered.one_order(rows)
+                for key, sender, receiver in message_order(rows)
             ]
             self._connect({edge for _, edge in messages})
             forms = {one.key: one.form for row in table.received.values() for one in row}

@@ -24,7 +24,7 @@ import socket
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,8 +40,6 @@ _AHEAD = 2  # receives that have begun before they are needed
 Edge = tuple[int, int]  # from a rank, to a rank
 Event = tuple[bool, Key]  # a worker sends the message (True), or receives it
 
-_Key = TypeVar("_Key", bound=Hashable)
-
 
 class Placed(NamedTuple):
     """A message in the order of all ranks.
@@ -55,42 +53,6 @@ class Placed(NamedTuple):
     key: Key
     form: Form
     edge: Edge
-
-
-def one_order(events: Mapping[int, Sequence[tuple[bool, _Key]]]) -> list[tuple[_Key, int, int]]:
-    """Return all messages of a step in one order, each with the workers that send and receive it.
-
-    The order is that of the moments at which they would be sent if each took one unit of time and all else none.
-
-    Args:
-        events: of each worker, in the order of its actions: whether it sends a message, and the message.
-
-    Raises:
-        RuntimeError: a message that a worker receives is never sent.
-
-    >>> one_order({0: [(True, "a"), (False, "b")], 1: [(False, "a"), (True, "b")]})
-    [('a', 0, 1), ('b', 1, 0)]
-    """
-    receivers = {key: worker for worker, row in events.items() for sends, key in row if not sends}
-    left = {worker: deque(row) for worker, row in sorted(events.items())}
-    clocks = dict.fromkeys(left, 0)
-    moments: dict[_Key, tuple[int, int]] = {}
-    able = True
-    while able:
-        able = False
-        for worker, row in left.items():
-            while row and (row[0][0] or row[0][1] in moments):
-                sends, key = row.popleft()
-                if sends:
-                    clocks[worker] += 1
-                    moments[key] = clocks[worker], worker
-                else:
-                    clocks[worker] = max(clocks[worker], moments[key][0])
-                able = True
-    if missing := [row[0][1] for row in left.values() if row]:
-        raise RuntimeError(f"messages {missing} of a step are received and were never sent")
-    ordered = sorted(moments, key=lambda key: moments[key])
-    return [(key, moments[key][1], receivers[key]) for key in ordered]
 
 
 class Ordered:

@@ -58,7 +58,7 @@ def test_a_trace_adds_the_measured_step_and_the_actions_against_the_prediction(t
 
 
 def test_the_memory_has_the_measured_peaks(two_stages: Plan):
-    trace = Trace(two_stages, [two_stages.simulate()], memory=True)
+    trace = Trace(two_stages, [two_stages.simulate()])
     trace.memory_bytes = {device.name: 3 * 2**20 for device in two_stages.workers}
     assert trace.to_html().count("measured peak 3.0 MiB") == 2
     assert "measured peak" not in two_stages.to_html()
@@ -81,6 +81,8 @@ def test_two_runs_of_one_plan_have_one_prediction(two_stages: Plan):
     assert captions(html) == ["predicted", "before: measured", "after: measured"]
     assert titles(html)[1] == "Differences"
     assert "The plans are equal" in html
+    assert html.count("Plans considered") == html.count("Stages: time for one micro-batch") == 1
+    assert html.count("Actions: median") == 2
 
 
 def test_two_plans_stand_on_one_axis(two_stages: Plan, again: Plan):
@@ -101,7 +103,7 @@ def test_plans_of_two_models_are_said_not_to_compare(two_stages: Plan):
     assert "is predicted" not in html[html.index('id="differences"') : html.index('id="timelines"')]
 
 
-def test_a_plan_written_by_hand_has_its_stages_only():
+def test_a_plan_written_by_hand_has_its_stages_and_its_measured_step_only():
     cluster = Cluster.virtual(2)
     stages = tuple(
         StagePlan(layers=(str(at),), device=device.name) for at, device in enumerate(cluster.devices)
@@ -110,6 +112,9 @@ def test_a_plan_written_by_hand_has_its_stages_only():
     html = made.to_html()
     assert titles(html) == ["Summary", "Stages"]
     assert "written by hand" in html
+    costs = schedules.StageCosts([1, 1], [1, 1], [1, 1])
+    measured = Trace(made, [schedules.simulate(made.build_schedule(), costs)])
+    assert titles(measured.to_html()) == ["Summary", "Timelines", "Stages"]
 
 
 @pytest.mark.parametrize("count", [0, 3])

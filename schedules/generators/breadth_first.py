@@ -1,8 +1,21 @@
-"""Looped BFS: each device runs all micro-batches through one chunk before it starts the next chunk."""
+"""GPipe and looped BFS: each device runs all micro-batches through one stage before it starts the next."""
+
+from dataclasses import replace
 
 from ..core.action import ScheduleError, backward, forward
 from ..core.placement import looped
 from ..core.schedule import Schedule
+
+
+def gpipe(devices: int, micro_batches: int) -> Schedule:
+    """GPipe: all forwards, then all backwards, both in the order of the micro-batches.
+
+    Every stage keeps all `micro_batches` in flight. With equal stages the step takes
+    (micro_batches + devices - 1) times one forward and backward.
+
+    Source: Huang et al. 2019, GPipe, arXiv 1811.06965, §2.3.
+    """
+    return replace(looped_bfs(devices, micro_batches, chunks=1), name="gpipe")
 
 
 def looped_bfs(devices: int, micro_batches: int, chunks: int = 2) -> Schedule:

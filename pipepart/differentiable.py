@@ -8,51 +8,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from ..autograd import graph_cut
-from ..autograd.in_place import version
-from ..autograd.own_copy import tensors
-from ..data.split import MicroBatches
-from ..loss import add_loss, collecting
-from ..workers.modes import Modes
-from .agreed import Agreed, BackwardCall
-from .engine import Engine
-from .failure.out_of_memory import frees_memory
-from .sinks import OutputSink
-from .step import Step
+from .autograd import graph_cut
+from .autograd.in_place import version
+from .autograd.own_copy import tensors
+from .data.split import MicroBatches
+from .distributed import SingleProcess
+from .distributed.agreed import Agreed, BackwardCall
+from .loss import add_loss, collecting
+from .restoring import restoring
+from .runtime.engine import Engine
+from .runtime.failure.out_of_memory import frees_memory
+from .runtime.sinks import OutputSink
+from .runtime.step import Step
+from .workers.modes import Modes
 
-
-class Processes(Protocol):
-    """What a call shares with the other processes of its pipeline, if it has any."""
-
-    def end(self, step: Step) -> None:
-        """After the forwards, share the losses that layers added."""
-        ...
-
-    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
-        """Fill in the outputs of micro-batches that another process has made."""
-        ...
-
-    def begin_backward(self, call: BackwardCall) -> Hashable:
-        """Before the backwards, check that they can run; return the form of their messages."""
-        ...
-
-    def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
-        """After the backwards, return the gradients of the leaves of all inputs, in order.
-
-        Args:
-            step: the backwards.
-            in_half: whether the forwards ran in float16, so that the caller may scale gradients.
-        """
-        ...
+R = TypeVar("R")
 
 
 def differentiable(
@@ -60,7 +38,7 @@ def differentiable(
     agreed: Agreed,
     parameters: Mapping[str, nn.Parameter],
     recomputes: bool,
-    processes: Processes,
+    processes: SingleProcess,
 ) -> list[Any]:
     """Run all forwards; return the outputs of the micro-batches. Their backward runs the backwards of the stages.
 
@@ -79,17 +57,20 @@ def differentiable(
     return call.rebuild(_Node.apply(call, first, *leaves, *others))
 
 
-@contextmanager
-def _gradients_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Restore the gradients of the parameters after the block."""
+def _keeping_gradients(parameters: Iterable[nn.Parameter], run: Callable[[], R]) -> R:
+    """Call a function; the parameters have the gradients of before afterwards."""
     kept = [(parameter, parameter.grad) for parameter in parameters]
-    for parameter, _ in kept:
-        parameter.grad = None
-    try:
-        yield
-    finally:
+
+    def cleared() -> R:
+        for parameter, _ in kept:
+            parameter.grad = None
+        return run()
+
+    def restore() -> None:
         for parameter, gradient in kept:
             parameter.grad = gradient
+
+    return restoring(cleared, restore)
 
 
 class _Call:
@@ -101,7 +82,7 @@ class _Call:
         agreed: Agreed,
         parameters: Mapping[str, nn.Parameter],
         recomputes: bool,
-        processes: Processes,
+        processes: SingleProcess,
     ) -> None:
         batch = agreed.batch
         self._engine = engine
@@ -170,9 +151,12 @@ class _Call:
         self._sink.received_gradients = [[gradient for gradient, asks in row if asks] for row in rows]
         run, self._run = self._run, None
         self._read = []
-        with nullcontext() if parameters else _gradients_kept(self._parameters):
+
+        def backwards() -> Sequence[Tensor | None]:
             step = self._engine.backwards(run, self._sink, form)
-            found = self._processes.end_backward(step, torch.float16 in self._casts)
+            return self._processes.end_backward(step, torch.float16 in self._casts)
+
+        found = backwards() if parameters else _keeping_gradients(self._parameters, backwards)
         return graph_cut.gradients_home(found, self._homes)
 
     def _check_unwritten(self) -> None:

@@ -1,1 +1,0 @@
-"""Messages between devices: their order, the connections for them, and proof that no order of them deadlocks."""
