@@ -15,7 +15,7 @@ from ..pictures.text import draw
 from .critical_path import critical_path
 from .idle import Idle, idle
 from .read_trace import from_trace
-from .write_trace import Traced, to_trace
+from .write_trace import side_by_side
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Timeline(TimedSchedule, Drawn):
             labels: the names of the devices; "device 0", "device 1", ... if not given.
             costs: of the stages, for a counter of the bytes that each device stashes.
         """
-        return to_trace({self.schedule.name: Traced(self, labels, costs)})
+        return side_by_side({self.schedule.name: self}, labels, costs)
 
     @staticmethod
     def from_trace(trace: Mapping[str, Any]) -> Timeline:

@@ -33,18 +33,6 @@ _Event = dict[str, Any]
 _Change = tuple[int, float, float]  # device, seconds, by how much a counter changes
 
 
-class Traced(NamedTuple):
-    """A timeline to write to a trace.
-
-    labels: the names of the devices; None for "device 0", "device 1", ...
-    costs: adds a counter of the stashed bytes of each device; None for no counter.
-    """
-
-    timeline: TimedSchedule
-    labels: Sequence[str] | None = None
-    costs: StageCosts | None = None
-
-
 class _Span(NamedTuple):
     device: int
     position: int
@@ -66,17 +54,11 @@ def side_by_side(
 
     `Timeline.from_trace` reads the first one back.
     """
-    return to_trace({name: Traced(timeline, labels, costs) for name, timeline in timelines.items()})
-
-
-def to_trace(timelines: Mapping[str, Traced]) -> _Event:
-    """Return one Chrome trace as a JSON object; each timeline is a process, in order, and each device a thread."""
     named, timed = [], []
-    for process, (name, traced) in enumerate(timelines.items()):
-        schedule = traced.timeline.schedule
-        labels = traced.labels or [f"device {device}" for device in range(schedule.devices)]
-        named += [{**event, "pid": process} for event in _names(name, process, schedule, labels)]
-        for event in _events(traced, labels):
+    for process, (name, timeline) in enumerate(timelines.items()):
+        names = labels or [f"device {device}" for device in range(timeline.schedule.devices)]
+        named += [{**event, "pid": process} for event in _names(name, process, timeline.schedule, names)]
+        for event in _events(timeline, names, costs):
             number = {"id": f"{name} {event['id']}"} if "id" in event else {}
             timed.append({**event, **number, "pid": process})
     timed.sort(key=lambda event: (event["ts"], _PHASES.index(event["ph"])))
@@ -86,10 +68,10 @@ def to_trace(timelines: Mapping[str, Traced]) -> _Event:
         "otherData": {
             "timelines": {
                 name: {
-                    "schedule": traced.timeline.schedule.to_json(),
-                    "peak_bytes": list(traced.timeline.peak_bytes),
+                    "schedule": timeline.schedule.to_json(),
+                    "peak_bytes": list(timeline.peak_bytes),
                 }
-                for name, traced in timelines.items()
+                for name, timeline in timelines.items()
             }
         },
     }
@@ -105,9 +87,9 @@ def _names(name: str, process: int, schedule: Schedule, labels: Sequence[str]) -
         yield {"ph": "M", "name": "thread_sort_index", "tid": device, "args": {"sort_index": device}}
 
 
-def _events(traced: Traced, labels: Sequence[str]) -> Iterator[_Event]:
+def _events(timeline: TimedSchedule, labels: Sequence[str], costs: StageCosts | None) -> Iterator[_Event]:
     """Yield the events of a timeline that have a time."""
-    timeline, schedule = traced.timeline, traced.timeline.schedule
+    schedule = timeline.schedule
     spans = [
         _Span(device, position, *each)
         for device, row in enumerate(timeline.rows)
@@ -118,8 +100,8 @@ def _events(traced: Traced, labels: Sequence[str]) -> Iterator[_Event]:
     yield from _arrows(graph, spans)
     yield from _messages(schedule, timeline.transfers)
     yield from _counters("in flight", "micro-batches", _in_flight(spans), labels)
-    if traced.costs:
-        changes = stash_changes(graph, traced.costs.for_schedule(schedule)) / _MIB
+    if costs:
+        changes = stash_changes(graph, costs.for_schedule(schedule)) / _MIB
         stashed = (
             (span.device, span.start if change > 0 else span.end, change)
             for span, change in zip(spans, changes.tolist(), strict=True)

@@ -74,17 +74,31 @@ class _Results:
         else:
             self.failed.append(candidate)
 
+    def best_first(self) -> list[Candidate]:
+        """Return the candidates with cuts: the shortest step first, or the lowest bound of a step without a plan."""
+        seconds = {candidate: plan.predicted.step_seconds for candidate, plan in self.plans.items()}
+        seconds |= {candidate: self.unfinished[candidate] for candidate in self._cuts}
+        return sorted(seconds, key=seconds.__getitem__)
+
+    def finish(self, candidate: Candidate, clock: Clock) -> Plan | None:
+        """Return the plan of a candidate with cuts, made now if there is none yet; None if no plan fits."""
+        if candidate in self._cuts:
+            del self.unfinished[candidate]
+            plan = best_plan(candidate, self._cuts.pop(candidate), clock)
+            if plan is None:
+                self.failed.append(candidate)
+            else:
+                self.plans[candidate] = plan
+        return self.plans.get(candidate)
+
     def plan_others(self, clock: Clock) -> None:
         """Make the plans of a few other schedules, to list them with their figures."""
-        for candidate in sorted(self._cuts, key=self.unfinished.__getitem__):
+        for candidate in self.best_first():
             schedules = {planned.schedule for planned in self.plans}
             if len(schedules) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
                 return
             if candidate.schedule not in schedules:
-                plan = best_plan(candidate, self._cuts[candidate], clock)
-                if plan is not None:
-                    self.plans[candidate] = plan
-                    del self.unfinished[candidate]
+                self.finish(candidate, clock)
 
 
 def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
@@ -175,8 +189,8 @@ def _search_jointly(
     """Run the joint search from the best plans of the best parts. Return its plans that are faster than these."""
     if not request.searches_orders:
         return []
-    ranked = sorted(results.plans.items(), key=lambda pair: pair[1].predicted.step_seconds)
-    best = list({id(candidate.part): candidate.part for candidate, _ in ranked}.values())
+    ranked = results.best_first()
+    best = list({id(candidate.part): candidate.part for candidate in ranked}.values())
     possible = [part for part in best or parts if part.groups.replicas <= part.together.micro_batches]
     chosen = possible[:_JOINT_PARTS]
     plans = []
@@ -184,9 +198,14 @@ def _search_jointly(
         if clock.is_over:
             break
         starts: dict[tuple[int, ...], Plan] = {}
-        for candidate, plan in ranked:
-            if candidate.part is part and candidate.costs is part.joint().costs:
-                starts.setdefault(plan.build_schedule().device_of, plan)
+        for candidate in ranked:
+            if candidate.part is not part or candidate.costs is not part.joint().costs:
+                continue
+            placement = candidate.bare_schedule.device_of
+            if placement not in starts and (plan := results.finish(candidate, clock)) is not None:
+                starts[placement] = plan
+            if len(starts) == _JOINT_STARTS:
+                break
 
         def tell(done: float, _: float = 0.0, number: int = number) -> None:
             progress((1 + (number + done) / len(chosen)) / 2)
@@ -195,7 +214,7 @@ def _search_jointly(
         if not _is_short(request):
             operations = int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / len(chosen))
         allowance = Allowance(operations, clock.part(1 / (len(chosen) - number)), tell)
-        plan = search_jointly(part.joint(), list(starts.values())[:_JOINT_STARTS], allowance)
+        plan = search_jointly(part.joint(), list(starts.values()), allowance)
         splits_ties = part.joint().costs is not part.together
         # As many stages may keep tied layers together.
         if plan is not None and not (splits_ties and len(plan.stages) <= part.most_together):
