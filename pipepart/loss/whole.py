@@ -124,7 +124,7 @@ def on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Ten
         if not call.in_place:
             return torch.empty(shape, dtype=results[0].dtype, device="meta")
         if shape != args[0].shape:
-            raise ValueError("the tensor does not have the shape of what is written into it")
+            raise RuntimeError("the tensor does not have the shape of what is written into it")
         return args[0]
     if call.name in ("__getitem__", "masked_select") and isinstance(args[1], Tensor):
         tensor, index = args

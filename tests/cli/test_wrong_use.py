@@ -131,7 +131,7 @@ CASES = {
         (f"{SIZES} -o a.pdf", "-o a.pdf: the suffix says what to save, give one of .svg"),
         (f"{SIZES} -o a", "-o a: the suffix says what to save"),
         (f"{SIZES} --schedule gpipe -o a.csv", "a.csv holds one schedule, and 2 are given"),
-        ("--schedule gpipe --devices 300 --micro-batches 1 -o a.svg", "room for 256 devices and gpipe has 300"),
+        ("--schedule gpipe --devices 300 --micro-batches 1 -o a.svg", "and gpipe has 300 and 600"),
         ("--schedule 1f1b --devices 90000 --micro-batches 90000", "at most 4,000,000 are simulated"),
         ("--schedule three.csv --micro-batches 2", "three.csv has its devices, micro-batches and chunks"),
         ("--schedule three.csv --devices 2", "three.csv has its devices, micro-batches and chunks"),

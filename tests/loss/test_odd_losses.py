@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from pipepart.loss import LossError, value_of
 from tests.loss import by_parts
@@ -108,6 +109,7 @@ def accumulated(o: Tensor, t: Tensor) -> Tensor:
 class Ema(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(3, dtype=torch.double))
 
     def forward(self, o: Tensor, t: Tensor) -> Tensor:
@@ -368,7 +370,7 @@ def test_gives_the_numbers_of_the_mini_batch_or_is_refused(name: str, micro_batc
     torch.manual_seed(len(name))
     x, y = batch()
     for all_forwards_first in (False, True):
-        given = torch.utils._pytree.tree_map(Tensor.clone, y)
+        given = tree_map(Tensor.clone, y)
         try:
             ours, gradients = by_parts.by_parts(
                 loss_fn, x, given, micro_batches, all_forwards_first=all_forwards_first
@@ -377,7 +379,7 @@ def test_gives_the_numbers_of_the_mini_batch_or_is_refused(name: str, micro_batc
             assert verdict, "is refused"
             continue
         assert verdict != [REFUSED], "is not refused"
-        theirs, leaves = by_parts.whole(loss_fn, x, torch.utils._pytree.tree_map(Tensor.clone, y))
+        theirs, leaves = by_parts.whole(loss_fn, x, tree_map(Tensor.clone, y))
         assert ours.isfinite() == theirs.isfinite()
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13, equal_nan=True)
         torch.testing.assert_close(gradients, leaves, rtol=1e-11, atol=1e-13, equal_nan=True)

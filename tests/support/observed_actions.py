@@ -1,10 +1,11 @@
 """Calls a test's function around each action of a step, on the action's worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
 
+from pipepart.runtime.actions import Act
 from pipepart.runtime.step import Step
 from schedules import Action, Kind
 
@@ -21,10 +22,11 @@ def around_each_action(
         def act(kind: Kind, stage: int, run: Callable[[int | None], None], micro_batch: int | None) -> None:
             around(step, Action(kind, stage, micro_batch), partial(run, micro_batch))
 
-        step._tables = {
+        tables: dict[int, Mapping[Kind, Act]] = {
             stage: {kind: partial(act, kind, stage, run) for kind, run in table.items()}
             for stage, table in step._tables.items()
         }
+        step._tables = tables
 
     monkeypatch.setattr(Step, "begin", begin_observed)
 
