@@ -61,9 +61,9 @@ def plan(
     as its ``alternatives``. Of plans with equal steps, the simplest with the least memory is returned.
 
     With ``schedule="auto"`` and up to four devices the step is no longer than that of any named schedule with its
-    default number of chunks and otherwise equal arguments, unless the search ran out of time (``plan.out_of_time``). On
-    more devices, not every number of devices is tried under each schedule. Asynchronous schedules and ``"chimera"`` are
-    planned only if named.
+    default number of chunks and otherwise equal arguments, unless the time limit (``plan.out_of_time``) or the fixed
+    effort of a request with many choices ended the search before. On more devices, not every number of devices is tried
+    under each schedule. Asynchronous schedules and ``"chimera"`` are planned only if named.
 
     For schedules with one stage per device, the smallest bottleneck is proven. Cuts for schedules with several stages
     per device (``interleaved-1f1b``, ``zb-v``, ...) minimise the simulated step directly.
@@ -100,9 +100,9 @@ def plan(
             hosts) and ``"link"`` (within a host), as in ``{"network": "int8"}``. Training results then differ from
             plain training. The links of ``plan.cluster`` store the compression.
         seconds: time limit of the call; None for 10. With None, at most 50 layers and at most 16 devices, the search
-            has a fixed effort, mostly of one to three seconds on a core of a small server. Candidates that cannot be
-            simulated in time are skipped. Equal arguments give equal plans, unless the time limit ended the search
-            (``plan.out_of_time``).
+            has a fixed effort, mostly of one to three seconds on a core of a small server, and up to six for requests
+            with many choices. Candidates that cannot be simulated in time are skipped. Equal arguments give equal
+            plans, unless the time limit ended the search (``plan.out_of_time``).
 
     Raises:
         TypeError: ``profile`` or ``cluster`` has another type.
