@@ -90,7 +90,8 @@ class ChainProblem:
         end. A guess of the bottleneck limits the stage ends to try; a cut that is no worse than the guess is optimal.
         O(layers x longest stage x edges of the device-state graph).
 
-        If the graph has more edges, the cut is the best for a few orders of the devices, and no bound is known.
+        If the graph has more edges, the cut is the best for a few orders of the devices. The bound is then the larger
+        of an even load and the bottleneck of devices and links that are all as good as the best.
 
         Reference: Zheng et al., "Alpa", OSDI 2022, section 5.2.
         """
@@ -109,13 +110,19 @@ class ChainProblem:
 
     def _best_of_some(self) -> ChainCut | None:
         """Return the best cut for a few orders of the devices."""
+        bound = self._least_load(self._spaces.relaxed(self._stages), self._first_guess())
+        if bound is None:
+            return None
         smallest, best_space = math.inf, None
         for order in self._spaces.few(self._stages):
             space = self._spaces.given(order)
             bottleneck = self._least_load(space, min(self._first_guess(), smallest))
             if bottleneck is not None and bottleneck < smallest * (1 - _SAME):
                 smallest, best_space = bottleneck, space
-        return None if best_space is None else self._evenest(best_space, smallest, 0.0)
+        if best_space is None:
+            return None
+        bound = max(bound, self._even_seconds)  # the largest load is no less than an even one
+        return self._evenest(best_space, smallest, 0.0 if self._is_estimated else min(bound, smallest))
 
     @property
     def _is_estimated(self) -> bool:
@@ -123,9 +130,14 @@ class ChainProblem:
         return bool(self._costs.skips) and (self._limited or self._cluster.links_differ)
 
     def _first_guess(self) -> float:
+        fastest = max(kind.speed for kind in self._types)
+        return 1.1 * max(self._even_seconds, float(self._costs.seconds.max()) / fastest)
+
+    @property
+    def _even_seconds(self) -> float:
+        """The seconds of a micro-batch on each device if the fastest devices share all layers evenly."""
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
-        even = self._costs.total_seconds / sum(speeds[: self._stages])
-        return 1.1 * max(even, float(self._costs.seconds.max()) / speeds[0])
+        return self._costs.total_seconds / sum(speeds[: self._stages])
 
     def _ends_within_seconds(self, limit: float) -> list[int]:
         fastest = max(kind.speed for kind in self._types)

@@ -65,6 +65,27 @@ class OrderSpaces:
         groups = [kind.devices for kind in self.types]
         return Space(self.types, given_order(groups, order, borders), tuple(different))
 
+    def relaxed(self, stages: int) -> Space:
+        """Return one order of devices that are each as good as the best, with the best link between any two.
+
+        The smallest bottleneck of this space is a lower bound for every order of the devices.
+        """
+        cluster = self.cluster
+        links = (cluster.link, *cluster.links, *cluster.network)
+        rates = [link.message_bandwidth for link in links]
+        known = [rate for rate in rates if rate is not None]
+        best = Link(
+            latency=min(link.latency for link in links),
+            bandwidth=max(known) if len(known) == len(rates) else None,
+        )
+        everything = DeviceType(
+            "any",
+            max(kind.speed for kind in self.types),
+            max(kind.memory for kind in self.types),
+            tuple(range(len(cluster))),
+        )
+        return Space((everything,), given_order([everything.devices], range(stages)), (best,))
+
     def few(self, stages: int) -> list[tuple[int, ...]]:
         """Return some orders, host after host: in the cluster's order, by speed, and by memory."""
         devices = self.cluster.devices
