@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ...input_error import InputError
 from ...restoring import restoring
@@ -54,20 +53,21 @@ class DeferredBatchNorm:
             for norm, stage in self._norms
             if norm.training and norm.track_running_stats and norm.running_mean is not None
         }
-        handles: list[RemovableHandle] = []
 
         def gathered() -> R:
             for norm, (own, stage) in sums.items():
-                hook = partial(own.add, stage)
-                handles.append(norm.register_forward_pre_hook(hook, with_kwargs=True))
+                norm.register_forward_pre_hook(partial(own.add, stage), with_kwargs=True)
                 norm.track_running_stats = False
             return run()
 
         def restore() -> None:
-            for norm in sums:
+            # By their functions: an interrupt may come before a handle of a hook is kept.
+            for norm, (own, _) in sums.items():
                 norm.track_running_stats = True
-            for handle in handles:
-                handle.remove()
+                for key, hook in [*norm._forward_pre_hooks.items()]:
+                    if getattr(hook, "func", None) == own.add:
+                        norm._forward_pre_hooks.pop(key, None)
+                        norm._forward_pre_hooks_with_kwargs.pop(key, None)
 
         result = restoring(gathered, restore)
         for norm, (own, _) in sums.items():
