@@ -75,9 +75,9 @@ def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, sta
     ) as pipe:
         with pytest.raises(ValueError, match="on purpose") as caught:
             pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
-        first, second = caught.value.__notes__
-        assert f"in the {where} of layer '{2 * stage + 1}' (Calls)" in first
-        assert f"stage {stage} of 4 on virtual:{device}, micro-batch 0 of 4" in second
+        *layers, place = caught.value.__notes__
+        assert layers == [f"pipepart: in the forward of layer '{2 * stage + 1}' (Calls)"] * (where == "forward")
+        assert f"stage {stage} of 4 on virtual:{device}, micro-batch 0 of 4" in place
 
 
 def test_a_trace_has_a_span_for_each_part_of_an_overlapped_pair():
