@@ -14,8 +14,9 @@ A shadow has the class of its module, so the module's own code runs. It takes ov
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from types import MethodType
 from typing import Any
@@ -54,6 +55,11 @@ class ReplicaParam:
         self._value: Tensor | None = None
         self._version = 0
         self._memory: tuple[Any, ...] = ()
+
+    @property
+    def value(self) -> Tensor | None:
+        """The replica; None before the first step."""
+        return self._value
 
     def refreshed(self) -> Tensor:
         """Return the replica, with the original's value and ``requires_grad``. A copy is always the same object."""
@@ -132,10 +138,15 @@ class Shadows:
         return values
 
     def give_back(self) -> None:
-        """Set what a forward has set on a shallow copy on the user's module, too."""
+        """Set what a forward has set on a shallow copy on the user's module, too.
+
+        What refers to replicas, such as the flat weights of a recurrent layer, stays in the copy: another stage may run
+        the user's module meanwhile, and its gradient would go to the replicas.
+        """
+        own = {id(value) for replica in self._replicas.values() if (value := replica.value) is not None}
         for module, given in self._given.items():
             for key, value in vars(self._made[module]).items():
-                if key not in _STATE and given.get(key, self) is not value:
+                if key not in _STATE and given.get(key, self) is not value and not _refers_to(value, own):
                     vars(module)[key] = value
 
     def _values(self) -> Values:
@@ -205,6 +216,13 @@ class Shadows:
             hooks = OrderedDict((key, self._linked(hook, values)) for key, hook in value.items())
             return value if all(map(is_, hooks.values(), value.values())) else hooks
         return value
+
+
+def _refers_to(value: Any, tensors: Collection[int]) -> bool:
+    """Return True if a value is one of these tensors, by identity, or refers or leads to one by a list."""
+    if isinstance(value, list | tuple):
+        return any(_refers_to(item, tensors) for item in value)
+    return id(value() if isinstance(value, weakref.ref) else value) in tensors
 
 
 def _deep_copy(name: str, layer: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -76,7 +76,9 @@ def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, sta
         with pytest.raises(ValueError, match="on purpose") as caught:
             pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
         *layers, place = caught.value.__notes__
-        assert layers == [f"pipepart: in the forward of layer '{2 * stage + 1}' (Calls)"] * (where == "forward")
+        assert layers == [f"pipepart: in the forward of layer '{2 * stage + 1}' (Calls)"] * (
+            where == "forward"
+        )
         assert f"stage {stage} of 4 on virtual:{device}, micro-batch 0 of 4" in place
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import pipepart
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.pieces import WIDTH, Recurrent
 from tests.support.tied import cut_apart, language_model, loss_fn, new_values, words
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -140,3 +142,13 @@ def test_a_plan_may_part_what_the_planner_keeps_together(tmp_path):
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, loss_fn, 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@each_cut
+def test_the_flat_weights_of_a_recurrent_layer_stay_its_own(cut):
+    """A stage that ends its step first must not put its replicas where another stage still runs the layer."""
+    layer = Recurrent()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Tanh(), layer, nn.Linear(WIDTH, WIDTH))
+    with cut(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(torch.randn(6, WIDTH), target=torch.randn(6, WIDTH))
+        assert all(map(is_, layer.inner._flat_weights, layer.inner.parameters()))
