@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..capture.recorded.recording.tables import SIZES, words
 from .rules import ALIKE, FILLS, RULES, TAKES_SIZES, LostError, Operation, Positions, Rows
 from .sums import Divisor, Part, Sum, combined
-from .tape import SIZES, Call, Lost, Ref, Tape, names
+from .tape import Call, Lost, Ref, Tape
 from .terms import Count, Replay, Term, Terms
 from .torch_losses import is_torch_loss, result_of
 from .whole import ELEMENTWISE
 
-_READS = names(
+_READS = words(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
 )
 _READ_LAST = "read values last, and divide by a count as a tensor"

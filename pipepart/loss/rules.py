@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..autograd.own_copy import tensors
-from .tape import Call, Ref, names
+from ..capture.recorded.recording.tables import words
+from .tape import Call, Ref
 from .whole import ELEMENTWISE, repeated
 
 
@@ -258,31 +259,31 @@ def _spatial(operation: Operation) -> list[Rows]:
 def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] | Positions]]]:
     yield ELEMENTWISE, kept
     yield (
-        names("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
+        words("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
         kept,
     )
-    yield names("pad one_hot"), kept
-    yield names("split chunk"), _chunked
+    yield words("pad one_hot"), kept
+    yield words("split chunk"), _chunked
     yield (
-        names(
+        words(
             "softmax log_softmax logsumexp sum mean amax amin max min argmax argmin all any cumsum cumprod std var"
         ),
         _along(1),
     )
-    yield names("norm"), _along(2)
-    yield names("normalize cosine_similarity"), _along(2, 1)
-    yield names("view reshape flatten unflatten view_as reshape_as"), _reshaped
-    yield names("__getitem__"), _indexed
-    yield names("positions"), _numbered
-    yield names("gather take_along_dim"), _gathered
-    yield names("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
-    yield names("masked_select"), _masked
+    yield words("norm"), _along(2)
+    yield words("normalize cosine_similarity"), _along(2, 1)
+    yield words("view reshape flatten unflatten view_as reshape_as"), _reshaped
+    yield words("__getitem__"), _indexed
+    yield words("positions"), _numbered
+    yield words("gather take_along_dim"), _gathered
+    yield words("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
+    yield words("masked_select"), _masked
 
 
 RULES = {name: rule for group, rule in _rules() for name in group}
-FILLS = names("zeros ones full new_zeros new_ones new_full expand")
+FILLS = words("zeros ones full new_zeros new_ones new_full expand")
 """Functions that give the same for each sample."""
-ALIKE = RULES.keys() | FILLS | names("tensor as_tensor arange linspace eye tril triu __setitem__")
+ALIKE = RULES.keys() | FILLS | words("tensor as_tensor arange linspace eye tril triu __setitem__")
 """Functions whose result is the same for every micro-batch if their arguments are."""
-TAKES_SIZES = FILLS | names("view reshape unflatten arange")
+TAKES_SIZES = FILLS | words("view reshape unflatten arange")
 """Functions that may take a number of samples."""

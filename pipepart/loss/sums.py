@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..capture.recorded.recording.tables import words
 from .rules import LostError, Operation
-from .tape import names
 from .terms import on_host
 
 Values = Callable[[int], Tensor]  # returns a tensor of a micro-batch by its number
 
-DIVISIONS = names("div divide true_divide __truediv__")
-_CONVERSIONS = names(
+DIVISIONS = words("div divide true_divide __truediv__")
+_CONVERSIONS = words(
     "to float double half bfloat16 type cpu cuda clone contiguous squeeze view reshape detach"
 )
 

@@ -12,20 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
+from ..capture.recorded.recording.tables import words
 from ..capture.recorded.refusal import line_of_user
 
-
-def names(text: str) -> frozenset[str]:
-    """Split a text into words."""
-    return frozenset(text.split())
-
-
-_HARMLESS = names(
+_HARMLESS = words(
     "dim ndim ndimension dtype device layout requires_grad is_leaf is_cuda is_cpu is_floating_point is_complex "
     "is_contiguous element_size itemsize get_device is_sparse is_mps is_meta is_quantized is_nested is_xpu names "
     "retain_grad grad_fn __hash__"
 )
-SIZES = names("shape size numel nelement __len__")
 _UNSEEN = "it uses a tensor that was computed where torch cannot be followed, as in compiled or scripted code"
 _CHANGED = "it uses a tensor that was changed where torch cannot be followed, as by a custom Function"
 
@@ -86,7 +80,7 @@ def _note_all(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in names("__add__ __mul__ __rmul__ __lt__ __le__ __gt__ __ge__ __contains__ index count"):
+for _name in words("__add__ __mul__ __rmul__ __lt__ __le__ __gt__ __ge__ __contains__ index count"):
     setattr(Shape, _name, _note_all(_name))
 
 

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from ..capture.recorded.recording.tables import words
 from .rules import LostError, Operation, Rows
 from .sums import Divisor, Part, Sum, Values
-from .tape import Call, Ref, names
+from .tape import Call, Ref
 from .terms import on_host
 
-_OVER_CLASSES = names("cross_entropy nll_loss linear_cross_entropy")
-_ELEMENTWISE = names(
+_OVER_CLASSES = words("cross_entropy nll_loss linear_cross_entropy")
+_ELEMENTWISE = words(
     "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
     "kl_div poisson_nll_loss gaussian_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss"
 )
-_DIVIDED_BY_WEIGHTS = names("mse_loss l1_loss smooth_l1_loss huber_loss")
+_DIVIDED_BY_WEIGHTS = words("mse_loss l1_loss smooth_l1_loss huber_loss")
 _CONSTANTS = ("weight", "linear_weight", "linear_bias")
 
 

@@ -18,11 +18,12 @@ from torch.utils import _pytree as pytree
 
 from ..autograd.own_copy import tensors
 from ..capture import restored
+from ..capture.recorded.recording.tables import SIZES, words
 from .buffers import call_with_buffers
-from .tape import SIZES, Call, Ref, Tape, mapped, names
+from .tape import Call, Ref, Tape, mapped
 
-_MOVES = names("to cpu cuda type_as")
-ELEMENTWISE = names(
+_MOVES = words("to cpu cuda type_as")
+ELEMENTWISE = words(
     "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power sin "
     "cos tan atan atan2 sinh cosh tanh sigmoid logit logsigmoid softplus softsign relu relu6 leaky_relu elu "
     "selu gelu silu mish hardtanh erf xlogy clamp clip clamp_min clamp_max maximum minimum add sub subtract "

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from ..python_state.access import COLLECTIONS, access_to
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Split a text into words."""
     return frozenset(text.split())
 
 
-METADATA = _words(
+METADATA = words(
     "dim ndim ndimension dtype device layout requires_grad is_leaf grad_fn is_cuda is_cpu is_mps is_meta is_xpu "
     "is_quantized is_nested is_sparse is_sparse_csr is_floating_point is_complex is_signed is_conj is_neg names "
     "is_inference is_contiguous is_pinned is_shared element_size itemsize nbytes get_device stride storage_offset "
@@ -29,12 +30,12 @@ METADATA = _words(
 )
 """What depends on nothing but shapes, dtypes and devices, which are part of a recording's key."""
 
-SIZES = _words("shape size numel nelement __len__")
-REFUSED = _words("backward grad numpy __array__ share_memory_")
+SIZES = words("shape size numel nelement __len__")
+REFUSED = words("backward grad numpy __array__ share_memory_")
 """What a replay cannot repeat."""
 
 DRAWS = tuple(
-    _words(
+    words(
         "rand bernoulli multinomial normal poisson dropout exponential_ uniform_ cauchy_ geometric_ rrelu gumbel"
     )
 )
