@@ -16,10 +16,10 @@ from schedules.searching.objectives import makespan
 from schedules.searching.problem import Problem
 
 from ..costs.layer_ranges import TOLERANCE
+from ..search.parts import Part
 from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
-from .request import JointRequest
 from .starts import balanced_layouts, every_layout
 
 _MOST_LISTED = 1024  # start from every layout if they are not more
@@ -43,7 +43,7 @@ class Annealing:
     """The annealing of one joint search, with the best layouts so far.
 
     Args:
-        request: layers, devices and constraints.
+        part: layers, devices and constraints.
         allowance: the budget of the search.
         random: draws the moves.
 
@@ -51,14 +51,14 @@ class Annealing:
         pricing: gives the costs of layouts.
     """
 
-    def __init__(self, request: JointRequest, allowance: Allowance, random: Random) -> None:
-        self._request, self._allowance, self._random = request, allowance, random
-        self.pricing = Pricing(request)
-        self._moves = Moves(request, self.pricing, random)
+    def __init__(self, part: Part, allowance: Allowance, random: Random) -> None:
+        self._part, self._allowance, self._random = part, allowance, random
+        self.pricing = Pricing(part)
+        self._moves = Moves(part, self.pricing, random)
         self._ordered: list[OrderedLayout] = []
-        self._bound = request.bound * (1 + TOLERANCE)
-        costs = request.costs
-        layer = costs.total_seconds / costs.layers * request.micro_batches / max(self.pricing.speeds)
+        least = part.least_seconds(part.most_devices) - part.request.cluster.step_seconds
+        self._bound, costs = least * (1 + TOLERANCE), part.costs
+        layer = costs.total_seconds / costs.layers * part.micro_batches / max(self.pricing.speeds)
         self._first_temperature = (
             _FIRST_TEMPERATURE * layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
         )
@@ -67,9 +67,9 @@ class Annealing:
         """Search from the layouts of plans and from balanced layouts."""
         total = self._allowance.operations
         most = min(_MOST_LISTED, total * _START_SHARE / _OPERATIONS_PER_STAGE)
-        listed = every_layout(self._request, self.pricing, most)
+        listed = every_layout(self._part, self.pricing, most)
         listed.sort(key=lambda layout: _bound(self.pricing.problem(layout)))
-        balanced = balanced_layouts(self._request, self.pricing)
+        balanced = balanced_layouts(self._part, self.pricing)
         self._dispatch_starts([*plan_layouts, *listed, *balanced], total * _START_SHARE)
         annealed = total * (1 - (_ORDER_SHARE_LISTED if listed else _ORDER_SHARE))
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
