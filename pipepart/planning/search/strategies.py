@@ -26,7 +26,7 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 # A request without ``seconds`` gets a fixed effort if it has no more layers and devices than these: estimated seconds
 # of its candidates, and operations of the joint search of a part. The clock ends the search of other requests.
 _SHORT_LAYERS, _SHORT_DEVICES = 50, 16
-_SHORT_EFFORT, _SHORT_OPERATIONS = 1.2, 300_000
+_SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
 _WITHOUT_PLAN = 3.0  # times the effort to spend as long as no plan fits
@@ -223,7 +223,7 @@ def _effort_seconds(request: Request) -> float:
     """Return the estimated CPU seconds to spend on candidates. On few devices they are enough for nearly all."""
     if not _is_short(request):
         return math.inf  # only the clock ends the search
-    return _SHORT_EFFORT * (len(request.micro_batches) if len(request.cluster) <= FEW_DEVICES else 1)
+    return _SHORT_EFFORT * (min(len(request.micro_batches), 2) if len(request.cluster) <= FEW_DEVICES else 1)
 
 
 def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
