@@ -101,9 +101,9 @@ def plan(
             hosts) and ``"link"`` (within a host), as in ``{"network": "int8"}``. Training results then differ from
             plain training. The links of ``plan.cluster`` store the compression.
         seconds: time limit of the call; None for 10. With None, at most 50 layers and at most 16 devices, the search
-            has a fixed effort, mostly of one to three seconds on a core of a small server, and up to six for requests
-            with many choices. Candidates that cannot be simulated in time are skipped. Equal arguments give equal
-            plans, unless the time limit ended the search (``plan.out_of_time``).
+            has a fixed effort of one to three seconds on a core of a small server: ``plan.alternatives`` names
+            schedules that it had no time for. Equal arguments give equal plans, unless the time limit ended the search
+            (``plan.out_of_time``).
 
     Raises:
         TypeError: ``profile`` or ``cluster`` has another type.
