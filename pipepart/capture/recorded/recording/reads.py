@@ -102,10 +102,12 @@ class Reads:
             if not read or not any(one.module for one in needed):
                 continue
             places = [place for place, leaf in enumerate(leaves) if leaf is read[0]]
-            if call in followed or not len(places) == len(call.outs) == len(numbers) == 1:
+            is_known = len(places) == 1 or (places and type(read[0]) is float)  # equal ints may be one object
+            if call in followed or not is_known or not len(call.outs) == len(numbers) == 1:
                 raise _refused(call, within, "that modules compute")
             call.asked = False
-            found[places[0]] = Reading(call.func, call.given.only)
+            for place in places:
+                found[place] = Reading(call.func, call.given.only)
         return found
 
     def _reader(self) -> str:
