@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import LayerInfo, chain_of, restored
-from ..cluster import Cluster
+from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
+from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan, warn_of_changes
@@ -20,10 +22,10 @@ from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
 from .copies import own_dtype
-from .even_plans import even_plans, require, require_known
-from .first_difference import LayerRecorder, find_first_difference, forward_orders
+from .even_plan import even_plan, require, require_known
+from .first_difference import LayerRecorder, find_first_difference
 from .numbers import Numbers, errors, first_different_step, tensor_errors
-from .plain import Reference, make_reference, recorded_step
+from .plain import PlainSteps, Reference, make_reference
 from .report import MINI_BATCH, CheckReport, CheckRow, PlainFacts
 from .training import Case, Optimizer, Reductions, Training
 
@@ -114,10 +116,19 @@ def check(
     infos: Sequence[LayerInfo] = ()
     if plan is None:
         chain = chain_of(model, layers=layers, split_loss=loss_fn is None)
-        cluster = (Cluster.of_ranks() if under_torchrun() else 2) if devices is None else devices
-        plans = even_plans(
-            chain, (value, target), split, cluster, schedules, micro_batches, recompute, samples
-        )
+        cluster = as_cluster((Cluster.of_ranks() if under_torchrun() else 2) if devices is None else devices)
+        count = 2 * len(cluster) if micro_batches is None else micro_batches
+        require(count >= 1, f"micro_batches must be at least 1, got {count}")
+        require(len(schedules) > 0, "no schedule is named: there is nothing to compare")
+        for mode in recompute:
+            require_known("recompute", mode, get_args(Recompute))
+        count = min(count, samples)
+        if not chain.layers:
+            batch = micro_batches_of(value, target, count, split)
+            entered(chain, batch._replace(inputs=batch.inputs[:1]))
+        names = [name for name, _ in chain.layers]
+        tried = itertools.product(dict.fromkeys(schedules), dict.fromkeys(recompute))
+        plans = [even_plan(names, cluster, schedule, count, mode) for schedule, mode in tried]
     else:
         require(layers is None, "layers=... and plan=... are given: a plan has its layers")
         infos = plan.profile.layers if plan.profile is not None else ()
@@ -263,22 +274,13 @@ def _first_difference(
     Both sides train once more, up to the first step that differs, and record their modules in it.
     """
     step = first_different_step(numbers, reference.numbers, row.tolerance)
-    theirs, plain_recorder, plain = recorded_step(case, step)
-    training = Training(case)
-    recorder = LayerRecorder(training.chain.places)
+    plain, training = Training(case), Training(case)
+    plain_recorder, recorder = LayerRecorder(plain.chain.places), LayerRecorder(training.chain.places)
+    theirs = plain.run(PlainSteps(case), step + 1, recorder=plain_recorder)[-1]
     ours = _train(training, plan, reference, step + 1, recorder)[-1]
-    found = find_first_difference(
-        (ours, recorder, forward_orders(plan, training.chain, case.parts)),
-        (theirs, plain_recorder, {path: range(case.parts) for path, _ in plain.chain.places}),
-        row.tolerance,
-    )
+    found = find_first_difference((ours, recorder), (theirs, plain_recorder), row.tolerance)
     repeats = not any(errors([theirs], [reference.numbers[step]]).values())
-    return {
-        "layer": found.layer,
-        "kind": found.kind,
-        "what": f"{found.what}, step {step}",
-        "repeats": repeats,
-    }
+    return {**found._asdict(), "what": f"{found.what}, step {step}", "repeats": repeats}
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:
