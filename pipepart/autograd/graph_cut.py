@@ -100,6 +100,11 @@ def _root(tensor: Tensor) -> GradientEdge:
     return GradientEdge(node, tensor.output_nr)
 
 
+def is_elsewhere(parts: Sequence[Tensor], device: torch.device) -> bool:
+    """Return True if :func:`move` would copy one of the tensors of a message to ``device``."""
+    return emulated.bring is not None or [part for part in parts if part.device != device] != []
+
+
 def move(message: Any, device: torch.device, wait: bool = True) -> Any:
     """Move a message to ``device``. Tensors already there are not copied, and tensors that share memory still do.
 
@@ -135,12 +140,8 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int]:
 
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
     """Move gradients to ``device``; gradients already there are not copied."""
-    if emulated.bring is not None:
-        return emulated.bring(list(gradients))
-    for gradient in gradients:
-        if gradient is not None and gradient.device != device:
-            return move(list(gradients), device)
-    return gradients
+    present = [gradient for gradient in gradients if gradient is not None]
+    return move(list(gradients), device) if is_elsewhere(present, device) else gradients
 
 
 def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:

@@ -92,7 +92,7 @@ def guard_stages(stages: Sequence[Stage], in_model: int) -> None:
     for number, stage in enumerate(stages):
         place = number % in_model
         where = f"stage {place} of {in_model} on {stage.where}"
-        stage.guard = StageGuard(stage.layers, stage.first, where, is_last=place == in_model - 1)
+        stage.watch(StageGuard(stage.layers, stage.first, where, is_last=place == in_model - 1))
 
 
 def _homes(devices: Sequence[Device]) -> list[torch.device]:

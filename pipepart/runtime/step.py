@@ -124,7 +124,9 @@ class Step:
         )
         self._mailboxes = ThreadTransport(schedule)
         self._reductions = links and links.reductions
-        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes)
+        self._exchange = exchange = Exchange(
+            schedule, sink, inputs, self._mailboxes, self._mailboxes.awaiting
+        )
         self.awaiting, self.input_gradients = exchange.awaiting, exchange.input_gradients
         around: list[Around] = []
         transport: Transport = self._mailboxes
@@ -136,7 +138,7 @@ class Step:
         self._remote: RankTransport | None = None
         if links is not None and table is not None:
             transport = self._remote = RankTransport(
-                transport, schedule, links, table, self._follower, inputs, self.fail
+                transport, schedule, links, table, self._follower, inputs, self.fail, self.awaiting
             )
             exchange.reductions = self._reductions
         if recorder is not None:
@@ -150,7 +152,7 @@ class Step:
             around.append(_on_version)
         self.skips = forward.skips if forward else None
         if (past := routes.of(inputs) if routes else {}) or self.skips:
-            transport = self.skips = SkipTransport(transport, schedule, past, self.awaiting, self.skips)
+            transport = self.skips = SkipTransport(transport, schedule, past, self.skips)
         exchange.transport = transport
         self._tables = {
             number: StageActions(run, exchange).table(around) for number, run in self.runs.items()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ class StageGuard:
         self._first = first
         self._where = where
         self._gradients = True
+        self._micro_batch = 0  # whose forward runs
         self.peaks: list[_Peak] = []
 
     def begin(self, scaled: bool, backwards: bool) -> None:
@@ -70,11 +71,22 @@ class StageGuard:
         )
 
     def received(self, micro_batch: int, message: Any) -> None:
-        """Note the input of the stage, before its forward."""
+        """Begin the forward of a micro-batch, and note the input of the model."""
+        self._micro_batch = micro_batch
         if self._first == 0:
             self._note((micro_batch, _FORWARD, -1, 0), "the mini-batch has {} in its input", message)
 
-    def made(self, micro_batch: int, index: int, value: Any) -> None:
+    def watching(self, index: int, run_layer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the call of a layer that notes what the layer makes."""
+
+        def run(value: Any) -> Any:
+            output = run_layer(value)
+            self._made(self._micro_batch, index, output)
+            return output
+
+        return run
+
+    def _made(self, micro_batch: int, index: int, value: Any) -> None:
         """Note a layer's output, and in the backward the gradient that the next layer or the loss makes for it."""
         text = f"{self._makers[index]} made {{}} in its output, from finite input"
         self._note((micro_batch, _FORWARD, self._first + index, 0), text, value)

@@ -11,7 +11,7 @@ Catching draws costs a Python call per operation, so only some layers run under 
 
     layer                             one forward                     two forwards (recompute)
     torch modules that never draw     no                              no
-    dropout and the like              yes                             yes
+    dropout and the like              while its rate is above 0       yes
     any other                         until it has drawn nothing      yes
 
 A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. Recompute is
@@ -96,10 +96,9 @@ class KeyedLayers:
             [part.__dict__ for part in own] if all(type(part) in _NEVER_DRAWING for part in own) else None
             for own in parts
         ]
+        self._drawing = [[part for part in own if isinstance(part, _DRAWING)] for own in parts]
         # Whether each layer draws, by its mode; absent until it has run in that mode.
-        self._draws: list[dict[bool, bool]] = [
-            {True: True} if any(isinstance(part, _DRAWING) for part in own) else {} for own in parts
-        ]
+        self._draws: list[dict[bool, bool]] = [{} for _ in parts]
         self._never: list[bool] = []
         self._unkeyed: list[bool] = []
         self._before: list[bytes] | None = None  # states of generators before the step
@@ -143,8 +142,11 @@ class KeyedLayers:
         return [generator.get_state().numpy().tobytes() for generator in generators]
 
     def _decide(self) -> None:
-        layers = zip(self._modules, self._never, self._draws, strict=True)
-        self._unkeyed = [never or draws.get(module.training) is False for module, never, draws in layers]
+        layers = zip(self._modules, self._never, self._draws, self._drawing, strict=True)
+        self._unkeyed = [
+            never or (draws.get(module.training) is False and not any(map(_lets_draw, parts)))
+            for module, never, draws, parts in layers
+        ]
 
 
 class KeyedDraws(DispatchMode):
@@ -195,12 +197,8 @@ class KeyedDraws(DispatchMode):
         return hash((self.seed, self.count)) & (2**63 - 1)
 
 
-def draws_now(module: nn.Module) -> bool:
-    """Return whether a module is of a kind that draws, and its present settings let it."""
-    return any(isinstance(part, _DRAWING) and _lets_draw(part) for part in module.modules())
-
-
 def _lets_draw(part: Any) -> bool:
+    """Return True if a module of a kind that draws does so with its present settings."""
     rate = getattr(part, "p", getattr(part, "dropout", 1.0))  # torch calls it by either name
     return part.training and rate > 0
 

@@ -15,7 +15,7 @@ A message between stages of one process goes through the transport inside.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,7 @@ class RankTransport:
         follower: returns for a shared parameter and a stage the later stage that sends its gradient; by their numbers.
         inputs: of the micro-batches, whose recordings live values belong to.
         fail: ends the step.
+        awaiting: for each worker the key of the message that it waits for.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class RankTransport:
         follower: Callable[[int, int], int],
         inputs: Sequence[Any],
         fail: Fail,
+        awaiting: MutableSequence[Key | None],
     ) -> None:
+        self._awaiting = awaiting
         self._inner = inner
         self._schedule = schedule
         self._worker_of = schedule.device_of
@@ -130,6 +133,7 @@ class RankTransport:
             return self._inner.recv(receiver, key)
         if (worker := self._worker_of[receiver]) not in self._ahead:  # the calling thread works for it
             self.begin(worker)
+        self._awaiting[worker] = key
         with self._connected(rank):
             if not self._table.complete:
                 expected = Expected(key, self._announced(rank, key, sender), rank, self._tag(key, sender))
@@ -137,6 +141,7 @@ class RankTransport:
                 self._note(worker, False, key)
                 self._ahead[worker].post(expected)
             form, buffers = (self._ordered or self._ahead[worker]).take(key)
+        self._awaiting[worker] = None
         return unpack(form, buffers, self._recordings[key[2]])
 
     def end(self) -> None:
