@@ -100,7 +100,7 @@ def _root(tensor: Tensor) -> GradientEdge:
     return GradientEdge(node, tensor.output_nr)
 
 
-def is_elsewhere(parts: Sequence[Tensor], device: torch.device) -> bool:
+def are_elsewhere(parts: Sequence[Tensor], device: torch.device) -> bool:
     """Return True if :func:`move` would copy one of the tensors of a message to ``device``."""
     return emulated.bring is not None or [part for part in parts if part.device != device] != []
 
@@ -141,7 +141,7 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int]:
 def move_gradients(gradients: Gradients, device: torch.device) -> Gradients:
     """Move gradients to ``device``; gradients already there are not copied."""
     present = [gradient for gradient in gradients if gradient is not None]
-    return move(list(gradients), device) if is_elsewhere(present, device) else gradients
+    return move(list(gradients), device) if are_elsewhere(present, device) else gradients
 
 
 def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.device]) -> list[Tensor | None]:

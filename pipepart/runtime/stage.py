@@ -99,6 +99,7 @@ class Stage:
         )
         self._writes_input: dict[bool, bool] = {}
         self._layouts: set[Any] = set()  # of inputs whose gradients have the same
+        self._may_cast = not self._keyed.all_of_torch  # under autocast within a layer
 
     def run(
         self, message: Any, micro_batch: int, keys: RngKeys, which: ForwardPass = ForwardPass.ONLY
@@ -112,7 +113,7 @@ class Stage:
         self.repeats = which is ForwardPass.SECOND
         parts = tensors(message)
         check_not_overwritten(parts)
-        if graph_cut.is_elsewhere(parts, self.device):
+        if graph_cut.are_elsewhere(parts, self.device):
             message = graph_cut.move(message, self.device)
             parts = tensors(message)
         if self.guard is not None:
@@ -128,7 +129,7 @@ class Stage:
             message = own_copy(message)
             parts = tensors(message)
         pairs = overlaps(parts) if len(parts) > 1 else ()
-        leaves = tuple([part for part in parts if part.requires_grad])
+        leaves = graph_cut.leaves(message)
         caught: list[Tensor | None] | None = None
         if not leaves:
             given = message
@@ -138,7 +139,11 @@ class Stage:
         elif writes is not False or self._flagged or pairs:
             given = graph_cut.alias(message)
         else:
-            given = graph_cut.views(message)
+            given = (
+                graph_cut.views(message)
+                if self._may_cast or torch.is_autocast_enabled(self.device.type)
+                else message
+            )
         versions = [version(part) for part in parts] if writes is None else ()
         output, repeatable = self._run_layers(given, micro_batch, keys, which)
         if pairs and written(pairs):

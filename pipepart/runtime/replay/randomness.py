@@ -84,6 +84,9 @@ class KeyedLayers:
         modules: the stage's layers.
         first: the position of the first of them in the model.
         device: of the stage.
+
+    Attributes:
+        all_of_torch: whether all layers are made of torch modules which never draw.
     """
 
     def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
@@ -96,6 +99,8 @@ class KeyedLayers:
             [part.__dict__ for part in own] if all(type(part) in _NEVER_DRAWING for part in own) else None
             for own in parts
         ]
+        self._are_of_torch = [tables is not None for tables in self._tables]
+        self.all_of_torch = all(self._are_of_torch)
         self._drawing = [[part for part in own if isinstance(part, _DRAWING)] for own in parts]
         # Whether each layer draws, by its mode; absent until it has run in that mode.
         self._draws: list[dict[bool, bool]] = [{} for _ in parts]
@@ -105,7 +110,11 @@ class KeyedLayers:
 
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
-        self._never = [tables is not None and not any(map(_is_patched, tables)) for tables in self._tables]
+        self._never = self._are_of_torch
+        if any([_is_patched(table) for tables in self._tables if tables for table in tables]):
+            self._never = [
+                tables is not None and not any(map(_is_patched, tables)) for tables in self._tables
+            ]
         self._decide()
         self._before = None if self._unkeyed == self._never else self.generator_states()
 
@@ -142,11 +151,12 @@ class KeyedLayers:
         return [generator.get_state().numpy().tobytes() for generator in generators]
 
     def _decide(self) -> None:
-        layers = zip(self._modules, self._never, self._draws, self._drawing, strict=True)
-        self._unkeyed = [
-            never or (draws.get(module.training) is False and not any(map(_lets_draw, parts)))
-            for module, never, draws, parts in layers
-        ]
+        self._unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self._never)]
+
+    def _draws_nothing(self, index: int) -> bool:
+        """Return True if a layer has run in its present mode without drawing, and no rate of dropout is above 0."""
+        known = self._draws[index].get(self._modules[index].training)
+        return known is False and not any(map(_lets_draw, self._drawing[index]))
 
 
 class KeyedDraws(DispatchMode):
@@ -221,7 +231,8 @@ _NEVER_DRAWING = frozenset(_types_that_never_draw())
 
 def _is_patched(attributes: dict[str, Any]) -> bool:
     """Return True if a module has hooks around its forward, or another forward than its type."""
-    return "forward" in attributes or any(attributes[table] for table in FORWARD_HOOKS)
+    hooks, pre_hooks = FORWARD_HOOKS
+    return bool(attributes[hooks] or attributes[pre_hooks] or "forward" in attributes)
 
 
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:

@@ -202,8 +202,7 @@ class LossSink(ABC):
         return self._trains or self.added_have_graph
 
     def _keep(self, micro_batch: int, value: Any) -> None:
-        if self._keeps:
-            self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
+        self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
 
     def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
         return self._seed(weight, loss)
@@ -249,8 +248,10 @@ class _Seeds(threading.local):
 
 def on_device_of(output: Any, target: Any) -> Any:
     """Return the target on the device of the first tensor of the output."""
+    if target is None:
+        return None
     found = tensors(output)
-    return target if target is None or not found else graph_cut.move(target, found[0].device)
+    return graph_cut.move(target, found[0].device) if found else target
 
 
 def scalar_as_plain(scalar: Tensor) -> tuple[float, str]:

@@ -66,7 +66,8 @@ class MicroBatchLossSink(LossSink):
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Compute the loss of the micro-batch."""
-        self._keep(micro_batch, value)
+        if self._keeps:
+            self._keep(micro_batch, value)
         loss, number = self._places[micro_batch]
         try:
             taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
@@ -81,7 +82,7 @@ class MicroBatchLossSink(LossSink):
         roots = taken.roots
         self._trains |= bool(roots)
         self._roots[micro_batch] = [Kind(root.dtype, root.device) for root in roots]
-        return tuple(edge for root in roots for edge in graph_cut.roots(root))
+        return tuple([edge for root in roots for edge in graph_cut.roots(root)])
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the weights of the micro-batch's terms."""

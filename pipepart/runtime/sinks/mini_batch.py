@@ -44,7 +44,8 @@ class BatchLossSink(LossSink):
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Keep the output. After the last one, compute the loss and the gradients of all outputs."""
-        self._keep(micro_batch, value)
+        if self._keeps:
+            self._keep(micro_batch, value)
         output, roots = graph_cut.cut(value)
         self._trains |= bool(roots)
         if self._value is not None:  # a second forward
