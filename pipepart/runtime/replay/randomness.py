@@ -99,6 +99,7 @@ class KeyedLayers:
             [part.__dict__ for part in own] if all(type(part) in _NEVER_DRAWING for part in own) else None
             for own in parts
         ]
+        self._all_tables = [table for tables in self._tables if tables is not None for table in tables]
         self._are_of_torch = [tables is not None for tables in self._tables]
         self.all_of_torch = all(self._are_of_torch)
         self._drawing = [[part for part in own if isinstance(part, _DRAWING)] for own in parts]
@@ -111,7 +112,7 @@ class KeyedLayers:
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
         self._never = self._are_of_torch
-        if any([_is_patched(table) for tables in self._tables if tables for table in tables]):
+        if any(map(_is_patched, self._all_tables)):
             self._never = [
                 tables is not None and not any(map(_is_patched, tables)) for tables in self._tables
             ]
