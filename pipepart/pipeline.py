@@ -87,8 +87,7 @@ class Pipeline(Calls):
             for the values that the model has, or that ``initialize`` gives it.
         initialize: for a model whose parameters are on the meta device, a function that initializes the tensors of one
             module in place. It is called with each module that this process has, after its children, as by
-            ``model.apply(initialize)``; or ``"reset_parameters"`` for that method of each module. None for models of
-            transformers, which know how their modules are initialized.
+            ``model.apply(initialize)``. A model of transformers has one: ``model._init_weights``.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 

@@ -205,7 +205,7 @@ with deferred_init():
 before = peak()
 with deferred_init():
     model = make()
-with Pipeline(model, plan, nn.functional.mse_loss, initialize="reset_parameters"):
+with Pipeline(model, plan, nn.functional.mse_loss, initialize=Block.reset_parameters):
     print(peak() - before)
 """
 
