@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from ..capture import reads_values
 from ..data.arguments import call
 from ..loss import added_so_far
 from .compiled import Regions, RunLayers, single_layers
-from .failure.nonfinite import StageGuard
 from .failure.notes import LAYER, add_note
 from .replay.buffers import Buffers
 from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
@@ -61,7 +59,6 @@ class Stage:
     Attributes:
         replica: the layers, if they are those of a further replica of the model.
         repeats: whether the forward that is running is the second one of its micro-batch.
-        guard: checks the numbers that the layers make, if :meth:`watch` was called.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class Stage:
         self.buffers = Buffers(self.layers)
         self.replica = shared if isinstance(shared, Replica) else None
         self.repeats = False
-        self.guard: StageGuard | None = None
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
         calls: list[RunLayers] = list(self._modules)
@@ -116,8 +112,6 @@ class Stage:
         if graph_cut.are_elsewhere(parts, self.device):
             message = graph_cut.move(message, self.device)
             parts = tensors(message)
-        if self.guard is not None:
-            self.guard.received(micro_batch, message)
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)
             parts = tensors(message)
@@ -172,17 +166,12 @@ class Stage:
     def begin(self) -> None:
         """Prepare for a step: look at modes and hooks of the layers, which the caller may have changed."""
         self._keyed.begin()
-        if self._regions is not None and self.guard is None:
+        if self._regions is not None:
             self._program = self._regions.program(self._keyed.unkeyed(ForwardPass.ONLY))
 
     def finish(self) -> None:
         """Called after a step, when no worker runs."""
         self._keyed.finish()
-
-    def watch(self, guard: StageGuard) -> None:
-        """Have a guard see the input of the stage, what each layer makes, and the gradients of the input."""
-        self.guard = guard
-        self._program = single_layers(map(guard.watching, count(), [run for *_, run, _ in self._program]))
 
     def _run_layers(
         self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass

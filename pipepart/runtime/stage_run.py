@@ -237,8 +237,6 @@ class StageRun:
 
     def update(self, _: None = None, __: None = None) -> None:
         """OPT_STEP: the stage's optimizer steps; the stages of further replicas have none."""
-        if self.stage.guard is not None:
-            self.stage.guard.check()
         try:
             if self.versions:
                 self.versions.step()
@@ -310,10 +308,7 @@ class StageRun:
         if stash.saved is not None:
             stash.saved.return_()
         run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
-        found = self.stage.gradients_of(stash.entered)
-        if self.stage.guard is not None:
-            self.stage.guard.went_back(micro_batch, found)
-        return found
+        return self.stage.gradients_of(stash.entered)
 
 
 def _versions(message: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -160,12 +160,6 @@ class LossSink(ABC):
         for loss, weight in weighed[1:]:
             total = total + (loss * weight).to(total.device)
         return total
-
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return micro-batch, description and value of everything received that counts in the loss."""
-        for stage, micro_batch in sorted(self._added):
-            for loss, *_ in self._added[stage, micro_batch]:
-                yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here, for the ranks of other replicas."""

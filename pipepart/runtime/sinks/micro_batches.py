@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,13 +129,6 @@ class MicroBatchLossSink(LossSink):
         if self._known is not None:
             return self._known.certain
         return len(self._losses) > 1 or self._losses[0].certain
-
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return the loss of each micro-batch, and the auxiliary losses."""
-        for micro_batch, (loss, number) in enumerate(self._places):
-            if (value := loss.value(number)) is not None:
-                yield micro_batch, "the loss", value
-        yield from super().losses()
 
     @property
     def total(self) -> Tensor:

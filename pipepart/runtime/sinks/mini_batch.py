@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,12 +73,6 @@ class BatchLossSink(LossSink):
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients of the micro-batch's part of the output."""
         return [leaf.grad for leaf in graph_cut.leaves(self._received.pop(micro_batch))]
-
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return the loss, and the auxiliary losses."""
-        if self._value is not None:
-            yield 0, "the loss", self._value
-        yield from super().losses()
 
     @property
     def total(self) -> Tensor:
