@@ -127,17 +127,13 @@ class Stage:
         caught: list[Tensor | None] | None = None
         if not leaves:
             given = message
-        elif _layout(leaves) not in self._layouts:
+        elif writes is not False or self._flagged or pairs or _layout(leaves) not in self._layouts:
             caught = [None] * len(leaves)
             given = graph_cut.catching(message, caught)
-        elif writes is not False or self._flagged or pairs:
-            given = graph_cut.alias(message)
+        elif self._may_cast or torch.is_autocast_enabled(self.device.type):
+            given = graph_cut.views(message)
         else:
-            given = (
-                graph_cut.views(message)
-                if self._may_cast or torch.is_autocast_enabled(self.device.type)
-                else message
-            )
+            given = message
         versions = [version(part) for part in parts] if writes is None else ()
         output, repeatable = self._run_layers(given, micro_batch, keys, which)
         if pairs and written(pairs):
