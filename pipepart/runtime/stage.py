@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..autograd import graph_cut
-from ..autograd.in_place import check_not_overwritten, overlaps, version, written
+from ..autograd.in_place import overlaps, version, written
 from ..autograd.own_copy import own_copy, tensors
 from ..capture import reads_values
 from ..data.arguments import call
@@ -22,6 +23,7 @@ from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import Replica
 from .state.shared_parameters import SharedParameters
 
+_grad = attrgetter("grad")
 _MOST_LAYOUTS = 256  # that are remembered: sequences may have any length
 
 
@@ -107,11 +109,7 @@ class Stage:
             will be.
         """
         self.repeats = which is ForwardPass.SECOND
-        parts = tensors(message)
-        check_not_overwritten(parts)
-        if graph_cut.are_elsewhere(parts, self.device):
-            message = graph_cut.move(message, self.device)
-            parts = tensors(message)
+        message, parts = graph_cut.received(message, self.device)
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)
             parts = tensors(message)
@@ -128,8 +126,8 @@ class Stage:
         if not leaves:
             given = message
         elif writes is not False or self._flagged or pairs or _layout(leaves) not in self._layouts:
-            caught = [None] * len(leaves)
-            given = graph_cut.catching(message, caught)
+            places: list[Tensor | None] = [None] * len(leaves)
+            given, caught = graph_cut.catching(message, places), places
         elif self._may_cast or torch.is_autocast_enabled(self.device.type):
             given = graph_cut.views(message)
         else:
@@ -151,7 +149,7 @@ class Stage:
         """Return the gradients of an input after the backward; None for a leaf that was not used."""
         leaves, caught = entered
         if caught is None:
-            return [leaf.grad for leaf in leaves]
+            return list(map(_grad, leaves))
         pairs = zip(leaves, caught, strict=True)
         if all(gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs):
             if len(self._layouts) >= _MOST_LAYOUTS:
@@ -163,7 +161,7 @@ class Stage:
         """Prepare for a step: look at modes and hooks of the layers, which the caller may have changed."""
         self._keyed.begin()
         if self._regions is not None:
-            self._program = self._regions.program(self._keyed.unkeyed(ForwardPass.ONLY))
+            self._program = self._regions.program(self._keyed.unkeyed)
 
     def finish(self) -> None:
         """Called after a step, when no worker runs."""
@@ -174,7 +172,7 @@ class Stage:
     ) -> tuple[Any, bool]:
         """Run the layers in order; return the output and whether a second forward draws the same random numbers."""
         keyed = self._keyed
-        unkeyed = keyed.unkeyed(which)
+        unkeyed = keyed.unkeyed if which is ForwardPass.ONLY else keyed.never
         regions = self._regions
         states = keyed.generator_states() if regions is not None and which is ForwardPass.FIRST else None
         repeatable = True

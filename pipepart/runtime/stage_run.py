@@ -43,6 +43,8 @@ from .state.replicas import Gradients, add_gradients
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
+RunBackward = Callable[[Sequence[GradientEdge], graph_cut.Gradients], None]
+
 _NOTHING = nullcontext()
 _CPU_QUEUE = CopyQueue()
 
@@ -143,7 +145,8 @@ class StageRun:
         if self._is_plain:
             with self._added:
                 output, _, entered = self.stage.run(message, micro_batch, self._keys)
-            message, stash = self._pass_on(micro_batch, output, entered, self._added.taken())
+            losses = self._added.taken() if self._added.found else ()
+            message, stash = self._pass_on(micro_batch, output, entered, losses)
             if self._modes.grad:
                 self.stashes[micro_batch] = stash
             return message
@@ -202,7 +205,9 @@ class StageRun:
             )
         with torch.enable_grad(), self._modes.autocasting():
             with self._added, self.stage.buffers.replaced(kept.buffers):
-                output, _, entered = self.stage.run(kept.message, micro_batch, self._keys, ForwardPass.SECOND)
+                output, _repeatable, entered = self.stage.run(
+                    kept.message, micro_batch, self._keys, ForwardPass.SECOND
+                )
             _, stash = self._pass_on(micro_batch, output, entered, self._added.taken())
         if kept.roots is not None and len(stash.roots) != kept.roots:
             raise RuntimeError(
@@ -211,9 +216,15 @@ class StageRun:
             )
         self.stashes[micro_batch] = stash
 
-    def backward(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
+    def backward(
+        self, micro_batch: int, gradients: graph_cut.Gradients, run: RunBackward = graph_cut.backward
+    ) -> graph_cut.Gradients:
         """B: run the backward from the gradients of the output; return the gradients of the input."""
-        return self._backward(micro_batch, gradients, graph_cut.backward)
+        stash = self.stashes.pop(micro_batch)
+        if stash.saved is not None:
+            stash.saved.return_()
+        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
+        return self.stage.gradients_of(stash.entered)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """I: run the backward without the deferred weight gradients; return the gradients of the input."""
@@ -221,7 +232,7 @@ class StageRun:
         def run(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> None:
             self.deferred[micro_batch] = backward_inputs(roots, gradients)
 
-        return self._backward(micro_batch, gradients, run)
+        return self.backward(micro_batch, gradients, run)
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
@@ -297,18 +308,6 @@ class StageRun:
                 check_nest(output, "the output of a stage", "return its tensors themselves")
             message, roots = graph_cut.cut(output)
         return message, Stash(entered, roots, added, saved)
-
-    def _backward(
-        self,
-        micro_batch: int,
-        gradients: graph_cut.Gradients,
-        run: Callable[[Sequence[GradientEdge], graph_cut.Gradients], None],
-    ) -> list[Tensor | None]:
-        stash = self.stashes.pop(micro_batch)
-        if stash.saved is not None:
-            stash.saved.return_()
-        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
-        return self.stage.gradients_of(stash.entered)
 
 
 def _versions(message: Any) -> tuple[int, ...]:

@@ -87,6 +87,8 @@ class KeyedLayers:
 
     Attributes:
         all_of_torch: whether all layers are made of torch modules which never draw.
+        unkeyed: for each layer whether it runs without :meth:`drawing` in the only forward of a micro-batch.
+        never: the same in one of two forwards.
     """
 
     def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
@@ -105,23 +107,17 @@ class KeyedLayers:
         self._drawing = [[part for part in own if isinstance(part, _DRAWING)] for own in parts]
         # Whether each layer draws, by its mode; absent until it has run in that mode.
         self._draws: list[dict[bool, bool]] = [{} for _ in parts]
-        self._never: list[bool] = []
-        self._unkeyed: list[bool] = []
+        self.never: list[bool] = []
+        self.unkeyed: list[bool] = []
         self._before: list[bytes] | None = None  # states of generators before the step
 
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
-        self._never = self._are_of_torch
+        self.never = self._are_of_torch
         if any(map(_is_patched, self._all_tables)):
-            self._never = [
-                tables is not None and not any(map(_is_patched, tables)) for tables in self._tables
-            ]
+            self.never = [tables is not None and not any(map(_is_patched, tables)) for tables in self._tables]
         self._decide()
-        self._before = None if self._unkeyed == self._never else self.generator_states()
-
-    def unkeyed(self, which: ForwardPass) -> Sequence[bool]:
-        """Return for each layer whether it runs without :meth:`drawing`."""
-        return self._unkeyed if which is ForwardPass.ONLY else self._never
+        self._before = None if self.unkeyed == self.never else self.generator_states()
 
     @contextmanager
     def drawing(self, index: int, micro_batch: int, keys: RngKeys) -> Iterator[KeyedDraws]:
@@ -152,7 +148,7 @@ class KeyedLayers:
         return [generator.get_state().numpy().tobytes() for generator in generators]
 
     def _decide(self) -> None:
-        self._unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self._never)]
+        self.unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self.never)]
 
     def _draws_nothing(self, index: int) -> bool:
         """Return True if a layer has run in its present mode without drawing, and no rate of dropout is above 0."""
