@@ -68,7 +68,7 @@ class InitialValues:
 
         Raises:
             CaptureError: nothing initializes a tensor.
-            TypeError: ``initialize`` is neither a function nor ``"reset_parameters"``.
+            TypeError: ``initialize`` is no function.
             ValueError: the files have other tensors than the model.
             FileNotFoundError: there are no such files.
         """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def initialize_modules(
     """
     versions: dict[Tensor, int] = {}
     seed = int(torch.randint(2**62, ()))  # moves the caller's generator: a second model gets other values
-    with _generators_kept(set(homes.values())):
+    with torch.random.fork_rng(devices=[]):
         run = _Run(homes, what, versions, seed, initialize)
         run.settle(run.visit(model, ""))
     held = set(state_of(model))  # an initializer may bind buffers anew
@@ -112,7 +111,7 @@ class _Run:
 
     def _call(self, module: nn.Module, path: str) -> None:
         seed = hashlib.blake2b(f"{self._seed} {path}".encode(), digest_size=7).digest()
-        torch.manual_seed(int.from_bytes(seed))
+        torch.default_generator.manual_seed(int.from_bytes(seed))
         try:
             with torch.no_grad():
                 self._initialize(module)
@@ -127,18 +126,3 @@ def _is_unfilled(tensor: Tensor, version: int) -> bool:
     if tensor.is_floating_point() or tensor.is_complex():
         return bool(tensor.detach().isnan().any())
     return tensor._version == version
-
-
-@contextmanager
-def _generators_kept(devices: set[torch.device]) -> Iterator[None]:
-    """Restore the generators of the CPU and of accelerators afterwards."""
-    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
-    modules = [torch.get_device_module(device) for device in accelerators]
-    states = [module.get_rng_state(device) for module, device in zip(modules, accelerators, strict=True)]
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        for module, device, kept in zip(modules, accelerators, states, strict=True):
-            module.set_rng_state(kept, device)
