@@ -172,7 +172,9 @@ def test_models_of_transformers_initialize_their_unsaved_buffers(tmp_path):
     plan = plan_by_hand([name for name, _ in chain.layers], [2], micro_batches=2)
     with torch.device("meta"):
         model = make()
-    with Pipeline(RecordedChain(model, chain.groups), plan, weights=tmp_path):  # type: ignore[arg-type]
+    initialize: Any = model._init_weights
+    recorded: Any = RecordedChain(model, chain.groups)
+    with Pipeline(recorded, plan, weights=tmp_path, initialize=initialize):
         for name, buffer in plain.named_buffers():
             assert torch.equal(model.get_buffer(name), buffer)
         for name, parameter in plain.named_parameters():
@@ -205,7 +207,7 @@ with deferred_init():
 before = peak()
 with deferred_init():
     model = make()
-with Pipeline(model, plan, nn.functional.mse_loss, initialize="reset_parameters"):
+with Pipeline(model, plan, nn.functional.mse_loss, initialize=Block.reset_parameters):
     print(peak() - before)
 """
 

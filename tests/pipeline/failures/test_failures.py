@@ -227,3 +227,21 @@ def test_failures_in_a_row_leave_a_pipeline_that_works():
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_the_error_of_detect_anomaly_names_the_stage_and_the_micro_batch():
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0).sqrt()
+
+    model = nn.Sequential(nn.Linear(4, 4), Root(), nn.Linear(4, 4))
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    with (
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=2) as pipe,
+        pytest.warns(UserWarning, match="Anomaly Detection"),
+        torch.autograd.detect_anomaly(),
+        pytest.raises(RuntimeError, match="returned nan values") as caught,
+    ):
+        pipe.step(x, target=y)
+    assert "stage 1 of 2" in notes(caught.value)
+    assert "micro-batch 0 of 2" in notes(caught.value)

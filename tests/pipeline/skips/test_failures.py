@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pipepart.runtime.failure.stalled import StepTimeoutError
-from pipepart.runtime.transport.skips import SkipTransport
+from pipepart.runtime.transport.threads import ThreadTransport
 from schedules import Kind
 from tests.support.recorded import piped
 from tests.support.skipping import WIDTH, Block, Hourglass, Woven
@@ -53,13 +53,14 @@ def test_a_layer_between_fails(where):
 
 
 def test_a_stage_that_waits_for_a_value_says_so(monkeypatch):
-    recv = SkipTransport._recv
+    recv = ThreadTransport.recv
 
     def lost(self, receiver, key):
         kind, stage, micro_batch, *sender = key
-        return recv(self, receiver, (kind, stage, micro_batch + 99, *sender) if kind is Kind.F else key)
+        is_lost = kind is Kind.F and sender
+        return recv(self, receiver, (kind, stage, micro_batch + 99, *sender) if is_lost else key)
 
-    monkeypatch.setattr(SkipTransport, "_recv", lost)
+    monkeypatch.setattr(ThreadTransport, "recv", lost)
     message = r"waits for the output of stage 1 on \S+ for micro-batch 99"
     with (
         piped(Hourglass(2), X, loss_fn=F.mse_loss, stages=4, parts=1, timeout=0.6) as pipe,
