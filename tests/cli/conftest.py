@@ -40,10 +40,6 @@ def on_meta():
         return layers(), torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
 
 
-def with_sample():
-    return layers(), torch.randn(12, 8)
-
-
 def tokens():
     return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 2))
 
@@ -80,21 +76,8 @@ def breaks():
     raise ValueError("no data on this disk")
 
 
-def ends():
-    raise SystemExit(3)
-
-
 def loader():
     return layers(), torch.utils.data.DataLoader([1, 2])
-
-
-class Breaking(nn.Module):
-    def forward(self, x):
-        raise ValueError("this layer breaks")
-
-
-def breaking_layer():
-    return nn.Sequential(nn.Linear(8, 8), Breaking()), torch.randn(12, 8)
 
 
 class Tagger(nn.Module):

@@ -45,12 +45,6 @@ def test_bench_profiles_and_plans_without_a_plan(run: Run) -> None:
     assert "What limits the step" in result.stdout
 
 
-def test_equal_plans_have_no_difference(run: Run, planned: str) -> None:
-    result = run(f"explain {planned} {planned}")
-    assert result.exit_code == 0
-    assert result.stdout.startswith("The plans are equal")
-
-
 def test_a_layer_in_another_stage_is_named(run: Run, planned: str) -> None:
     assert (
         run(

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import Result
 
 from pipepart import CheckReport
-from tests.support.chains import plan_by_hand
 
 Run = Callable[[str], Result]
 
@@ -83,26 +82,3 @@ def test_options_reach_the_check(run: Run) -> None:
     (row,) = report.rows
     assert (row.schedule, row.stages, row.dtype, row.recompute) == ("zb-v", 2, "bfloat16", "always")
     assert (report.micro_batches, report.steps, row.tolerance) == (3, 2, 0.5)
-
-
-def test_a_plan_is_tried_as_it_is(run: Run, directory: Path) -> None:
-    plan_by_hand([str(n) for n in range(5)], [1, 3], micro_batches=6, schedule="gpipe").save(
-        directory / "plan.json"
-    )
-    report = CheckReport.model_validate_json(
-        run("check models.py:whole --plan plan.json --steps 1 --json").stdout
-    )
-    assert {(row.schedule, row.stages) for row in report.rows} == {("gpipe", 3)}
-    assert report.micro_batches == 6
-
-
-def test_a_model_without_a_loss_is_refused(run: Run) -> None:
-    result = run("check models.py:tokens --input 8x3:int64:50 --steps 1 --schedule 1f1b")
-    assert result.exit_code == 2
-    assert "no loss_fn is given" in result.stderr
-
-
-def test_modules_that_become_layers_are_named(run: Run) -> None:
-    line = "check models.py:recorded --schedule gpipe --steps 1 --dtype own"
-    assert run(f"{line} --layers embed,blocks").exit_code == 0
-    assert "no module 'block'" in run(f"{line} --layers block").stderr

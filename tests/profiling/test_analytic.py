@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart import CaptureError, Cluster, Profile, Roofline
+from pipepart import CaptureError, Profile, Roofline
 from pipepart.profiling import Costs
 from tests.capture.families import FAMILIES
 from tests.support.two_parts import SPLITS
@@ -96,7 +96,7 @@ MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "mask of ones": lambda: gated(0),
     **{name: lambda name=name: family(name) for name in ("gpt2", "t5", "mixtral", "swin", "clip")},
 }
-QUICK = set(MODELS) - set(FAMILIES) | {"gpt2"}
+QUICK = set(MODELS) - set(FAMILIES)
 
 
 def profiled(given: tuple[Any, ...], **options: Any) -> Profile:
@@ -175,17 +175,6 @@ def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
     assert Roofline.load(tmp_path / "cpu.json") == CPU
 
 
-def test_a_plan_from_estimates_trains() -> None:
-    model, sample, target, loss_fn = MODELS["perceptron"]()
-    made = profiled((model, sample, target, loss_fn), micro_batches=2, measure=False, roofline=CPU)
-    plan = pipepart.plan(made, Cluster.virtual(2, threads=1), schedule="1f1b", allow_split_ties=True)
-    with pipepart.Pipeline(model, plan, loss_fn=loss_fn) as pipe:
-        call = pipepart.Arguments.of(sample)
-        loss = pipe.step(*call.args, target=target, **call.kwargs)
-    assert loss.isfinite()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "branch": lambda x: 1 if x.sum() > 0 else 0,
@@ -235,16 +224,3 @@ def test_a_sample_is_not_written() -> None:
     with pytest.raises(CaptureError, match="reads a value"):
         pipepart.profile(Clearing(nn.Linear(4, 4)), (torch.randn(8, 4), mask), measure=False, roofline=CPU)
     assert mask.all()
-
-
-def test_an_accelerator_keeps_a_byte_for_each_element_that_is_dropped() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
-    cuda = CPU.model_copy(update={"device": "cuda"})
-    saved = [
-        pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=speed)
-        .costs[0]
-        .layers[1]
-        .saved_bytes
-        for speed in (CPU, cuda)
-    ]
-    assert saved == [4 * 32, 32]

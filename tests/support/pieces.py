@@ -122,14 +122,6 @@ PIECES: list[Callable[[], list[nn.Module]]] = [
     lambda: [Convolution()],
 ]
 
-RANDOM_PIECES: list[Callable[[], list[nn.Module]]] = [
-    lambda: [linear(), nn.Dropout(0.4)],
-    lambda: [linear(), nn.Dropout(0.3, inplace=True)],
-    lambda: [nn.RReLU()],
-    lambda: [Noise()],
-    lambda: [Attention(dropout=0.3)],
-]
-
 
 class Fails(nn.Module):
     """Fails at its third call, with work queued before it."""

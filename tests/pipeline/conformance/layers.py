@@ -19,19 +19,6 @@ class Double(nn.Module):
         return x.mul_(2)
 
 
-class Shared(nn.Module):
-    """One linear layer that is used several times, and once more by its weight alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = self.layer(x).tanh()
-        return x + functional.linear(x, self.layer.weight)
-
-
 class Chunked(nn.Module):
     """Three projections that are views of one weight, as in attention, put together from chunks of their output."""
 
@@ -122,65 +109,6 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x.unsqueeze(1).expand(-1, 3, -1))[:, 1]
-
-
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.LSTM(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.unsqueeze(1).expand(-1, 2, -1))[0][:, -1]
-
-
-class Images(nn.Module):
-    """Convolutions in channels-last layout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Conv2d(2, 2, 3, padding=1, groups=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        image = x.view(-1, 2, 1, 3).contiguous(memory_format=torch.channels_last)
-        return self.inner(image).flatten(1)
-
-
-class Enter(nn.Module):
-    """Begins a skip connection: its input travels along."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inner(x).relu(), x
-
-
-class Carry(Enter):
-    """Computes with the first of two tensors and passes the other on."""
-
-    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, skipped = pair
-        return self.inner(x).tanh(), skipped
-
-
-class Leave(nn.Module):
-    """Ends a skip connection."""
-
-    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-        return pair[0] + pair[1] * pair[1]
-
-
-class Adapter(nn.Module):
-    """A frozen linear layer with a trained correction of rank two (Hu et al. 2021)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear().requires_grad_(False)
-        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.up(self.down(x))
 
 
 class HooksItsInput(nn.Module):

@@ -56,30 +56,6 @@ def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
 
 
 @pytest.mark.parametrize(
-    ("kind", "position"), [("full backward hook", 1), ("full backward pre-hook", 4), ("forward hook", 2)]
-)
-def test_an_exception_in_a_hook_of_a_layer(kind, position):
-    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
-
-    def burn(*_: Any) -> None:
-        raise Trouble(7, reason=kind)
-
-    register = {
-        "full backward hook": model[position].register_full_backward_hook,
-        "full backward pre-hook": model[position].register_full_backward_pre_hook,
-        "forward hook": model[position].register_forward_hook,
-    }[kind]
-    handle = register(burn)
-    x, y = torch.randn(6, 4), torch.randn(6, 4)
-    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss()) as pipe:
-        with pytest.raises(Trouble) as caught:
-            pipe.step(x, target=y)
-        assert f"stage {position // 2} of 3" in notes(caught.value)
-        handle.remove()
-        pipe.step(x, target=y)
-
-
-@pytest.mark.parametrize(
     ("where", "micro_batch", "recompute"),
     pairwise(["forward", "backward"], [0, 2], ["never", "always"]),
 )
@@ -111,44 +87,6 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-class Parts(nn.Module):
-    """Returns two tensors; fails when the gradient of one of them arrives."""
-
-    def __init__(self, failing: int) -> None:
-        super().__init__()
-        self.failing = failing
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.inner(x).tanh()
-        parts = hidden * 2, hidden.sin()
-        parts[self.failing].register_hook(self.fail)
-        return parts
-
-    def fail(self, gradient: Tensor) -> None:
-        raise Trouble(self.failing, reason="one of two")
-
-
-@pytest.mark.parametrize(("border", "failing"), [(1, 0), (2, 1), (3, 0), (3, 1)])
-def test_the_backward_of_a_layer_that_gives_several_tensors(border, failing):
-    joined = Calls(lambda parts: parts[0].exp() + parts[1].exp())
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Parts(failing), joined, nn.Linear(4, 4))
-    with cut_by_hand(model, [border], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-    assert "pipepart: on stage " in notes(caught.value)
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_the_backward_of_the_last_layer_that_gives_several_tensors(failing):
-    """The caller's loss, which is nobody's layer, goes backward from both."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Parts(failing))
-    with cut_by_hand(model, [1]) as pipe:
-        first, second = pipe(torch.randn(6, 4))
-        with pytest.raises(Trouble) as caught:
-            (first + second).sum().backward()
-    assert "pipepart: on stage " in notes(caught.value)
-
-
 @pytest.mark.parametrize(
     "kind", [StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt, MemoryError, OSError]
 )
@@ -177,53 +115,3 @@ def test_an_exception_raised_again_carries_the_notes_of_one_step():
                 pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
             lengths.append(len(caught.value.__notes__))
     assert lengths == [lengths[0]] * 3
-
-
-def test_the_first_of_two_failures_arrives():
-    """Both stages fail on their first micro-batch; the second can only do so when the first has not."""
-
-    def fail(code: int) -> Any:
-        raise Trouble(code, reason="first")
-
-    model = nn.Sequential(Calls(lambda _: fail(0)), nn.Linear(4, 4), Calls(lambda _: fail(1)))
-    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-    assert caught.value.code == 0
-
-
-@pytest.mark.parametrize(
-    ("where", "schedule"), [("forward", "1f1b"), ("function", "1f1b"), ("function", "zb-h1")]
-)
-def test_an_exception_in_a_differentiable_forward_or_its_backward(where, schedule):
-    fuse = Fuse(where)
-    model = chain_with(fuse, 2)
-    reference = plain.twin(model)
-    x = torch.randn(8, 4)
-    with cut_by_hand(model, [2, 4], micro_batches=4, schedule=schedule) as pipe:
-        fuse.at = 1
-        with pytest.raises(Trouble) as caught:
-            pipe(x).sum().backward()
-        assert "stage 1 of 3" in notes(caught.value)
-        assert "micro-batch 1 of 4" in notes(caught.value)
-        fuse.at = None
-        pipe.zero_grad()
-        pipe(x).sum().backward()
-    reference(x).sum().backward()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
-
-
-def test_failures_in_a_row_leave_a_pipeline_that_works():
-    fuse = Fuse("forward")
-    model = chain_with(fuse, 3)
-    reference = plain.twin(model)
-    x, y = torch.randn(8, 4), torch.randn(8, 4)
-    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-        for attempt in range(8):
-            fuse.calls, fuse.at = 0, attempt % 4
-            with pytest.raises(Trouble):
-                pipe.step(x, target=y)
-        fuse.at = None
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls
@@ -132,48 +131,6 @@ def test_the_mini_batch_and_the_loss_are_named_as_well(entry, number, message):
         pipe.step(x, target=y)
 
 
-def test_the_gradient_that_the_loss_makes():
-    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-        return (output - target).square().sum(1).sqrt().mean()  # its derivative at 0 is none
-
-    x, y = torch.zeros(8, 4), torch.zeros(8, 4)
-    with guarded(network(), loss_fn) as pipe:
-        for parameter in pipe.parameters():
-            parameter.data.zero_()
-        with pytest.raises(FloatingPointError, match=r"^the loss made nan in the gradient of its input"):
-            pipe.step(x, target=y)
-
-
-def test_an_exception_that_such_numbers_lead_to_is_the_cause():
-    def refuse(x: Tensor) -> Tensor:
-        if not bool(x.isfinite().all()):
-            raise ArithmeticError("not with me")
-        return x
-
-    x, y = batch(1)
-    with (
-        guarded(network(at_1=Wrong("output"), at_4=Calls(refuse))) as pipe,
-        pytest.raises(FloatingPointError, match=r"layer '1' \(Wrong\)") as caught,
-    ):
-        pipe.step(x, target=y)
-    assert isinstance(caught.value.__cause__, ArithmeticError)
-
-
-def test_a_gradient_from_before_the_step():
-    model = network()
-    x, y = batch()
-    weight = model[3].weight
-    assert isinstance(weight, Tensor)
-    weight.grad = torch.full((4, 4), math.nan)
-    with (
-        guarded(model) as pipe,
-        pytest.raises(
-            FloatingPointError, match=r"gradient of parameter '3\.weight' has nan from before the step"
-        ),
-    ):
-        pipe.step(x, target=y)
-
-
 def test_a_mask_of_minus_infinity_goes_through():
     masks = Calls(lambda x: (x, torch.zeros(x.shape).masked_fill(x > 0, -math.inf)))
     softmax = Calls(lambda two: torch.softmax(torch.cat([two[0] + two[1], torch.zeros(2, 1)], 1), 1)[:, :4])
@@ -218,18 +175,3 @@ def test_in_the_place_of_the_model():
         output = pipe(x)
         with pytest.raises(FloatingPointError, match=r"gradient of its parameter '3\.weight'"):
             output.sum().backward()
-
-
-def test_after_it_the_pipeline_goes_on():
-    model = network(at_2=Wrong("output"))
-    with guarded(model) as pipe:
-        x, y = batch(1)
-        with pytest.raises(FloatingPointError):
-            pipe.step(x, target=y)
-        x, y = batch()
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-        reference = plain.twin(model)
-        reference.zero_grad()
-        plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))

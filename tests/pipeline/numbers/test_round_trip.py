@@ -39,32 +39,6 @@ def test_a_plan_from_files_trains_as_the_plain_model_and_a_fresh_copy_of_it(tmp_
         plain.assert_near(pipe(x), fresh(x), 1e-6)
 
 
-@pytest.mark.parametrize(
-    "devices", [1, ["cpu", "cpu"], pipepart.Cluster.virtual(3, memory="100MiB", threads=1)], ids=str
-)
-def test_devices_as_a_number_a_list_or_a_cluster(devices):
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    reference = plain.twin(model)
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
-    with pipepart.Pipeline.auto(
-        model, (x,), target=y, loss_fn=nn.CrossEntropyLoss(), devices=devices, micro_batches=2
-    ) as pipe:
-        expected = devices if isinstance(devices, int) else len(devices)
-        assert len(pipe.plan.cluster) == expected
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.CrossEntropyLoss(), 2)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_auto_passes_over_numbers_of_micro_batches_that_a_layer_refuses():
-    """Batch normalisation trains on no micro-batch of one sample."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    x = torch.randn(8, 4)
-    with pipepart.Pipeline.auto(model, x, target=x, loss_fn=nn.MSELoss(), devices=2) as pipe:
-        assert pipe.plan.micro_batches in (2, 4)
-        pipe.step(x, target=x)
-
-
 def test_memory_that_does_not_suffice_says_so_before_anything_runs():
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
     x = torch.randn(8, 64)

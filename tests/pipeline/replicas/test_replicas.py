@@ -42,24 +42,6 @@ def test_fewer_samples_than_copies_leave_some_idle():
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-def test_a_trace_shows_the_gradients_being_summed():
-    with cut_in_two(model_for(1), trace=True) as pipe:
-        x, y = batch()
-        pipe.step(x, target=y)
-        trace = pipe.last_trace
-    assert trace is not None
-    assert [str(row[-1]) for row in trace.schedule.actions] == [f"{stage}REDUCE_GRAD" for stage in range(4)]
-    last = max(ends[-2] for ends in trace.ends)
-    assert max(trace.ends[0][-1], trace.ends[1][-1]) >= last - 1e-9
-
-
-def test_the_state_is_that_of_the_model():
-    model = model_for(1)
-    with cut_in_two(model, 3) as pipe:
-        assert list(pipe.state_dict()) == list(model.state_dict())
-        assert len(list(pipe.parameters())) == len(list(model.parameters()))
-
-
 class Late(nn.Module):
     """Takes its time in the second copy."""
 
@@ -67,23 +49,6 @@ class Late(nn.Module):
         if threading.current_thread().name.endswith("virtual:1"):
             time.sleep(0.05)
         return x
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_count_of_what_the_model_gives_is_that_of_all_copies(schedule):
-    def mean_of_positive(output: Tensor, target: Tensor):
-        chosen = output > 0
-        return ((output - target) * chosen).sum(), chosen.sum()
-
-    model = plain.in_double([nn.Linear(3, 4), Late(), nn.Linear(4, 4)])
-    reference = plain.twin(model)
-    x, y = batch()
-    with cut_replicas(model, [], 2, loss_fn=mean_of_positive, schedule=schedule) as pipe:
-        loss = pipe.step(x, target=y)
-    total, count = mean_of_positive(reference(x), y)
-    (total / count).backward()
-    plain.assert_near(loss, (total / count).detach())
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_failure_in_the_loss_of_one_copy_ends_the_others():

@@ -109,15 +109,18 @@ def test_hostile_names_stay_text(opened: Opened, traced: Trace):
     assert report.page.locator("main img").count() == 0
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_serious(opened: Opened, traced: Trace):
     assert serious_violations(opened(traced)) == []
 
 
-def test_two_plans_stand_side_by_side(opened: Opened, traced: Trace):
+def test_two_plans_stand_side_by_side_in_the_dark_and_in_a_narrow_window(opened: Opened, traced: Trace):
+    """Tables scroll, not the page."""
     assert traced.plan.profile is not None
     other = plan(traced.plan.profile, traced.plan.cluster, schedule="gpipe", micro_batches=4)
     page = report_html(Run(traced.plan, traced, "before"), Run(other, None, "after"))
-    report = opened(page, theme="dark")
+    report = opened(page, theme="dark", width=400)
+    assert report.page.evaluate("document.documentElement.scrollWidth") == 400
     assert report.page.locator(".zooms").count() == 3
     assert report.page.locator("#layers .bands").count() == 2
     assert serious_violations(report) == []
@@ -144,9 +147,3 @@ def test_all_sections_print_in_light_colours(opened: Opened, traced: Trace):
     assert report.page.locator("details:not([open])").count() == 0
     assert report.page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
     assert len(report.page.pdf()) > 20_000
-
-
-def test_a_narrow_window_scrolls_tables_not_the_page(opened: Opened, traced: Trace):
-    report = opened(traced, width=400)
-    assert report.page.evaluate("document.documentElement.scrollWidth") == 400
-    assert serious_violations(report) == []
