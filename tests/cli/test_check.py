@@ -46,33 +46,6 @@ def test_a_difference_ends_with_status_1_and_names_the_layer(run: Run, faulty: N
     assert "1 of 1 differ from the plain model." in result.stdout
 
 
-def test_strict_devices_refuse_what_accelerators_would(run: Run, directory: Path) -> None:
-    (directory / "masked.py").write_text(
-        """
-import torch
-from torch import nn
-
-
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.mask = torch.ones(8)
-
-    def forward(self, x):
-        return x * self.mask
-
-
-def model():
-    layers = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4))
-    return layers, torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
-"""
-    )
-    assert run("check masked.py:model --schedule gpipe --steps 1 --dtype own").exit_code == 0
-    result = run("check masked.py:model --schedule gpipe --steps 1 --dtype own --strict")
-    assert result.exit_code != 0
-    assert "attribute 'mask' of layer '1' (Masked)" in f"{result.stderr} {result.exception}"
-
-
 def test_options_reach_the_check(run: Run) -> None:
     result = run(
         "check models.py:whole --schedule zb-v --devices 1 --micro-batches 3 --steps 2 --dtype bfloat16 "

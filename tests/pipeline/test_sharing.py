@@ -1,4 +1,4 @@
-"""Layers of different stages share parameters, buffers or themselves: one for the user, followed whatever is done with it."""
+"""Layers of different stages share parameters, buffers or themselves: all are followed whatever the caller does."""
 
 from collections.abc import Callable
 from operator import is_

@@ -1,16 +1,19 @@
 """An exception anywhere in a step reaches the caller as it was raised, and the next step works."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from pipepart import Pipeline
+from pipepart.runtime.state.replicas import Replica
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
 from tests.support.pairwise import pairwise
-from tests.support.two_parts import Calls
+from tests.support.two_parts import Calls, splits
 
 
 def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
@@ -115,3 +118,130 @@ def test_an_exception_raised_again_carries_the_notes_of_one_step():
                 pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
             lengths.append(len(caught.value.__notes__))
     assert lengths == [lengths[0]] * 3
+
+
+X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
+LOSS = nn.MSELoss()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+
+
+def cut(model: nn.Module, borders: list[int], **options: Any) -> Pipeline:
+    return cut_by_hand(model, borders, loss_fn=LOSS, micro_batches=4, timeout=60, **options)
+
+
+def check_that_it_goes_on(pipe: Pipeline) -> None:
+    reference = plain.twin(pipe.module)
+    reference.zero_grad()
+    pipe.zero_grad()
+    pipe.step(X, target=Y)
+    plain.micro_batched_step(reference, X, Y, LOSS, 4)
+    plain.assert_close(plain.gradients(pipe.module), plain.gradients(reference), 1e-6)
+
+
+@pytest.mark.parametrize("drop_in", [False, True])
+def test_a_second_forward(drop_in):
+    """Buffers are the user's again."""
+
+    def burn(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4 + 2:  # gpipe: all first forwards, then the second ones
+            raise Trouble(7, reason="second")
+        return x * 1
+
+    calls, norm = 0, nn.BatchNorm1d(4)
+    running = norm.running_mean
+    model = nn.Sequential(nn.Linear(4, 4), norm, Calls(burn), nn.Linear(4, 4))
+    with cut(model, [1, 3], schedule="gpipe", recompute="always") as pipe:
+        with pytest.raises(Trouble) as caught:
+            pipe(X).sum().backward() if drop_in else pipe.step(X, target=Y)
+        first, second = caught.value.__notes__
+        assert first == "pipepart: in the second forward of layer '2' (Calls)"
+        assert second.startswith(
+            "pipepart: on stage 1 of 3 on virtual:1, micro-batch 1 of 4 (action 1RECOMPUTE1)"
+        )
+        assert norm.running_mean is running
+        assert norm.num_batches_tracked == 4
+        check_that_it_goes_on(pipe)
+
+
+def test_a_second_forward_that_does_something_else():
+    def fickle(x: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return (x * 1, x * 2) if calls > 4 else (x * 1, x.detach())
+
+    calls = 0
+    model = nn.Sequential(nn.Linear(4, 4), Calls(fickle), Calls(lambda pair: pair[0]))
+    with (
+        cut(model, [2], schedule="gpipe", recompute="always") as pipe,
+        pytest.raises(RuntimeError, match=r"second forward made 2 tensors .* the first 1") as caught,
+    ):
+        pipe.step(X, target=Y)
+    assert "stage 0 of 2" in caught.value.__notes__[-1]
+
+
+class Overwrites(nn.Module):
+    """A linear layer that writes over the input of its last call when it is armed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.held: Tensor | None = None
+        self.armed = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.armed and self.held is not None:
+            self.held.add_(1)
+        own = x * 1
+        self.held = own.detach()
+        return self.linear(own)
+
+
+@splits
+def test_the_backward_for_the_weights():
+    """The input of a layer is written into after the first part, which has passed its gradient on already."""
+    overwrites = Overwrites()
+    with cut(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), overwrites, nn.Linear(4, 4)), [2], schedule="zb-h1"
+    ) as pipe:
+        overwrites.armed = True
+        with pytest.raises(RuntimeError, match="has been written into") as caught:
+            pipe.step(X, target=Y)
+        (place,) = caught.value.__notes__
+        assert "stage 1 of 2" in place
+        assert "(action 1W0)" in place
+        overwrites.armed, overwrites.held = False, None
+        check_that_it_goes_on(pipe)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_the_step_of_a_stages_optimizer(stage):
+    def fail(*_: Any) -> None:
+        raise Trouble(2, reason="optimizer")
+
+    with cut(network(), [2, 4], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)) as pipe:
+        handle = pipe.optimizers[stage].register_step_pre_hook(fail)
+        with pytest.raises(Trouble) as caught:
+            pipe.step(X, target=Y)
+        assert "in the step of its optimizer (SGD)" in notes(caught.value)
+        place = f"stage {stage} of 3 on virtual:{stage}, all micro-batches (action {stage}OPT_STEP)"
+        assert place in notes(caught.value)
+        handle.remove()
+        check_that_it_goes_on(pipe)
+
+
+def test_the_sum_of_the_gradients_of_two_copies(monkeypatch):
+    def fail(replica: Replica) -> Any:
+        raise Trouble(3, reason="sum")
+
+    with cut(network(), [3], replicas=2) as pipe:
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "hand_over", fail)
+            with pytest.raises(Trouble) as caught:
+                pipe.step(X, target=Y)
+        assert re.search(r"\(action [23]REDUCE_GRAD\)", notes(caught.value))
+        check_that_it_goes_on(pipe)

@@ -105,16 +105,6 @@ def test_numbers_of_micro_batches_below_one(count):
     assert_untouched(model)
 
 
-def test_losses_that_state_no_reduction_to_a_scalar():
-    for loss_fn in (nn.MSELoss(reduction="none"), nn.CrossEntropyLoss(reduction="none")):
-        model = network()
-        with pytest.raises(ValueError, match=r"reduction='none'"):
-            cut_by_hand(model, [2], loss_fn=loss_fn)
-        with pytest.raises(ValueError, match=r"reduction='none'"):
-            Pipeline.auto(model, X, target=Y, loss_fn=loss_fn)
-        assert_untouched(model)
-
-
 @pytest.mark.parametrize(
     ("loss_fn", "got"),
     [
@@ -193,3 +183,19 @@ def test_batch_norm_in_training_gets_two_samples_a_micro_batch(samples, parts):
         pipe.eval()
         pipe.step(X[:samples], target=Y[:samples])
         assert model[0].calls == parts + min(samples, 4)
+
+
+def test_memory_that_does_not_suffice_says_so_before_anything_runs():
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    x = torch.randn(8, 64)
+    with pytest.raises(pipepart.InfeasiblePlanError, match=r"stage \d .* short by \d+ bytes") as caught:
+        pipepart.Pipeline.auto(
+            model,
+            x,
+            target=x,
+            loss_fn=nn.MSELoss(),
+            devices=pipepart.Cluster.virtual(2, memory="10KiB"),
+            micro_batches=2,
+        )
+    assert caught.value.deficit_bytes > 0
+    assert model.state_dict()["1.num_batches_tracked"] == 0

@@ -15,8 +15,9 @@ from torch import Tensor, fx, nn
 
 import pipepart
 from pipepart import Pipeline
+from tests.pipeline.conformance.scenarios import LAYERS, WRITING
 from tests.support.chains import cut_by_hand, on_device, plan_by_hand
-from tests.support.pieces import PIECES, WIDTH, InPlace, Noise, linear
+from tests.support.pieces import WIDTH, InPlace, Noise, linear
 from tests.support.plain import (
     assert_close,
     assert_same,
@@ -67,8 +68,18 @@ def assert_trains_alike(pipe: Pipeline, plain: nn.Module, parts: int = 3, **how:
 
 def test_chains_of_all_sorts_of_layers_have_the_gradients_and_buffers_of_the_plain_model():
     """And the model keeps its layers and names."""
-    # Without the piece that autograd refuses plain.
-    layers = [layer for number, make in enumerate(PIECES) if number != 3 for layer in make()]
+    kinds = (
+        "linear",
+        "relu in place",
+        "in place",
+        "norm",
+        "nests",
+        "branches",
+        "other layout",
+        "half detached",
+    )
+    made = [LAYERS[name]() for name in (*kinds, "weight norm", "attention")]
+    layers = [layer for each in (*made, WRITING["batch norm"]()) for layer in each]
     model = in_double(layers)
     names, plain = list(model.state_dict()), twin(model)
     third = len(layers) // 3
