@@ -98,7 +98,6 @@ def recorded():
 
 
 instance = nn.Sequential(nn.Linear(8, 4))
-number = 3
 """
 
 

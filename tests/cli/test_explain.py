@@ -56,21 +56,6 @@ def test_an_edited_plan_has_new_figures(run: Run, planned: Plan, directory: Path
     assert f"{step} predicted" not in old
 
 
-def test_a_plan_by_hand_is_shown_without_figures(run: Run, planned: Plan, directory: Path) -> None:
-    def strip(document: Any) -> None:
-        for stage in document["stages"]:
-            for name in stage.keys() - {"layers", "device"}:
-                del stage[name]
-        for name in ("prediction", "profile", "alternatives"):
-            del document[name]
-
-    edit(directory, strip)
-    result = run("explain plan.json")
-    assert result.exit_code == 0, result.stderr
-    assert "written by hand" in result.stdout
-    assert "timeline" not in result.stdout
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -1,4 +1,4 @@
-"""``pipepart simulate``: schedules on the stages of a plan, and on stages described by numbers."""
+"""``pipepart simulate``: schedules on the stages of a plan or of numbers, and the files that -o saves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pipepart import Cluster, Plan, Profile, plan
 from pipepart.cli.simulated import on_plan
 
 Run = Callable[[str], Result]
-NUMBERS = "--schedule 1f1b --devices 4 --micro-batches 8"
+SIZES = "--devices 4 --micro-batches 8"
+NUMBERS = f"--schedule 1f1b {SIZES}"
 
 
 @pytest.fixture
@@ -121,9 +122,6 @@ def test_a_plan_with_replicas_is_played_with_them(run: Run, with_replicas: Plan)
     gpipe = with_replicas.model_copy(update={"schedule": "gpipe"})
     found = figures(run("simulate plan.json --schedule gpipe --json"))
     assert found["makespan_seconds"] <= gpipe.simulate().makespan * (1 + 1e-12)
-
-
-SIZES = "--devices 4 --micro-batches 8"
 
 
 def simulated(name: str) -> schedules.Timeline:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.pieces import WIDTH, linear
@@ -17,43 +14,6 @@ class Double(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mul_(2)
-
-
-class Chunked(nn.Module):
-    """Three projections that are views of one weight, as in attention, put together from chunks of their output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3 * WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (functional.linear(x, part) for part in self.weight.chunk(3))
-        left, right = (query * key).chunk(2, -1)
-        return value + torch.cat([right, left], -1).view_as(value)
-
-
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * x * weight
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradients[0] * 2 * x * weight, (gradients[0] * x * x).sum(0)
-
-
-class Custom(nn.Module):
-    """A function with a backward of its own, between two linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = linear(), linear()
-        self.scale = nn.Parameter(torch.randn(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(Squared.apply(self.before(x), self.scale))
 
 
 class Slope(nn.Module):
@@ -89,17 +49,6 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.table((x.detach()[:, :2] > 0).long()).sum(dim=1) + x
-
-
-class Sequences(nn.Module):
-    """A linear layer of three dimensions, whose backward is another than that of two, with views around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(torch.stack([x, x.sin()], dim=1)).mean(dim=1)
 
 
 class Transformer(nn.Module):

@@ -99,6 +99,17 @@ def filled(model: nn.Module, **options: object) -> nn.Module:
     return model
 
 
+def test_reset_parameters_initializes_layers_of_torch():
+    with torch.device("meta"):  # without values of buffers, too
+        model = nn.Sequential(nn.Linear(4, 400), nn.BatchNorm1d(400), nn.MultiheadAttention(8, 2))
+    state = filled(model, initialize="reset_parameters").state_dict()
+    bound = state["0.weight"].abs().max()
+    assert 0.9 / 2 < bound <= 1 / 2  # 1 / sqrt(4)
+    assert torch.equal(state["1.running_var"], torch.ones(400))
+    assert state["1.num_batches_tracked"] == 0
+    assert torch.equal(state["2.out_proj.bias"], torch.zeros(8))
+
+
 def test_values_do_not_depend_on_the_cut_and_follow_the_seed():
     found = []
     for seed, border in ((0, 1), (0, 2), (1, 1)):
@@ -180,6 +191,27 @@ def test_buffers_keep_their_values_under_deferred_init():
     assert torch.equal(model.get_buffer("0.places"), torch.arange(4))
     assert model.get_buffer("0.mask").all()
     assert model.get_parameter("0.weight").dtype is torch.float64
+
+
+def test_an_initializer_may_bind_a_buffer_anew():
+    def rebind(module: nn.Module) -> None:
+        initialize(module)
+        if isinstance(module, Masked):
+            module.places, module.mask = torch.arange(4) * 2, torch.zeros(4, dtype=torch.bool)
+
+    with torch.device("meta"):
+        model = nn.Sequential(Masked(), nn.Linear(4, 4))
+    filled(model, initialize=rebind)
+    assert torch.equal(model.get_buffer("0.places"), torch.tensor([0, 2, 4, 6]))
+
+
+def test_an_error_of_an_initializer_names_the_module():
+    def broken(module: nn.Module) -> None:
+        raise ArithmeticError("on purpose")
+
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        filled(deferred(perceptron), initialize=broken)
+    assert caught.value.__notes__ == ["pipepart: while module '0' was initialized"]
 
 
 def test_what_cannot_be_initialized_safely_is_refused():

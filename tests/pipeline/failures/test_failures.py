@@ -120,6 +120,18 @@ def test_an_exception_raised_again_carries_the_notes_of_one_step():
     assert lengths == [lengths[0]] * 3
 
 
+def test_the_first_of_two_failures_arrives():
+    """Both stages fail on their first micro-batch; the second can only do so when the first has not."""
+
+    def fail(code: int) -> Any:
+        raise Trouble(code, reason="first")
+
+    model = nn.Sequential(Calls(lambda _: fail(0)), nn.Linear(4, 4), Calls(lambda _: fail(1)))
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert caught.value.code == 0
+
+
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
 LOSS = nn.MSELoss()
 

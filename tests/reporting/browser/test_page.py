@@ -31,6 +31,7 @@ def test_the_report_of_a_run_shows_all_sections_with_marks(report: OpenedPage):
     assert report.page.locator("#layers svg g").count() == 10
 
 
+@pytest.mark.slow
 def test_a_report_works_without_scripts(opened: Opened, traced: Trace):
     report = opened(traced, scripts=False)
     assert report.page.locator("#layers tbody tr").count() == 11
@@ -114,6 +115,7 @@ def test_axe_finds_nothing_serious(opened: Opened, traced: Trace):
     assert serious_violations(opened(traced)) == []
 
 
+@pytest.mark.slow
 def test_two_plans_stand_side_by_side_in_the_dark_and_in_a_narrow_window(opened: Opened, traced: Trace):
     """Tables scroll, not the page."""
     assert traced.plan.profile is not None
@@ -136,6 +138,7 @@ def serious_violations(report: OpenedPage) -> list[tuple[str, str]]:
     return [(each["id"], each["nodes"][0]["html"]) for each in serious]
 
 
+@pytest.mark.slow
 def test_all_sections_print_in_light_colours(opened: Opened, traced: Trace):
     report = opened(traced, theme="dark")
     report.page.emulate_media(media="print")
