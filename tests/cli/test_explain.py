@@ -79,6 +79,17 @@ def test_what_is_wrong_with_an_edited_plan_is_told(
     assert "Traceback" not in result.stderr
 
 
+def test_a_layer_in_another_stage_is_named(run: Run, measured: Profile, directory: Path) -> None:
+    for name, first in (("two", "2"), ("four", "4")):
+        made = plan(measured, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=[first])
+        made.save(directory / f"{name}.json")
+    assert run("explain two.json two.json").stdout.startswith("The plans are equal")
+    shown = run("explain two.json four.json").stdout
+    assert "2 layers in another stage or on another device" in shown
+    assert "2, 3    stage 1" in shown
+    assert "stage 1 on virtual:1  stage 0 on virtual:0" in shown
+
+
 def test_a_measured_step_is_held_against_the_plan(run: Run, planned: Plan, directory: Path) -> None:
     Trace(planned, [planned.simulate()]).save(directory / "trace.json")
     result = run("explain plan.json --trace trace.json")

@@ -111,3 +111,9 @@ def test_messages_are_compressed(run: Run, saved: str) -> None:
     assert "--compress int8" in result.stdout
     named = run(f"plan {saved} --devices 2 --stages 2 --compress link=bf16 --schedule 1f1b --json")
     assert Plan.model_validate_json(named.stdout).cluster.compressed == {"link": "bf16"}
+
+
+def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
+    """Of twelve samples: parts have two each at least."""
+    result = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json")
+    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}

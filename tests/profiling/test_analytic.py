@@ -94,6 +94,7 @@ MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attention, trained mask": lambda: attention(0.0, "trained"),
     "attention, constant mask": lambda: attention(0.0, "allowed"),
     "mask of ones": lambda: gated(0),
+    "embedding": lambda: (nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)), torch.randint(9, (8, 3))),
     **{name: lambda name=name: family(name) for name in ("gpt2", "t5", "mixtral", "swin", "clip")},
 }
 QUICK = set(MODELS) - set(FAMILIES)
@@ -225,3 +226,16 @@ def test_a_sample_is_not_written() -> None:
     mask = torch.ones(8)
     pipepart.profile(Clearing(nn.Linear(4, 4)), (torch.randn(8, 4), mask), measure=False, roofline=CPU)
     assert mask.all()
+
+
+def test_an_accelerator_keeps_a_byte_for_each_element_that_is_dropped() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+    cuda = CPU.model_copy(update={"device": "cuda"})
+    saved = [
+        pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=speed)
+        .costs[0]
+        .layers[1]
+        .saved_bytes
+        for speed in (CPU, cuda)
+    ]
+    assert saved == [4 * 32, 32]

@@ -39,6 +39,7 @@ def test_costs_by_number_of_micro_batches():
     profile = measured()
     assert [costs.micro_batches for costs in profile.costs] == [1, 3]
     assert profile.at(3) is profile.costs[1]
+    assert list(profile.graph.edges) == [("0", "1.0"), ("1.0", "1.1")]
     with pytest.raises(ValueError, match=r"measured for \[1, 3\] micro-batches, not for 2"):
         profile.at(2)
 

@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import networkx as nx
+
 import schedules
 from pipepart import Cluster, Plan, Profile, Trace, planning
 
@@ -108,3 +110,18 @@ def test_names_are_escaped(profile: Profile, two_stages: Plan):
     shown(named)
     shown(planning.plan(named, Cluster.virtual(2), schedule="1f1b", micro_batches=4))
     shown(replace(two_stages.simulate(), schedule=replace(two_stages.simulate().schedule, name=_HOSTILE)))
+
+
+def test_a_plan_without_figures_is_shown(two_stages: Plan):
+    bare = two_stages.model_copy(update={"prediction": None, "profile": None})
+    assert "virtual:0" in shown(bare).words
+
+
+def test_a_cut_shows_its_stages():
+    graph = nx.DiGraph()
+    for number in range(6):
+        graph.add_node(f"n{number}", seconds=1e-3)
+    nx.add_path(graph, list(graph))
+    cut = planning.cut(graph, Cluster.virtual(2))
+    assert "Cut into 2 stages: bottleneck 3 ms, no cut has a smaller one" in shown(cut).words
+    assert [row[2] for row in rows(cut)[1:]] == ["n0 – n2", "n3 – n5"]

@@ -257,3 +257,18 @@ def test_the_sum_of_the_gradients_of_two_copies(monkeypatch):
                 pipe.step(X, target=Y)
         assert re.search(r"\(action [23]REDUCE_GRAD\)", notes(caught.value))
         check_that_it_goes_on(pipe)
+
+
+def test_an_exception_that_takes_no_notes_arrives_as_it_is():
+    class Silent(Exception):
+        def add_note(self, note: str) -> None:
+            raise TypeError("no notes")
+
+    def fail(x: Tensor) -> Tensor:
+        raise Silent("from a layer")
+
+    with (
+        cut(nn.Sequential(nn.Linear(4, 4), Calls(fail), nn.Linear(4, 4)), [1, 2]) as pipe,
+        pytest.raises(Silent, match="from a layer"),
+    ):
+        pipe.step(X, target=Y)

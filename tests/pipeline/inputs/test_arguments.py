@@ -153,3 +153,9 @@ def test_a_model_whose_argument_is_a_dict_says_how_a_sample_is_given():
     with pytest.raises(TypeError, match=r"missing a required argument: 'batch'.* the sample is \(dict,\)"):
         pipepart.profile(OfOneBatch(), batch, seconds=0)
     assert len(pipepart.profile(OfOneBatch(), (batch,), seconds=0).layers) == 2
+
+
+def test_what_a_recorded_model_raises_tells_how_it_was_called():
+    with pytest.raises(TypeError) as caught:
+        pipepart.profile(OfOneBatch(), [torch.randn(4, 3), torch.randn(4, 3)], seconds=0)
+    assert "called as OfOneBatch(list of 2)" in "".join(caught.value.__notes__)

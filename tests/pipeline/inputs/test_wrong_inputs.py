@@ -199,3 +199,16 @@ def test_memory_that_does_not_suffice_says_so_before_anything_runs():
         )
     assert caught.value.deficit_bytes > 0
     assert model.state_dict()["1.num_batches_tracked"] == 0
+
+
+def test_a_sequential_without_layers():
+    with pytest.raises(ValueError, match="holds no layers"):
+        pipepart.profile(nn.Sequential(), X)
+
+
+def test_a_device_that_is_only_described_runs_nothing():
+    plan = plan_by_hand(["0", "1", "2", "3"], [], micro_batches=2)
+    stages = (plan.stages[0].model_copy(update={"device": "device:0"}),)
+    plan = plan.model_copy(update={"cluster": pipepart.Cluster.parse(["1GiB"]), "stages": stages})
+    with pytest.raises(ValueError, match="'device:0' is only described"):
+        Pipeline(network(), plan, loss_fn=nn.MSELoss())

@@ -65,7 +65,7 @@ def test_training_goes_on_from_saved_state_along_another_cut():
     torch.manual_seed(0)
     model = chain()
     first, second = batches(2, samples=8)
-    with pipeline(model, ADAM) as pipe:
+    with pipeline(model, ADAM, strict=True) as pipe:
         pipe.step(first[0], target=first[1])
         weights = copy.deepcopy(pipe.state_dict())
         state = copy.deepcopy(pipe.optimizer_state_dict())

@@ -115,3 +115,19 @@ def captions(html: str) -> list[str]:
     """The names of the timelines, in their order."""
     timelines = html[html.index('id="timelines"') : html.index('id="memory"')]
     return re.findall(r"<figcaption>(.*?) <small>", timelines)
+
+
+def test_the_memory_has_the_measured_peaks(two_stages: Plan):
+    trace = Trace(two_stages, [two_stages.simulate()])
+    trace.memory_bytes = {device.name: 3 * 2**20 for device in two_stages.workers}
+    assert trace.to_html().count("measured peak 3.0 MiB") == 2
+    assert "measured peak" not in two_stages.to_html()
+
+
+def test_plans_of_two_models_are_said_not_to_compare(two_stages: Plan):
+    other = two_stages.model_copy(
+        update={"profile": two_stages.profile.model_copy(update={"model": "Other"})}  # type: ignore[union-attr]
+    )
+    html = report_html(Run(two_stages, name="one"), Run(other, name="two"))
+    assert "The plans are of two models, Sequential and Other: their figures do not compare." in html
+    assert "is predicted" not in html[html.index('id="differences"') : html.index('id="timelines"')]
