@@ -55,12 +55,13 @@ def loss_of(output: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, TARGET)
 
 
-COMPILED = {"compile": {"backend": "eager"}}
-
-
 @pytest.mark.parametrize(
     ("form", "how"),
-    [*((form, {}) for form in CALLS), ("keyword", {"recompute": "always"}), ("positional", COMPILED)],
+    [
+        *((form, {}) for form in CALLS),
+        ("keyword", {"recompute": "always"}),
+        pytest.param("positional", {"compile": {"backend": "eager"}}, marks=pytest.mark.slow),
+    ],
 )
 def test_steps_and_forwards_call_the_first_layer_with_all_arguments(form, how):
     args, kwargs = CALLS[form]
@@ -81,7 +82,6 @@ def test_steps_and_forwards_call_the_first_layer_with_all_arguments(form, how):
 
 SAMPLES: dict[str, Any] = {
     "tuple": (IDS, MASK),
-    "dict": {"ids": IDS, "attention_mask": MASK},
     "arguments": Arguments(IDS, attention_mask=MASK),
 }
 
