@@ -40,11 +40,6 @@ class Parallel(nn.Module):
         return self.left(x).relu() + self.right(x).sigmoid() * self.left(x.sin()) + x
 
 
-class InPlace(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(1.5)
-
-
 class OtherLayout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t()

@@ -14,13 +14,16 @@ from pipepart import Pipeline
 from pipepart.units import format_bytes
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.fuses import notes
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join(error.__notes__)
 
 
 class Tag:

@@ -15,9 +15,10 @@ from torch import Tensor, fx, nn
 
 import pipepart
 from pipepart import Pipeline
+from tests.pipeline.conformance.layers import Double
 from tests.pipeline.conformance.scenarios import LAYERS, WRITING
 from tests.support.chains import cut_by_hand, on_device, plan_by_hand
-from tests.support.pieces import WIDTH, InPlace, Noise, linear
+from tests.support.pieces import WIDTH, Noise, linear
 from tests.support.plain import (
     assert_close,
     assert_same,
@@ -95,7 +96,7 @@ def test_a_compiled_backward_with_writes_at_a_border_statistics_and_a_parameter_
     first, last = linear(), linear()
     last.weight = first.weight
     model = in_double(
-        [first, nn.BatchNorm1d(WIDTH), nn.Tanh(), linear(), InPlace(), nn.BatchNorm1d(WIDTH), last]
+        [first, nn.BatchNorm1d(WIDTH), nn.Tanh(), linear(), Double(), nn.BatchNorm1d(WIDTH), last]
     )
     plain = twin(model)
     options = {"backend": "aot_eager"}
