@@ -22,7 +22,7 @@ NUMBERS = f"--schedule 1f1b {SIZES}"
 @pytest.fixture
 def planned(measured: Profile, directory: Path) -> Plan:
     """Two stages under 1f1b in ``plan.json``, without backwards split into I and W."""
-    made = plan(measured, Cluster.virtual(2, memory="1GiB"), schedule="1f1b", micro_batches=4)
+    made = plan(measured, Cluster.virtual(2, memory="1GiB"), schedule="1f1b", micro_batches=4, stages=2)
     made = made.model_copy(update={"split_critical": ()}).refreshed()
     made.save(directory / "plan.json")
     return made
@@ -155,7 +155,7 @@ def test_several_schedules_share_a_picture(run: Run, directory: Path) -> None:
 def test_a_plan_under_several_schedules_has_its_memory_and_devices(
     run: Run, measured: Profile, directory: Path
 ) -> None:
-    made = plan(measured, Cluster.virtual(2, memory="1GiB"), schedule="1f1b", micro_batches=4)
+    made = plan(measured, Cluster.virtual(2, memory="1GiB"), schedule="1f1b", micro_batches=4, stages=2)
     made.save(directory / "plan.json")
     result = run("simulate plan.json --schedule 1f1b --schedule gpipe -o a.svg")
     assert result.exit_code == 0, result.stderr
