@@ -202,7 +202,7 @@ def first_with_all(model: nn.Sequential) -> Callable[..., Tensor]:
 
     def chain(*args: Any, **kwargs: Any) -> Tensor:
         value = model[0](*args, **kwargs)
-        for layer in model[1:]:
+        for layer in list(model)[1:]:
             value = layer(value)
         return value
 
