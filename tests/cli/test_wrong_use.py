@@ -138,7 +138,7 @@ CASES = {
         ("plan.json", "--to"),
         ("plan.json --to megatorn", "'megatorn' is not one of"),
         ("plan.json --to torchtitan", "torchtitan cannot run this plan"),
-        ("plan.json --to deepspeed -o plan.json", "cannot write into 'plan.json'"),
+        ("plan.json --to torch-pipelining -o plan.json", "cannot write into 'plan.json'"),
     ],
     "cluster": [
         ("--devices two", "torch has no such device here"),
