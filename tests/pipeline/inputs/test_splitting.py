@@ -161,7 +161,7 @@ def reversed_by_the_user() -> Case:
     def split(pair: tuple[Any, Any], parts: int) -> list[Any]:
         (x, strings), y = pair
         rows = torch.arange(len(x)).flip(0).tensor_split(parts)
-        return [((x[own] * len(strings[0]), strings), y[own]) for own in rows]
+        return [((x[own] * len(strings[0]), strings), Whole(y[own])) for own in rows]
 
     layers = [Calls(lambda pair: pair[0] * 2 / len(pair[1][0])), nn.Linear(3, 3), nn.Linear(3, 2)]
     return Case(layers, (torch.randn(7, 3), ["ab", "cd"]), torch.randn(7, 2), options={"split": split})
