@@ -327,3 +327,21 @@ def test_an_exception_that_takes_no_notes_arrives_as_it_is():
         pytest.raises(Silent, match="from a layer"),
     ):
         pipe.step(X, target=Y)
+
+
+def test_the_error_of_detect_anomaly_names_the_stage_and_the_micro_batch():
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0).sqrt()
+
+    model = nn.Sequential(nn.Linear(4, 4), Root(), nn.Linear(4, 4))
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    with (
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=2) as pipe,
+        pytest.warns(UserWarning, match="Anomaly Detection"),
+        torch.autograd.detect_anomaly(),
+        pytest.raises(RuntimeError, match="returned nan values") as caught,
+    ):
+        pipe.step(x, target=y)
+    assert "stage 1 of 2" in notes(caught.value)
+    assert "micro-batch 0 of 2" in notes(caught.value)
