@@ -110,7 +110,7 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
     """
     parts = [part for part in parts_of(request) if part.holds_weights]
     parts.sort(key=lambda part: part.least_seconds(part.most_devices))
-    # The parts take turns. A part tries the most devices first: plans stay on them if fewer are as fast.
+    # The parts take turns.
     turns = zip_longest(*(_in_order(candidates_of(part)) for part in parts))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     results = _plan_candidates(request, candidates, clock, progress)
@@ -227,13 +227,17 @@ def _effort_seconds(request: Request) -> float:
 
 
 def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Sort candidates by devices, then by likely step, in turns with one and with several stages a device."""
+    """Sort candidates by likely step, in turns of all numbers of devices and of stages a device, most devices first.
+
+    The effort of a request may end the search, so each number of devices gets its likeliest schedules before any gets
+    the others.
+    """
     turn: dict[Candidate, int] = {}
     classes: dict[tuple[int, int], int] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.likely_step):
         key = candidate.devices, candidate.chunks
         turn[candidate] = classes[key] = classes.get(key, 0) + 1
-    return sorted(turn, key=lambda candidate: (-candidate.devices, turn[candidate], candidate.chunks))
+    return sorted(turn, key=lambda candidate: (turn[candidate], -candidate.devices, candidate.chunks))
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:
