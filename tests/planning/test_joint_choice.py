@@ -1,0 +1,134 @@
+"""What "auto" takes is no slower than the best of everything that could be taken, each simulated."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pipepart
+import schedules
+from pipepart import Cluster, InfeasiblePlanError
+from pipepart.planning.request import CHUNKS
+from tests.planning.held import Held, held_by, moments, peak
+from tests.planning.problems import Layer, chains, clusters, profile_of
+
+MODES = ("never", "except-last", "always")
+slow_data = [HealthCheck.too_slow]
+pytestmark = pytest.mark.usefixtures("no_suggestions")
+
+
+def every_step(
+    layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int], stages: int | None
+) -> Iterator[float]:
+    """The simulated step of every schedule, micro-batch count, cut, order of the devices and recompute that fits."""
+    for name, count in itertools.product(CHUNKS, counts):
+        chunks = CHUNKS[name] or 1
+        for devices in range(1, len(cluster) + 1):
+            if devices * chunks > len(layers) or (chunks > 1 and devices == 1):
+                continue
+            if stages not in (None, devices * chunks):
+                continue
+            try:
+                bare = schedules.build(name, devices=devices, micro_batches=count, chunks=chunks)
+            except schedules.ScheduleError:
+                continue
+            for inner in itertools.combinations(range(1, len(layers)), devices * chunks - 1):
+                for order in itertools.permutations(range(len(cluster)), devices):
+                    yield from steps_of(layers, cluster, bare, (0, *inner, len(layers)), order)
+
+
+def steps_of(
+    layers: Sequence[Layer],
+    cluster: Cluster,
+    bare: schedules.Schedule,
+    edges: Sequence[int],
+    order: Sequence[int],
+) -> Iterator[float]:
+    """The steps of one cut: of every choice of what each device makes again."""
+    count, spans = bare.micro_batches, list(itertools.pairwise(edges))
+    if any(
+        other < edge <= i
+        for edge in edges[1:-1]
+        for i, layer in enumerate(layers)
+        for other in layer.shares_with
+    ):
+        return
+    parts = [held_by(layers, *span) for span in spans]
+    speeds = [cluster.devices[order[row]].speed for row in bare.device_of]
+    sums = [
+        [
+            sum(getattr(layer, kind) for layer in layers[a:b]) / count / speed
+            for (a, b), speed in zip(spans, speeds, strict=True)
+        ]
+        for kind in ("forward", "backward_input", "backward_weight")
+    ]
+    costs = schedules.StageCosts(
+        *sums,
+        latency=cluster.link.latency,
+        bandwidth=cluster.link.bandwidth or math.inf,
+        message_bytes=[layers[b - 1].output for _, b in spans],
+        stash_bytes=[part.stash for part in parts],
+        boundary_bytes=[part.given if part.backward else 0 for part in parts],
+    )
+    limited = any(cluster.devices[site].memory_bytes is not None for site in order)
+    for modes in itertools.product(MODES if limited else MODES[:1], repeat=bare.devices):
+        schedule = bare
+        for mode, again in (("always", range(count)), ("except-last", range(count - 1))):
+            chosen = [s for s, row in enumerate(bare.device_of) if modes[row] == mode and parts[s].backward]
+            if chosen:
+                schedule = schedules.insert_recompute(schedule, chosen, again)
+        timeline = schedules.simulate(schedule, costs, contention=True)
+        if all(fits(cluster, schedule, parts, row, site) for row, site in enumerate(order)):
+            yield timeline.makespan
+
+
+def fits(cluster: Cluster, schedule: schedules.Schedule, parts: list[Held], row: int, site: int) -> bool:
+    limit = cluster.devices[site].memory_bytes
+    own = {stage: parts[stage] for stage in schedule.stages_of(row)}
+    return limit is None or peak(moments(schedule, row), own, {}) <= limit
+
+
+def check(layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int]) -> None:
+    profile = profile_of(layers, counts)
+    best = min(every_step(layers, cluster, counts, None), default=None)
+    if best is None:
+        with pytest.raises(InfeasiblePlanError):
+            pipepart.plan(profile, cluster)
+        return
+    assert pipepart.plan(profile, cluster).predicted.step_seconds <= best * (1 + 1e-9)
+
+
+def trained(layers: Sequence[Layer]) -> list[Layer]:
+    """With a parameter each, so that every stage sends a gradient back, as the simulation has it."""
+    return [Layer(**{**vars(layer), "parameters": layer.parameters + 1, "trained": True}) for layer in layers]
+
+
+problems = {"layers": chains(most=4).map(trained), "counts": st.sampled_from([(1,), (2,), (3,), (2, 4)])}
+
+
+@given(cluster=clusters(limited=False).filter(lambda cluster: len(cluster) <= 3), **problems)
+@settings(max_examples=4, deadline=None, suppress_health_check=slow_data)
+def test_no_choice_of_all_has_a_shorter_step(layers, cluster, counts):
+    check(layers, cluster, counts)
+
+
+@given(
+    cluster=clusters().filter(lambda cluster: len(cluster) <= 2),
+    **{**problems, "layers": chains(most=3).map(trained)},
+)
+@settings(max_examples=2, deadline=None, suppress_health_check=slow_data)
+def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
+    check(layers, cluster, counts)
+
+
+@pytest.mark.slow
+@given(
+    cluster=clusters().filter(lambda cluster: len(cluster) <= 3),
+    **{**problems, "layers": chains(most=5).map(trained)},
+)
+@settings(max_examples=10, deadline=None, suppress_health_check=slow_data)
+def test_no_choice_of_all_in_larger_problems_has_a_shorter_step(layers, cluster, counts):
+    check(layers, cluster, counts)
