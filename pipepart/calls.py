@@ -210,7 +210,7 @@ class Calls(AsModule):
             [graph_cut.part(one) for one in batch.inputs], sink, form, seed
         )
         self._side.end(step)
-        self._side.collect(sink.outputs, batch)
+        self._side.collect(sink.outputs, batch.inputs)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
         return self._side.from_last(
@@ -270,6 +270,6 @@ class Calls(AsModule):
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
         hold_for_caller(tensors(sink.outputs))
-        self._side.collect(sink.outputs, batch)
+        self._side.collect(sink.outputs, batch.inputs)
         with torch.no_grad():
             return self._side.from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..input_error import InputError, InputTypeError
-from .sharded import check_group
 
 
 def check_model(pipe: Any) -> None:
@@ -44,8 +44,7 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
 
     Raises:
         TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.
-        ValueError: the stages have optimizers, and others are given; or one is sharded over other processes than the
-            replicas.
+        ValueError: the stages have optimizers, and others are given.
     """
     of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
     given = [] if optimizer is None else _several(optimizer)
@@ -58,11 +57,10 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
             raise InputTypeError(
                 f"optimizer must be an optimizer of torch, or a list of them, got {type(one).__name__}"
             )
-        check_group(pipe, one)
     return given or list(of_stages)
 
 
-def schedulers_of(scheduler: Any) -> list[Any]:
+def schedulers_of(scheduler: Any) -> list[LRScheduler]:
     """Return the learning-rate schedulers as a list.
 
     Raises:
@@ -70,8 +68,7 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     """
     found = [] if scheduler is None else _several(scheduler)
     for one in found:
-        has_state = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
-        if not has_state or isinstance(one, Optimizer | nn.Module | torch.amp.GradScaler):
+        if not isinstance(one, LRScheduler):
             raise InputTypeError(
                 "scheduler must be a scheduler of torch.optim.lr_scheduler, or a list of them, got "
                 f"{type(one).__name__}"
@@ -79,13 +76,13 @@ def schedulers_of(scheduler: Any) -> list[Any]:
     return found
 
 
-def checked_scaler(scaler: Any) -> Any:
+def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
     """Return a GradScaler, or None for None.
 
     Raises:
         TypeError: it is none.
     """
-    if scaler is not None and not hasattr(scaler, "get_scale"):
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     return scaler
 

@@ -21,8 +21,8 @@ from .manifest import MANIFEST, CheckpointError, Manifest
 from .model_state import Model, SavedModel, listed
 from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
-from .ranks import Peers, agreed, check_alike, peers_of
-from .sharded import adopt_settings, of_this_rank
+from .peers import Peers
+from .sharded import copy_settings, of_this_rank
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,12 @@ class Loaded:
     Attributes:
         path: the directory of the checkpoint.
         step: its number.
-        data_of_ranks: the data positions that were saved: one, or those of all ranks that saved if they differ and
-            there are more or fewer ranks now.
+        data: the data position that this rank has saved; that of rank 0 if there are more or fewer ranks now.
     """
 
     path: Path
     step: int
-    data_of_ranks: Sequence[Any]
-
-    @property
-    def data(self) -> Any:
-        """The data position that was saved.
-
-        Raises:
-            ValueError: there are several.
-        """
-        if len(self.data_of_ranks) > 1:
-            raise InputError(
-                f"the {len(self.data_of_ranks)} ranks that saved had different data positions, and there are more or "
-                "fewer ranks now: see data_of_ranks"
-            )
-        return self.data_of_ranks[0]
+    data: Any
 
 
 def load(
@@ -91,26 +76,26 @@ def load(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
-    peers = peers_of(pipe, "load")
+    peers = Peers.of(pipe, "load")
     finish(pipe)
-    given = agreed(peers, lambda: checked_folder(folder))
-    check_alike(peers, folder=str(given), random=random)
+    given = peers.agree(lambda: checked_folder(folder))
+    peers.check_alike(folder=str(given), random=random)
     path, manifest = _chosen(peers, given)
-    request = agreed(peers, lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
+    request = peers.agree(lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
     used = peers.gather(request.used)
-    agreed(peers, lambda: request.check(used))
+    peers.agree(lambda: request.check(used))
     if request.leaves_optimizer(used):
         warnings.warn(
             f"{str(path)!r} has the state of an optimizer, which is not loaded: to go on with the training, pass load "
             "the optimizer. To load the model alone, call eval() before",
             stacklevel=2,
         )
-    agreed(peers, lambda: request.load(random))
+    peers.agree(lambda: request.load(random))
     return Loaded(path, manifest.step, request.own.data)
 
 
 class _Request:
-    """What one rank loads, and where.
+    """The arguments of one rank's :func:`load`, and the files of the checkpoint.
 
     Attributes:
         own: what belongs to the process.
@@ -129,15 +114,13 @@ class _Request:
     ) -> None:
         self._pipe = pipe
         self._given = optimizers_of(pipe, optimizer)
-        self._optimizers = [of_this_rank(one) for one in self._given]
+        self._optimizers = [of_this_rank(pipe, one) for one in self._given]
         self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
         self._names = {parameter: name for name, parameter in pipe.named_parameters()}
         every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
-        self.own = SavedOwn([every[peers.rank]] if peers.size == manifest.ranks else every)
+        self.own = SavedOwn([every[peers.rank if peers.size == manifest.ranks else 0], *every])
         self._model = SavedModel(
-            [TensorFile(path / name) for name in manifest.files if _is_shard(name)],
-            manifest.tied,
-            {name: value for one in every for name, value in one["extra"].items()},
+            [TensorFile(path / name) for name in manifest.files if _is_shard(name)], manifest.tied
         )
         self._saved = SavedOptimizers(
             [
@@ -172,10 +155,9 @@ class _Request:
     def load(self, random: bool) -> None:
         """Load everything, after :meth:`check`."""
         self._model.load(self._pipe, self._sources)
-        for optimizer in self._optimizers:
+        for given, optimizer in zip(self._given, self._optimizers, strict=True):
             self._saved.load(optimizer, self._names)
-        for optimizer in self._given:
-            adopt_settings(optimizer)
+            copy_settings(optimizer, given)
         self.own.load(self._schedulers, self._scaler, random)
 
 
@@ -189,7 +171,7 @@ def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:
     passed: list[str] = []
     for name in peers.gather([str(path) for path in _candidates(folder)])[0]:
         path = Path(name)
-        manifest, damage = agreed(peers, lambda path=path: _verified(peers, path))
+        manifest, damage = peers.agree(lambda path=path: _verified(peers, path))
         damages = [one for one in peers.gather(damage) if one is not None]
         if manifest is not None and not damages:
             if passed:

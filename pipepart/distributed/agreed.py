@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from ..data.split import MicroBatches
 
@@ -30,23 +28,6 @@ class Call(NamedTuple):
     def split(self) -> MicroBatches:
         """Return the micro-batches."""
         return self.make(self.args, self.kwargs, self.target)
-
-
-class BackwardCall(NamedTuple):
-    """The backward of a differentiable call of a pipeline.
-
-    Attributes:
-        form, number: of the forward, as in :class:`Agreed`.
-        gradients: of the output.
-        parameters: whether the parameters get gradients.
-        check: raises if it cannot run.
-    """
-
-    form: Hashable
-    number: int
-    gradients: Sequence[Tensor | None]
-    parameters: bool
-    check: Callable[[], None]
 
 
 class Agreed(NamedTuple):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from ..input_error import InputError
 from ..ranks import RankError, Ranks
 from .agreed import Call
 from .mini_batches import shown
-from .sketches import Sketches
+
+T = TypeVar("T")
 
 
 class CallSummary(NamedTuple):
@@ -24,7 +25,6 @@ class CallSummary(NamedTuple):
         target: the same of the target.
         state: of the parameters and modes of the model that decide which gradients there are.
         seed: of the rank's random numbers.
-        gradients: sketches of those that a backward begins with.
     """
 
     call: str
@@ -35,7 +35,14 @@ class CallSummary(NamedTuple):
     target: str = ""
     state: str = ""
     seed: int = 0
-    gradients: Sketches = ()
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:
+    """Return the result of ``work``, or its error and the text for the other ranks, "" for none."""
+    try:
+        return work(), None, ""
+    except Exception as error:
+        return None, error, f"{type(error).__name__}: {error}"
 
 
 def check_run(
@@ -54,7 +61,6 @@ def check_run(
         RuntimeError: the ranks make different calls, or are in different modes.
         InputError: a rank needs a mini-batch and was given none, or two were given different ones.
     """
-    check_refusals(everyone)
     check_calls(everyone)
     needed = [(rank, "runs the first stage") for rank in firsts]
     for rank, what in (*needed, *((rank, "runs the last stage") for rank in lasts)):
@@ -84,24 +90,17 @@ def check_run(
             )
 
 
-def check_refusals(everyone: Sequence[CallSummary]) -> None:
-    """Check that no rank has rejected its arguments.
+def check_calls(everyone: Sequence[CallSummary]) -> None:
+    """Check that all ranks make the same call, and none has rejected its arguments.
 
     Raises:
-        RankError: one does.
+        RankError: one has.
+        RuntimeError: the ranks make different calls.
     """
+    first = everyone[0]
     for rank, one in enumerate(everyone):
         if one.refusal:
             raise RankError(f"rank {rank} refuses {one.call}: {one.refusal}")
-
-
-def check_calls(everyone: Sequence[CallSummary]) -> None:
-    """Check that all ranks make the same call.
-
-    Raises:
-        RuntimeError: they do not.
-    """
-    first = everyone[0]
     for rank, one in enumerate(everyone):
         if one[:2] != first[:2]:
             raise RuntimeError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,24 +17,10 @@ _MOST_SHOWN = 300  # characters
 _SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A tensor without its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-    @staticmethod
-    def of(tensor: Tensor) -> Shape:
-        """Return the shape of a tensor."""
-        return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
-
-    def made(self) -> Tensor:
-        """Return a meta tensor of this shape."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return made.requires_grad_(self.requires_grad)
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same layout without values."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def forms(nests: Iterable[Any]) -> list[Any]:

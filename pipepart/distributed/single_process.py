@@ -17,7 +17,7 @@ from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
-from .agreed import Agreed, BackwardCall, Call
+from .agreed import Agreed, Call
 from .model_part import ModelPart
 
 
@@ -69,21 +69,38 @@ class SingleProcess:
         return gradients.begin
 
     def end(self, step: Step, *, scaled: bool = False) -> None:
-        """Share the loss of a run. ``scaled``: gradients may overflow, for a ``GradScaler``."""
+        """Share the loss of a run; ``scaled`` for a ``GradScaler``."""
 
     def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
         """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
         return [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
 
-    def collect(self, made: list[Any], batch: MicroBatches) -> None:
-        """Collect the results of other processes for their micro-batches."""
+    def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
+        """Collect the results of other processes, such as outputs.
 
-    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
-        """Fill in the outputs of micro-batches that other processes computed."""
+        Args:
+            made: by micro-batch; None or an empty tuple where another process has made it.
+            inputs: of the micro-batches.
+            always: with one replica as well; otherwise nothing is done there.
+        """
 
-    def begin_backward(self, call: BackwardCall) -> Hashable:
-        """Agree on the backward of a differentiable call; return the form of its messages."""
-        call.check()
+    def begin_backward(
+        self,
+        form: Hashable,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        parameters: bool,
+        check: Callable[[], None],
+    ) -> Hashable:
+        """Agree on the backward of a differentiable call; return the form of its messages.
+
+        Args:
+            form, number: of the forward, as in :class:`Agreed`.
+            gradients: of the output.
+            parameters: whether the parameters get gradients.
+            check: raises if it cannot run.
+        """
+        check()
         return None
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
