@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeVar
 from ..input_error import InputError
 from ..ranks import RankError, Ranks
 from .agreed import Call
-from .mini_batches import shown
+from .mini_batches import forms
 
+_MOST_SHOWN = 300  # characters
 T = TypeVar("T")
 
 
@@ -73,14 +74,17 @@ def check_run(
             f"rank {without} runs the last stage and was given no target, and rank {with_target} was: pass the same "
             "target= on all ranks"
         )
-    for field, what in (("form", "mini-batches"), ("values", "mini-batches"), ("target", "targets")):
+    for field, what in (("form", "mini-batch"), ("values", "mini-batch"), ("target", "target")):
         given = {rank: getattr(one, field) for rank, one in enumerate(everyone) if getattr(one, field)}
-        if len(set(given.values())) > 1:
-            mine = call.target if field == "target" else (*call.args, *call.kwargs.items())
+        first = next(iter(given), 0)
+        if other := next((rank for rank in given if given[rank] != given[first]), 0):
+            mine = call.target if field == "target" else (call.args, call.kwargs)
+            texts = [text[:_MOST_SHOWN] for text in ranks.gather(str(forms([mine])))]
+            difference = f"{texts[other]} in place of {texts[first]} (shape, strides, dtype, requires_grad)"
             raise InputError(
-                f"the ranks were given {what} that differ: {_difference(given, field, ranks.gather(shown(mine)))}. All "
-                "ranks that are given one get the same, in the same order: seed what shuffles the data alike on every "
-                "rank"
+                f"rank {other} was given another {what} than rank {first}: "
+                f"{difference if texts[other] != texts[first] else 'it has other values'}. All ranks that are given "
+                "one get the same, in the same order: seed what shuffles the data alike on every rank"
             )
     for rank, one in enumerate(everyone):
         if one.state != everyone[0].state:
@@ -107,20 +111,3 @@ def check_calls(everyone: Sequence[CallSummary]) -> None:
                 f"rank {rank} calls {one.call} (call {one.number}) while rank 0 calls {first.call} (call "
                 f"{first.number}): all ranks make the same calls with the same options in the same order"
             )
-
-
-def _difference(given: dict[int, str], field: str, texts: Sequence[str]) -> str:
-    """Say which ranks were given what.
-
-    Args:
-        given: a digest, by rank.
-        field: of :class:`CallSummary`, whose digests these are.
-        texts: what each rank was given, in words.
-    """
-    groups: dict[tuple[str, str], list[str]] = {}
-    for rank, found in given.items():
-        groups.setdefault((found, texts[rank]), []).append(str(rank))
-    if len({text for _, text in groups}) > 1:
-        return "; ".join(f"{text} on rank {', '.join(members)}" for (_, text), members in groups.items())
-    what = "the model calls other functions" if field == "form" else "other values"
-    return f"{what} on rank {' than on rank '.join(', '.join(members) for members in groups.values())}"

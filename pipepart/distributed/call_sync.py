@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,30 +79,6 @@ class CallSync:
         whole = call.name, form, tuple(one.state for one in everyone)
         return Agreed(batch, whole, everyone[0].seed, self._calls - 1)
 
-    def begin_backward(
-        self, call: str, gradients: Sequence[Tensor | None], check: Callable[[], None]
-    ) -> Hashable:
-        """Synchronize a backward; the gradients of the output come from the ranks of the last stage.
-
-        Args:
-            call: which one.
-            gradients: of the output on this rank.
-            check: raises if it cannot run.
-
-        Returns:
-            The layout of the gradients, which decides with the forward what the messages look like.
-
-        Raises:
-            RankError: another rank refuses it, or is lost.
-            RuntimeError: the ranks make different calls, or ``check`` raises.
-        """
-        _, refusal, why = attempt(check)
-        mine = CallSummary(call, self._calls, why, digest(forms(gradients)))
-        everyone = self._exchange(mine, call, refusal)
-        check_calls(everyone)
-        self._begun(call)
-        return tuple(everyone[rank].form for rank in self._lasts)
-
     def meet(self, call: str, work: Callable[[], T]) -> T:
         """Check that all ranks make a call without a mini-batch, and return the result of ``work`` on this rank.
 
@@ -118,6 +94,19 @@ class CallSync:
         result, refusal, why = attempt(work)
         check_calls(self._exchange(CallSummary(call, self._calls, why), call, refusal))
         return cast(T, result)
+
+    def begin_backward(self, call: str, form: str, check: Callable[[], None]) -> Hashable:
+        """Check that all ranks make a backward; return ``form``, the layout of the gradients, of all last stages.
+
+        Raises:
+            Exception: what ``check`` raises on this rank.
+            RankError, RuntimeError: as :meth:`meet`.
+        """
+        _, refusal, why = attempt(check)
+        everyone = self._exchange(CallSummary(call, self._calls, why, form), call, refusal)
+        check_calls(everyone)
+        self._begun(call)
+        return tuple(everyone[rank].form for rank in self._lasts)
 
     def _exchange(self, mine: CallSummary, call: str, refusal: Exception | None) -> list[CallSummary]:
         """Return the summaries of all ranks; raise ``refusal`` if there is one, once all have it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -99,7 +98,7 @@ def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
     Raises:
         InputError: they have not, on all ranks.
     """
-    if rank := _first_other(ranks.gather(digest(arguments), patient=True)):
+    if rank := _first_other(ranks.exchange(digest(arguments), patient=True)):
         found = ranks.gather(arguments)
         pairs = zip_longest(found[0], found[rank], fillvalue="nothing else")
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
@@ -111,7 +110,7 @@ def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
 
 def _compare_values(ranks: Ranks, values: Mapping[str, str]) -> None:
     """Warn if the model has other values on another rank; all ranks call this."""
-    if rank := _first_other(ranks.gather(digest(values))):
+    if rank := _first_other(ranks.exchange(digest(values))):
         first, other = (ranks.gather(values)[which] for which in (0, rank))
         # Tensors on the meta device have none.
         name = next((name for name in first if other.get(name, first[name]) != first[name]), "")
@@ -162,14 +161,6 @@ def _described(value: Any) -> str:
     """Return what a value is, without its address in memory and without what may depend on the rank."""
     if isinstance(value, _PLAIN | dict | list):
         return repr(value)
-    if isinstance(value, partial):
-        return _described(value.func)
     if isinstance(value, nn.Module):
-        settings = vars(value).items() if type(value).__module__.startswith("torch.nn.modules") else ()
-        plain = [
-            f"{name}={one!r}"
-            for name, one in settings
-            if name != "training" and not name.startswith("_") and isinstance(one, _PLAIN)
-        ]
-        return f"{type(value).__name__}({', '.join(plain)})"
+        return f"{type(value).__name__}({value.extra_repr()})"
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 from ..capture import Live, fingerprint
 
 _PLAIN = bool | int | float | str | type(None)
-_MOST_SHOWN = 300  # characters
 _SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 
 
@@ -46,34 +45,6 @@ def forms(nests: Iterable[Any]) -> list[Any]:
             else:
                 found.append(leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__)
     return found
-
-
-def shown(nest: Any) -> str:
-    """Describe the contents of a mini-batch for a message."""
-    text = str(pytree.tree_map(_Shown, nest))
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-class _Shown:
-    """A tensor or another value in a message."""
-
-    def __init__(self, value: Any) -> None:
-        self._text = type(value).__name__
-        if isinstance(value, Tensor):
-            further = [f"on {value.device}"] if value.device.type != "cpu" else []
-            if value.layout is not torch.strided:
-                further.append(str(value.layout))
-            elif not value.is_contiguous():
-                further.append(f"with strides {list(value.stride())}")
-            if value.requires_grad:
-                further.append("that requires a gradient")
-            kind = str(value.dtype).removeprefix("torch.")
-            self._text = " ".join([kind, str(list(value.shape)), *further])
-        elif isinstance(value, _PLAIN):
-            self._text = repr(value)
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 def values(nest: Any) -> list[Any]:

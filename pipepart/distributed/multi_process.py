@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import permutations
@@ -19,6 +20,7 @@ from ..input_error import InputError
 from ..loss import LossError
 from ..planning import Plan
 from ..ranks import Ranks
+from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward, LossSink, Share
 from ..runtime.state.replicas import refuse_copies, refuse_hooks
@@ -29,10 +31,12 @@ from ..runtime.transport.reductions import Reductions
 from .agreed import Agreed, Call
 from .broadcast import broadcast_result
 from .call_sync import CallSync
+from .mini_batches import digest, forms
 from .overflow import share_overflow
 from .ownership import Ownership
 from .rank_part import RankPart
 from .single_process import SingleProcess
+from .wrapped import refuse_wrapped
 
 
 class MultiProcess(SingleProcess):
@@ -203,7 +207,8 @@ class MultiProcess(SingleProcess):
         """
         what = f"the backward of the output of call {number}"
         what += "" if parameters else " to its input alone"
-        return "backward", parameters, form, self._sync.begin_backward(what, gradients, check)
+        layout = self._sync.begin_backward(what, digest(forms(gradients)), check)
+        return "backward", parameters, form, layout
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
         """Give every rank the gradients of the inputs, which the ranks of the first stage have.
@@ -233,6 +238,8 @@ class MultiProcess(SingleProcess):
         """Agree on a call, as :meth:`CallSync.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
+            if "torch.distributed.fsdp" in sys.modules:
+                refuse_wrapped(self.part.model)  # fully_shard changes modules in place
             if self.mesh is not None and torch.is_grad_enabled():
                 refuse_hooks(self._layers)
             if self._ownership.pairs:
@@ -249,7 +256,8 @@ class MultiProcess(SingleProcess):
     def _complete(self, recorder: Recorder) -> None:
         """Give every rank the times of all workers, on the clock of rank 0."""
         if self._offset is None:
-            self._offset = self._ranks.clock_offset()
+            ranks = self._ranks
+            self._offset = ranks.run(partial(offset_to_rank_0, ranks.rank, ranks.size, ranks.groups[0]))
         recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
