@@ -21,7 +21,7 @@ from .data.split import Batching, MicroBatches
 from .differentiable import differentiable
 from .distributed import SingleProcess
 from .distributed.agreed import Agreed, Call
-from .emulation import DeviceEmulation, MemoryUse, memory_of
+from .emulation import DeviceEmulation, MemoryUse
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.engine import Engine
@@ -248,7 +248,13 @@ class Calls(AsModule):
         Raises:
             RuntimeError: the pipeline was made without ``strict``, or its devices are real.
         """
-        return memory_of(self._emulation)
+        found = self._emulation.memory() if self._emulation else {}
+        if not found:
+            raise RuntimeError(
+                "memory is counted on virtual devices whose pipeline is made with strict=True: "
+                "Pipeline(model, plan, ..., strict=True); accelerators count theirs themselves"
+            )
+        return found
 
     def _device_here(self, stage: int) -> torch.device | None:
         """Return the device of a stage; None if that belongs to another rank, which alone may use it."""

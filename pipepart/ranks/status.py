@@ -41,8 +41,8 @@ def timeout_error(
             lines.append(f"  rank {rank} has closed the pipeline")
         else:
             lines.append(
-                f"  rank {rank} does not answer: its process is stopped, code in it keeps Python's lock (GIL), or it has "
-                "not made this pipeline"
+                f"  rank {rank} does not answer: its process is stopped, code in it keeps Python's lock (GIL), or "
+                "it has not made this pipeline"
             )
     error = TimeoutError("\n".join(lines))
     for note in notes:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from pipepart import Cluster, Pipeline, Plan
-from pipepart.emulation.host_link import EmulatedHostLink
-from pipepart.emulation.transport import Clock
+from pipepart.emulation.transport import Clock, EmulatedHostLink
 from pipepart.runtime.offload.copy_queues import CopyQueue
 from tests.support import plain
 from tests.support.chains import Offload, Recompute, cut_by_hand, plan_by_hand
