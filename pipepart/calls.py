@@ -20,7 +20,7 @@ from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
 from .differentiable import differentiable
 from .distributed import SingleProcess
-from .distributed.agreed import Agreed, Call
+from .distributed.single_process import Agreed, Call
 from .emulation import DeviceEmulation, MemoryUse
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan

@@ -21,7 +21,7 @@ from .autograd.in_place import version
 from .autograd.own_copy import tensors
 from .data.split import MicroBatches
 from .distributed import SingleProcess
-from .distributed.agreed import Agreed
+from .distributed.single_process import Agreed
 from .loss import add_loss, collecting
 from .restoring import restoring
 from .runtime.engine import Engine

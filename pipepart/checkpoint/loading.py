@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from ..input_error import InputError
 from ..tensor_file import TensorFile
@@ -18,7 +16,7 @@ from . import directories
 from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
 from .background import finish
 from .manifest import MANIFEST, CheckpointError, Manifest
-from .model_state import Model, SavedModel, listed
+from .model_state import Model, SavedModel, listed, module_of
 from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
 from .peers import Peers
@@ -82,9 +80,9 @@ def load(
     peers.check_alike(folder=str(given), random=random)
     path, manifest = _chosen(peers, given)
     request = peers.agree(lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
-    used = peers.gather(request.used)
-    peers.agree(lambda: request.check(used))
-    if request.leaves_optimizer(used):
+    optimized = {name for names in peers.gather(request.optimized) for name in names}
+    peers.agree(lambda: request.check(optimized))
+    if request.leaves_optimizer(optimized):
         warnings.warn(
             f"{str(path)!r} has the state of an optimizer, which is not loaded: to go on with the training, pass load "
             "the optimizer. To load the model alone, call eval() before",
@@ -99,7 +97,7 @@ class _Request:
 
     Attributes:
         own: what belongs to the process.
-        used: the saved tensors, and the saved parameters with optimizer state, that this rank loads.
+        optimized: the names of the parameters whose optimizer state this rank loads.
     """
 
     def __init__(
@@ -129,32 +127,28 @@ class _Request:
                 if name.startswith("optimizer-") and name.endswith(".json")
             ]
         )
-        self._sources = self._model.sources(pipe)
         groups = [group for one in self._optimizers for group in named_groups(one, self._names)]
-        self.used = [sorted(set(self._sources.values())), [name for group in groups for name in group]]
+        self.optimized = [name for group in groups for name in group]
 
-    def check(self, used: Sequence[Sequence[Sequence[str]]]) -> None:
-        """Check that everything fits, without changes. ``used``: of all ranks.
+    def check(self, optimized: Collection[str]) -> None:
+        """Check that everything fits, without changes. ``optimized``: of all ranks.
 
         Raises:
             ValueError: something does not.
         """
-        tensors, optimized = ({name for names in one for name in names} for one in zip(*used, strict=True))
-        self._model.check(self._pipe, self._sources, tensors)
+        self._model.check(self._pipe)
         self._saved.check(self._optimizers, self._names)
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
             raise InputError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
         self.own.check(self._schedulers, self._scaler)
 
-    def leaves_optimizer(self, used: Sequence[Sequence[Sequence[str]]]) -> bool:
+    def leaves_optimizer(self, optimized: Collection[str]) -> bool:
         """Return True if no rank loads the saved optimizer state although the model is in training mode."""
-        model: Any = self._pipe
-        trains: bool = (model if isinstance(model, nn.Module) else model.module).training
-        return trains and bool(self._saved.names) and not any(optimized for _, optimized in used)
+        return module_of(self._pipe).training and bool(self._saved.names) and not optimized
 
     def load(self, random: bool) -> None:
         """Load everything, after :meth:`check`."""
-        self._model.load(self._pipe, self._sources)
+        self._model.load(self._pipe)
         for given, optimizer in zip(self._given, self._optimizers, strict=True):
             self._saved.load(optimizer, self._names)
             copy_settings(optimizer, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from ..tensor_file import TensorFile
 from .writing import check_tensor
 
 _LISTED = 4
+_EXTRA_STATE = "_extra_state"  # what torch calls it in a state dict
 
 
 class Model(Protocol):
@@ -78,59 +79,58 @@ class SavedModel:
         self._files = {name: file for file in files for name in file.names}
         self._tied = tied
 
-    def sources(self, model: Model) -> dict[str, str]:
-        """Map each name in the model's state dict to the name under which it is saved, if it is.
+    def check(self, model: Model) -> None:
+        """Check that the checkpoint fits the whole model. Nothing is changed.
 
         Args:
             model: a pipeline or a module.
-        """
-        found: dict[str, str] = {}
-        for group in _tied_groups(model):
-            saved = {name: self._tied.get(name, name) for name in group}
-            saved = {name: source for name, source in saved.items() if source in self._files}
-            if saved:
-                found.update((name, saved.get(name, next(iter(saved.values())))) for name in group)
-        return found
-
-    def check(self, model: Model, sources: Mapping[str, str], used: Collection[str]) -> None:
-        """Check that the checkpoint fits the model. Nothing is changed.
-
-        Args:
-            model: a pipeline or a module.
-            sources: a result of :meth:`sources`.
-            used: the saved names that any rank uses.
 
         Raises:
             ValueError: names tensors that are missing, that the model does not have, or of other shapes or dtypes, and
                 those that are one tensor in the model and were saved as several.
         """
-        own = model.state_dict()
-        apart = [{sources[name]: None for name in group if name in sources} for group in _tied_groups(model)]
+        sources = self._sources(model)
+        used: dict[
+            str, dict[str, None]
+        ] = {}  # by first name in the model, the names under which the tensor is saved
+        for name, first in _first_names(model).items():
+            used.setdefault(first, {}).update({sources[name]: None} if name in sources else {})
         faults = {
-            "it lacks": [name for name in own if name not in sources],
-            "the model does not have": [name for name in self._files if name not in used],
+            "it lacks": [name for name, saved in used.items() if not saved],
+            "the model does not have": [name for name in self._files if name not in sources.values()],
             "of another kind are": [
                 fault
-                for name, source in sources.items()
-                if (fault := self._fault(name, own[name], source)) is not None
+                for name, value in model.state_dict().items()
+                if name in sources and (fault := self._fault(name, value, sources[name]))
             ],
             "tied in the model and saved apart are": [
-                " and ".join(names) for names in apart if len(names) > 1
+                " and ".join(saved) for saved in used.values() if len(saved) > 1
             ],
         }
         if any(faults.values()):
             text = "; ".join(f"{what} {listed(which)}" for what, which in faults.items() if which)
             raise InputError(f"the checkpoint is not one of this model: {text}")
 
-    def load(self, model: Model, sources: Mapping[str, str]) -> None:
-        """Copy the values into the model; ``sources`` is a result of :meth:`sources`."""
+    def load(self, model: Model) -> None:
+        """Copy the values into the model, after :meth:`check`."""
         # With the versions of the modules: torch takes a state without for one of an older format, and converts it.
         state: Any = OrderedDict()
         now: Any = module_of(model).state_dict()
         state._metadata = now._metadata
-        for name, source in sources.items():
-            state[name] = self._files[source].window(source)
+        own = model.state_dict()
+        for name, source in self._sources(model).items():
+            if name in own:
+                window = self._files[source].window(source)
+                # load_state_dict copies tensors, but hands over extra state, which the module may keep.
+                state[name] = window.clone() if name.endswith(_EXTRA_STATE) else window
         model.load_state_dict(state, strict=False)  # which it would be for the whole model only
+
+    def _sources(self, model: Model) -> dict[str, str]:
+        """Map each name in the whole model's state dict to the name under which the tensor is saved, if it is."""
+        first = _first_names(model)
+        saved = {name: source for name in first if (source := self._tied.get(name, name)) in self._files}
+        by_tensor = {first[name]: source for name, source in reversed(saved.items())}
+        return {name: saved.get(name, by_tensor[first[name]]) for name in first if first[name] in by_tensor}
 
     def _fault(self, name: str, value: Any, source: str) -> str | None:
         """Return how a saved tensor differs in kind from the model's."""
@@ -143,15 +143,6 @@ def listed(names: list[str]) -> str:
     """Join the first names as text, and add the count of the others."""
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _tied_groups(model: Model) -> list[list[str]]:
-    """Return the names of the tensors that this process has; those of one tensor together."""
-    first = _first_names(model)
-    groups: dict[str, list[str]] = {}
-    for name in model.state_dict():
-        groups.setdefault(first.get(name, name), []).append(name)
-    return list(groups.values())
 
 
 def _first_names(model: Model) -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 
 from ..input_error import InputError
 from ..ranks import RankError, Ranks
-from .agreed import Call
 from .mini_batches import forms
+from .single_process import Call
 
 _MOST_SHOWN = 300  # characters
 T = TypeVar("T")

@@ -24,9 +24,9 @@ from ..input_error import InputError
 from ..ranks import RankError, Ranks
 from ..runtime.replay.randomness import RngKeys
 from ..workers.modes import Modes
-from .agreed import Agreed, Call
 from .call_summary import CallSummary, attempt, check_calls, check_run
 from .mini_batches import digest, forms, on_meta, values
+from .single_process import Agreed, Call
 
 T = TypeVar("T")
 

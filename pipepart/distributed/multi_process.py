@@ -28,14 +28,13 @@ from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
-from .agreed import Agreed, Call
 from .broadcast import broadcast_result
 from .call_sync import CallSync
 from .mini_batches import digest, forms
 from .overflow import share_overflow
 from .ownership import Ownership
 from .rank_part import RankPart
-from .single_process import SingleProcess
+from .single_process import Agreed, Call, SingleProcess
 from .wrapped import refuse_wrapped
 
 

@@ -10,14 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..autograd.in_place import version
 from ..ranks import Ranks
 from ..runtime.sinks import scalar_as_plain, scalar_from_plain
 from .broadcast import broadcast_result, broadcast_tensors
 from .model_part import ModelPart, StandIn
 from .ownership import Ownership
-
-_SMALL_BYTES = 64 * 1024
 
 
 class RankPart(ModelPart):
@@ -43,7 +40,6 @@ class RankPart(ModelPart):
         self._ranks = ranks
         self._replicas: dist.ProcessGroup | None = None
         self._pair: dist.ProcessGroup | None = None
-        self._versions: list[int] = []
         self._stand_in = StandIn(torch.zeros(1))
 
     def connect(self, replicas: dist.ProcessGroup) -> None:
@@ -169,27 +165,13 @@ class RankPart(ModelPart):
                 broadcast_tensors(self._ranks, tensors, ranks[0], self._pair)
 
     def share_written(self) -> None:
-        """Copy buffers written by layers of the first replica, such as BatchNorm statistics, to all replicas.
-
-        torch does not count all writes, so small buffers of layers that train are always given.
-        """
-        if self._replicas is None or not (buffers := self._buffers()):
-            return
-        training = {
-            buffer for module in self.model.modules() if module.training for buffer in module.buffers(False)
-        }
-        changed = [
-            version(one) != before or (one in training and one.nbytes <= _SMALL_BYTES)
-            for one, before in zip(buffers, self._versions, strict=True)
-        ]
-        written = torch.tensor(changed, dtype=torch.uint8)
-        self._ranks.broadcast(written, self._source(), self._replicas)
-        changed = [buffer for buffer, has in zip(buffers, written.tolist(), strict=True) if has]
-        broadcast_tensors(self._ranks, changed, self._source(), self._replicas)
-        self._versions = [version(buffer) for buffer in buffers]
-
-    def _buffers(self) -> list[Tensor]:
-        return [buffer for buffer in self.model.buffers() if self._ownership.is_mine(buffer)]
+        """Copy buffers of layers that train, such as BatchNorm statistics, from the first replica to all."""
+        if self._replicas is not None:
+            training = [
+                one for module in self.model.modules() if module.training for one in module.buffers(False)
+            ]
+            written = [buffer for buffer in dict.fromkeys(training) if self._ownership.is_mine(buffer)]
+            broadcast_tensors(self._ranks, written, self._source(), self._replicas)
 
     def _source(self) -> int:
         assert self._replicas is not None
@@ -198,7 +180,6 @@ class RankPart(ModelPart):
     def _copy_first(self) -> None:
         """Give further replicas all parameters and buffers of the first."""
         if self._replicas is not None:
-            buffers = self._buffers()
-            parameters = (parameter for _, parameter in self.named_parameters())
-            broadcast_tensors(self._ranks, [*parameters, *buffers], self._source(), self._replicas)
-            self._versions = [version(buffer) for buffer in buffers]
+            tensors = [*self.model.parameters(), *self.model.buffers()]
+            mine = [tensor for tensor in tensors if self._ownership.is_mine(tensor)]
+            broadcast_tensors(self._ranks, mine, self._source(), self._replicas)

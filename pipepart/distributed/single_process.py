@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,8 +17,45 @@ from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
-from .agreed import Agreed, Call
 from .model_part import ModelPart
+
+
+class Call(NamedTuple):
+    """A call of a pipeline in this process.
+
+    Attributes:
+        name: of the method.
+        args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
+        make: splits them into micro-batches.
+        options: further arguments of the method, as text; the same on all ranks.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    make: Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
+    options: str = ""
+
+    def split(self) -> MicroBatches:
+        """Return the micro-batches."""
+        return self.make(self.args, self.kwargs, self.target)
+
+
+class Agreed(NamedTuple):
+    """What all processes know before a call runs. One process alone knows the micro-batches, and needs no more.
+
+    Attributes:
+        batch: the micro-batches.
+        form: equal for calls whose stages exchange equal messages.
+        seed: of the random numbers; None for the caller's generator.
+        number: of the call.
+    """
+
+    batch: MicroBatches
+    form: Hashable = None
+    seed: int | None = None
+    number: int = 0
 
 
 class SingleProcess:
