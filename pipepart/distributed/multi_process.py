@@ -23,7 +23,7 @@ from ..ranks import Ranks
 from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward, LossSink, Share
-from ..runtime.state.replicas import refuse_copies, refuse_hooks
+from ..runtime.state.replicas import refuse_hooks
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
@@ -59,7 +59,7 @@ class MultiProcess(SingleProcess):
     def __init__(self, ranks: Ranks, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> None:
         super().__init__(plan, chain)
         self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
-        self.stages, self.replica, self.copied = own.stages, own.replica, own.copied
+        self.stages, self.replica = own.stages, own.replica
         self.has_whole = len(own.stages) == len(plan.stages)
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
         self.rank_of = own.rank_of
@@ -78,9 +78,7 @@ class MultiProcess(SingleProcess):
 
     def connect(self) -> None:
         """Connect the replicas after construction, and copy parameters and buffers of the first to all others."""
-        replicas, pairs = self._ownership.ranks, self._ownership.pairs
-        if pairs:
-            self.part.connect_pair(self._ranks.new_group(pairs))
+        replicas = self._ownership.ranks
         if len(replicas) == 1:
             return
         columns = list(zip(*replicas, strict=True))
@@ -241,8 +239,6 @@ class MultiProcess(SingleProcess):
                 refuse_wrapped(self.part.model)  # fully_shard changes modules in place
             if self.mesh is not None and torch.is_grad_enabled():
                 refuse_hooks(self._layers)
-            if self._ownership.pairs:
-                refuse_copies(self._layers, forward=True, backward=torch.is_grad_enabled())
             batch = call.make(args, kwargs, target)
             if call.name.startswith("forward") and torch.is_grad_enabled():
                 _check_labels(batch)

@@ -39,17 +39,12 @@ class RankPart(ModelPart):
         self._ownership = ownership
         self._ranks = ranks
         self._replicas: dist.ProcessGroup | None = None
-        self._pair: dist.ProcessGroup | None = None
         self._stand_in = StandIn(torch.zeros(1))
 
     def connect(self, replicas: dist.ProcessGroup) -> None:
         """Copy the values of the first replica to the ranks with this part in other replicas."""
         self._replicas = replicas
         self._copy_first()
-
-    def connect_pair(self, pair: dist.ProcessGroup) -> None:
-        """Exchange the values of stages and their copies in this group of two ranks."""
-        self._pair = pair
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of this rank."""
@@ -159,10 +154,7 @@ class RankPart(ModelPart):
         for tensor, ranks in self._ownership.shared.items():
             alike.setdefault(tuple(ranks), []).append(tensor)
         for ranks, tensors in alike.items():
-            if sorted(ranks) not in self._ownership.pairs:
-                broadcast_tensors(self._ranks, tensors, ranks[0])
-            elif self._ranks.rank in ranks:
-                broadcast_tensors(self._ranks, tensors, ranks[0], self._pair)
+            broadcast_tensors(self._ranks, tensors, ranks[0])
 
     def share_written(self) -> None:
         """Copy buffers of layers that train, such as BatchNorm statistics, from the first replica to all."""

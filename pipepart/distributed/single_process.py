@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -69,7 +68,6 @@ class SingleProcess:
         part: of the model, that this process has.
         stages: of this process; None for all.
         replica: of the model, that this process has stages of; None for all.
-        copied: stages of the model whose copies this process runs as well, with the number of the copy.
         links: to other processes; None if there are none.
         mesh: of the processes, with replicas.
         shares_out: whether the micro-batches are shared out among replicas in other processes.
@@ -79,7 +77,6 @@ class SingleProcess:
     mesh: DeviceMesh | None = None
     stages: Collection[int] | None = None
     replica: int | None = None
-    copied: Mapping[int, int] = MappingProxyType({})
     shares_out: bool = False
 
     def __init__(self, plan: Plan, chain: Chain) -> None:
