@@ -74,11 +74,9 @@ def load(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
-    peers = Peers.of(pipe, "load")
+    peers = Peers.of(pipe, f"load({str(folder)!r}, {random=})")
     finish(pipe)
-    given = peers.agree(lambda: checked_folder(folder))
-    peers.check_alike(folder=str(given), random=random)
-    path, manifest = _chosen(peers, given)
+    path, manifest = _chosen(peers, checked_folder(folder))
     request = peers.agree(lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
     optimized = {name for names in peers.gather(request.optimized) for name in names}
     peers.agree(lambda: request.check(optimized))

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from ..input_error import InputError
 from ..ranks import Ranks
 
 T = TypeVar("T")
@@ -32,7 +31,10 @@ class Peers:
 
     @classmethod
     def of(cls, pipe: Any, call: str) -> Peers:
-        """Return the processes of a pipeline, which all make the call of this name; a module has one process.
+        """Return the processes of a pipeline, which all make this call; a module has one process.
+
+        Args:
+            call: the name of the function, with the arguments that are the same on all ranks.
 
         Raises:
             RuntimeError: another rank makes another call, has failed, or is lost.
@@ -75,17 +77,3 @@ class Peers:
             if failure is not None:
                 raise RuntimeError(f"rank {rank} failed: {failure}")
         return result
-
-    def check_alike(self, **arguments: Any) -> None:
-        """Check that all ranks were given equal arguments.
-
-        Raises:
-            ValueError: names one that differs.
-        """
-        everyone = self.gather(arguments)
-        for rank, given in enumerate(everyone):
-            for name, value in given.items():
-                if value != everyone[0][name]:
-                    raise InputError(
-                        f"rank {rank} has {name}={value!r}, and rank 0 {name}={everyone[0][name]!r}"
-                    )

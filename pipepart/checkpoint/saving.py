@@ -78,20 +78,14 @@ def save(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
-    peers = Peers.of(pipe, "save")
+    peers = Peers.of(pipe, f"save({str(folder)!r}, {step=}, {keep=}, {asynchronous=})")
     finish(pipe)
-
-    def checked() -> _Contents:
-        checked_folder(folder)
-        if not is_count(step, 0):
-            raise InputError(f"step must be a whole number from 0 on, got {step!r}")
-        if keep is not None and not is_count(keep):
-            raise InputError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
-        return _contents(pipe, optimizer, scheduler, scaler, data)
-
-    contents = peers.agree(checked)
     absolute = checked_folder(folder)
-    peers.check_alike(folder=str(absolute), step=step, keep=keep, asynchronous=asynchronous)
+    if not is_count(step, 0):
+        raise InputError(f"step must be a whole number from 0 on, got {step!r}")
+    if keep is not None and not is_count(keep):
+        raise InputError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
+    contents = peers.agree(lambda: _contents(pipe, optimizer, scheduler, scaler, data))
     trains = any(parameter.requires_grad for _, parameter in pipe.named_parameters())
     contents = _share_out(peers, contents, trains)
     if asynchronous:

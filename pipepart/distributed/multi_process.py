@@ -264,26 +264,14 @@ def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, st
     """
     if ranks is None:
         return SingleProcess(plan, chain)
-    side = MultiProcess(ranks, plan, chain, varying_shapes, strict)
-    _check_links(plan, side.rank_of)
-    return side
-
-
-def _check_links(plan: Plan, rank_of: Sequence[int]) -> None:
-    """Check that no link between ranks would have to be slowed down.
-
-    Raises:
-        ValueError: one would.
-    """
-    if not plan.cluster.emulated:
-        return
-    for (one, rank), (other, there) in permutations(zip(plan.workers, rank_of, strict=True), 2):
-        link = plan.cluster.link_between(one.name, other.name)
-        if rank != there and (link.bandwidth or link.latency > plan.cluster.message_seconds):
-            raise InputError(
-                f"the link between {one.name} and {other.name} is emulated, which is done between the threads of one "
-                "process only: run without torchrun, or plan for a cluster without link= and latency="
-            )
+    cluster = plan.cluster
+    links = [cluster.link_between(one.name, other.name) for one, other in permutations(plan.workers, 2)]
+    if cluster.emulated and any(link.bandwidth or link.latency > cluster.message_seconds for link in links):
+        raise InputError(
+            "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
+            "without torchrun, or plan for a cluster without link= and latency="
+        )
+    return MultiProcess(ranks, plan, chain, varying_shapes, strict)
 
 
 def _check_labels(batch: MicroBatches) -> None:

@@ -40,10 +40,14 @@ def with_object(module: nn.Module) -> torch.optim.Optimizer:
             ValueError,
             r"shape \(3,\) that is not the model's",
         ),
-        ({"optimizer": "adam"}, TypeError, "optimizer must be an optimizer of torch"),
+        ({"optimizer": "adam"}, TypeError, "optimizer must be Optimizer of torch"),
         ({"scheduler": 3}, TypeError, "scheduler must be"),
         ({"scaler": 3}, TypeError, "scaler must be"),
-        ({"scheduler": adam(model().parameters())}, TypeError, "scheduler must be a scheduler .* got AdamW"),
+        (
+            {"scheduler": adam(model().parameters())},
+            TypeError,
+            "scheduler must be LRScheduler of torch, got AdamW",
+        ),
         (
             {"data": {"images": torch.ones(2**18 + 1)}},
             TypeError,

@@ -155,7 +155,7 @@ REFUSED: list[tuple[int, Callable[..., None], tuple[Any, ...], str]] = [
     (2, other_options, (), "micro_batches is 3 on rank 1, and micro_batches is 2 on rank 0"),
     (3, other_plans, (), r"the plan is \w+ on rank 1, .* or use Pipeline.auto"),
     (2, odd_devices, (), "3 devices and torchrun started 2 processes"),
-    (2, emulated, (), "the link between virtual:0 and virtual:1 is emulated.*one process"),
+    (2, emulated, (), "the links of the plan's cluster are emulated.*one process"),
     (2, fails_on_one, (), "return a torch"),
     (2, two_copies, (), "runs two copies of the model in one process"),
     (4, hooked, (), "has a hook, which would see the gradients of one copy"),
