@@ -358,9 +358,8 @@ class Ranks:
                     start(done)
                 error = self._waited(done, timeout)
             if error is not None and error is not self.failure:
-                error = self.lost(
-                    error
-                )  # while this rank counts as waiting: a peer that has closed is the reason
+                # While this rank counts as waiting: a peer that has closed is the reason.
+                error = self.lost(error)
         except BaseException as interrupt:  # among them a timeout
             self.tell(interrupt)
             raise
