@@ -20,10 +20,12 @@ from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
 from .request import JointRequest
-from .starts import balanced_layouts
+from .starts import balanced_layouts, every_layout
 
+_MOST_LISTED = 1024  # start from every layout if they are not more
 _START_SHARE = 0.3  # share of the allowance for the starts
-_ORDER_SHARE = 0.1  # share of the allowance for annealing orders
+# Share of the allowance for annealing orders; the second if the starts are every layout.
+_ORDER_SHARE, _ORDER_SHARE_LISTED = 0.1, 0.5
 # The number of annealings is 2, plus 1 for each so many operations of the allowance.
 _OPERATIONS_PER_ANNEALING = 1_000_000
 _REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each round
@@ -64,8 +66,12 @@ class Annealing:
     def run(self, plan_layouts: Sequence[Layout]) -> None:
         """Search from the layouts of plans and from balanced layouts."""
         total = self._allowance.operations
-        self._dispatch_starts(plan_layouts, total * _START_SHARE)
-        annealed = total * (1 - _ORDER_SHARE)
+        most = min(_MOST_LISTED, total * _START_SHARE / _OPERATIONS_PER_STAGE)
+        listed = every_layout(self._request, self.pricing, most)
+        listed.sort(key=lambda layout: _bound(self.pricing.problem(layout)))
+        balanced = balanced_layouts(self._request, self.pricing)
+        self._dispatch_starts([*plan_layouts, *listed, *balanced], total * _START_SHARE)
+        annealed = total * (1 - (_ORDER_SHARE_LISTED if listed else _ORDER_SHARE))
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
         starts = self.distinct(rounds - 1)
         if not starts:
@@ -91,17 +97,14 @@ class Annealing:
         """True if the allowance is spent, or the last layout meets the lower bound of the request."""
         return self._allowance.is_over or (bool(self._ordered) and self._ordered[-1].seconds <= self._bound)
 
-    def _dispatch_starts(self, plan_layouts: Sequence[Layout], until: float) -> None:
+    def _dispatch_starts(self, starts: Sequence[Layout], until: float) -> None:
         """Dispatch the starts under every rule, until the allowance has used ``until`` operations."""
         allowance, best = self._allowance, math.inf
-        starts = list(balanced_layouts(self._request, self.pricing))
         variants = list(product((False, True)[: 1 + self.pricing.whole_helps], RULES))
-        tried = product((*plan_layouts, *starts), variants)
+        tried = product(starts, variants)
         if self.pricing.limited:  # most orders do not fit: try all layouts under a few rules first
             variants = list(product((*RULES[:2], *CAREFUL_RULES, *RULES[2:]), (False, True)))
-            tried = (
-                (layout, (whole, rule)) for rule, whole in variants for layout in [*plan_layouts, *starts]
-            )
+            tried = ((layout, (whole, rule)) for rule, whole in variants for layout in starts)
         for layout, (whole, rule) in tried:
             if not self._moves.allows(layout):
                 continue

@@ -62,3 +62,19 @@ class OrderedLayout:
     rows: Sequence[Row]
     seconds: float
     score: float
+
+
+def first_devices(devices: Sequence[int], kinds: Sequence[int]) -> dict[int, int]:
+    """Return a permutation of interchangeable devices after which earlier stages are on earlier devices.
+
+    Args:
+        devices: [stages]: the device of each stage.
+        kinds: [all devices]: equal integers for interchangeable devices.
+    """
+    permutation: dict[int, int] = {}
+    for kind in set(kinds):
+        of_kind = [device for device, its_kind in enumerate(kinds) if its_kind == kind]
+        used = [device for device in dict.fromkeys(devices) if kinds[device] == kind]
+        unused = [device for device in of_kind if device not in used]
+        permutation |= zip([*used, *unused], of_kind, strict=True)
+    return permutation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,7 @@ class Pricing:
         """Return True if a stage that ends before layer ``end`` has a backward."""
         return self._has_backward[end - 1]
 
+    @cached_property
     def device_kinds(self) -> list[int]:
         """Return [devices]: an integer that is equal for interchangeable devices, which have equal costs and links."""
         differ = self._cluster.links_differ

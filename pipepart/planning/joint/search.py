@@ -15,7 +15,7 @@ from ..costs.layer_ranges import TOLERANCE
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from .annealing import Annealing
-from .layout import OrderedLayout
+from .layout import OrderedLayout, first_devices
 from .request import JointRequest
 from .starts import layout_of
 from .to_plan import plan_of
@@ -53,7 +53,7 @@ def search_jointly(
         return None
     annealing = Annealing(request, allowance.part(allowance.operations, _SEARCH_SHARE), Random(seed))
     annealing.run([layout_of(plan, request) for plan in starts if plan.replicas == request.groups.replicas])
-    kinds = annealing.pricing.device_kinds()
+    kinds = annealing.pricing.device_kinds
     for ordered in annealing.distinct(_MOST_PLANS):
         if ordered.seconds * _FULL_BACKWARD_RATIO >= goal:
             return None
@@ -77,18 +77,8 @@ def _plans_of(request: JointRequest, ordered: OrderedLayout) -> list[Plan]:
 
 
 def _on_first_devices(ordered: OrderedLayout, kinds: Sequence[int]) -> OrderedLayout:
-    """Permute interchangeable devices so that earlier stages are on earlier devices.
-
-    Args:
-        ordered: the layout.
-        kinds: [devices]: equal integers for interchangeable devices.
-    """
-    new_device: dict[int, int] = {}
-    for kind in set(kinds):
-        of_kind = [device for device, its_kind in enumerate(kinds) if its_kind == kind]
-        used = [device for device in dict.fromkeys(ordered.layout.devices) if kinds[device] == kind]
-        unused = [device for device in of_kind if device not in used]
-        new_device |= zip([*used, *unused], of_kind, strict=True)
+    """Permute interchangeable devices so that earlier stages are on earlier devices."""
+    new_device = first_devices(ordered.layout.devices, kinds)
     rows = {new_device[device]: row for device, row in enumerate(ordered.rows)}
     devices = tuple(new_device[device] for device in ordered.layout.devices)
     return replace(

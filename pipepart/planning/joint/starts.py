@@ -1,15 +1,16 @@
-"""Start layouts of the joint search: balanced cuts on looped and wave placements, and the layouts of plans."""
+"""Start layouts of the joint search: balanced cuts, the layouts of plans, and every layout of a small model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
 from ..costs.stage_memory import Mode
 from ..partition.local_search import proportional_borders
 from ..plans.plan import Plan
-from .layout import Layout
+from .layout import Layout, first_devices
 from .pricing import Pricing
 from .request import JointRequest
 
@@ -51,6 +52,24 @@ def balanced_layouts(request: JointRequest, pricing: Pricing) -> Iterator[Layout
             cut = proportional_borders(request.costs.compute_sums, borders, speeds).tolist()
             for mode in _modes(request, pricing):
                 yield _layout(pricing, cut, homes, mode)
+
+
+def every_layout(request: JointRequest, pricing: Pricing, most: float) -> list[Layout]:
+    """Return every cut on every placement; no layouts if there are more than ``most``.
+
+    Layouts that differ only by a permutation of interchangeable devices are listed once.
+    """
+    borders, modes = request.costs.allowed_borders.tolist(), _modes(request, pricing)
+    if pricing.devices ** (len(borders) + 1) * len(modes) > most:
+        return []
+    layouts = []
+    for homes in product(range(pricing.devices), repeat=len(borders) + 1):
+        names = first_devices(homes, pricing.device_kinds)
+        if all(names[home] == home for home in homes):
+            ends = [at for at in range(len(borders)) if homes[at] != homes[at + 1]]
+            cut, devices = [borders[at] for at in ends], [homes[at] for at in (*ends, -1)]
+            layouts += [_layout(pricing, cut, devices, mode) for mode in modes]
+    return layouts
 
 
 def _modes(request: JointRequest, pricing: Pricing) -> list[Mode]:
