@@ -42,6 +42,35 @@ def is_torch_loss(function: Any) -> bool:
     return inspect.isfunction(function) and function in all_losses()
 
 
+_MODULES: dict[type[nn.Module], str] = {
+    nn.CrossEntropyLoss: "cross_entropy",
+    nn.NLLLoss: "nll_loss",
+    nn.MSELoss: "mse_loss",
+    nn.L1Loss: "l1_loss",
+    nn.SmoothL1Loss: "smooth_l1_loss",
+    nn.HuberLoss: "huber_loss",
+    nn.BCEWithLogitsLoss: "binary_cross_entropy_with_logits",
+}
+
+
+def torch_function(loss_fn: Any) -> Callable[..., Tensor] | None:
+    """Return the function of torch that a loss does nothing but call with its arguments; None for other losses."""
+    if is_torch_loss(loss_fn):
+        return loss_fn
+    name = _MODULES.get(type(loss_fn))
+    function = getattr(functional, name) if name else None
+    # A function that was put in the place of torch's may do anything.
+    return function if is_torch_loss(function) and not _is_changed(loss_fn) else None
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Return True if calling a module of torch's may do more than its forward."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    own = "forward" in vars(module) or module._compiled_call_impl is not None or module._backward_pre_hooks
+    inherited = type(module).forward.__module__ != nn.CrossEntropyLoss.__module__
+    return bool(hooks or own or inherited or nn.modules.module._has_any_global_hook())
+
+
 def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
     """Return the state of the result of a call of a torch loss: a term, or the layout of its samples.
 
@@ -78,10 +107,16 @@ def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
         and isinstance(values.get("target"), Tensor)
         and not values["target"].is_floating_point()
     ):
-        weight, ignored = values.get("weight"), given["ignore_index"]
+        weight, ignored = given.get("weight"), given["ignore_index"]
         if target is None:
             raise LostError("takes targets that are no part of the batch")
-        count = Divisor(lambda found: count_classes(found(target), weight, ignored), (target,))
+
+        def counted(found: Values) -> float | Tensor:
+            weights = found(weight.number) if isinstance(weight, Ref) else weight
+            return count_classes(found(target), weights, ignored)
+
+        made = (weight.number,) if isinstance(weight, Ref) else ()
+        count = Divisor(counted, (target, *made))
         # If all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
         summed = None
         if weight is not None:
@@ -158,8 +193,8 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _arguments(call: Call) -> dict[str, Any]:
     """Return all arguments of a call of a torch loss, by name."""
-    known = _parameters(call.function)
-    return {**known, **dict(zip(known, call.args, strict=False)), **call.kwargs}
+    known, (args, kwargs) = _parameters(call.function), call.arguments
+    return {**known, **dict(zip(known, args, strict=False)), **kwargs}
 
 
 def _size(call: Call, values: dict[str, Any]) -> float:
