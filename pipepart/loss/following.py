@@ -80,9 +80,10 @@ class Following:
     """
 
     def __init__(self, loss: StepLoss, batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> None:
-        self._function, self._batch = loss.function, batch
+        self._function = loss.function
         self._regular = batch.by_samples and _is_regular(batch, targets)
         self._sizes = tuple(batch.sizes)
+        self._follows = len(batch.sizes) > 1 and batch.by_samples and not _is_compiled(loss.function)
         self._patterns: dict[Hashable, Pattern | str] = {}
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
@@ -127,7 +128,7 @@ class Following:
             return output, None
         values = (output,) if target is None else (output, target)
         moved = buffers_elsewhere(function, output)
-        if len(self._sizes) == 1 or not self._batch.by_samples or _is_compiled(function):
+        if not self._follows:
             return call_with_buffers(function, values, moved), None
         leaves = [target] if type(target) is Tensor else pytree.tree_leaves(target)
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
