@@ -33,14 +33,6 @@ def rows_of_more_than_half(o: Tensor, t: Tensor) -> Tensor:
     return o.logsumexp(-1)[o[..., 0] > 0].pow(2).mean()
 
 
-def in_place(o: Tensor, t: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=o.dtype)
-    for column in range(3):
-        total += F.mse_loss(o[:, column], t[:, column])
-    total *= 2
-    return total
-
-
 def aliased(o: Tensor, t: Tensor) -> Tensor:
     first = F.mse_loss(o, t)
     total = first
@@ -61,29 +53,9 @@ def written_before(o: Tensor, t: Tensor) -> Tensor:
     return F.mse_loss(o.clone().sub_(t) * weights, t)
 
 
-def focal(o: Tensor, t: Tensor) -> Tensor:
-    losses = F.cross_entropy(o, t, reduction="none")
-    return ((1 - (-losses).exp()) ** 2 * losses).mean()
-
-
-def dice_of_each_sample(o: Tensor, t: Tensor) -> Tensor:
-    p, y = o.sigmoid(), (t > 0).double()
-    return (1 - 2 * (p * y).sum(1) / (p.sum(1) + y.sum(1))).mean()
-
-
 def confident(o: Tensor, t: Tensor) -> Tensor:
     losses = F.cross_entropy(o, t, reduction="none")
     return losses[o.softmax(1).max(1).values > 0.4].mean()
-
-
-def pair_of_target(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    mask = t != -100
-    return (F.cross_entropy(o.mT, t, reduction="none") * mask).sum(), mask.sum()
-
-
-def pair_of_output(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    mask = o.max(1).values > 0.2
-    return (F.cross_entropy(o, t, reduction="none") * mask).sum(), mask.sum()
 
 
 def distilled(o: Tensor, t: Tensor) -> Tensor:
@@ -91,12 +63,6 @@ def distilled(o: Tensor, t: Tensor) -> Tensor:
 
 
 NOTES: list[float] = []
-
-
-def noted(o: Tensor, t: Tensor) -> Tensor:
-    loss = F.cross_entropy(o, t)
-    NOTES.append((o.argmax(1) == t).double().mean().item() + loss.item())
-    return loss
 
 
 EXACT: list[tuple[Loss, Callable[[], Any]]] = [
@@ -125,10 +91,10 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: -(F.one_hot(t, num_classes=CLASSES) * o.log_softmax(-1)).sum(-1).mean(), classes),
     (lambda o, t: 3 * (o.pow(2) * (o > 0)).sum() / (0.5 * (o > 0).double().sum()), numbers),
     (lambda o, t: F.l1_loss(o, t, reduction="sum") / t.abs().sum() + 1, numbers),
-    *((loss, tokens) for loss in (shifted, with_penalty, picked, rows_of_more_than_half, pair_of_target)),
-    *((loss, numbers) for loss in (in_place, aliased, doubled_before_more_is_added, written_before)),
-    *((loss, numbers) for loss in (dice_of_each_sample, distilled)),
-    *((loss, classes) for loss in (focal, confident, pair_of_output, noted)),
+    *((loss, tokens) for loss in (shifted, with_penalty, picked, rows_of_more_than_half)),
+    *((loss, numbers) for loss in (aliased, doubled_before_more_is_added, written_before)),
+    (distilled, numbers),
+    (confident, classes),
 ]
 
 

@@ -66,14 +66,6 @@ def test_ignored_targets_count_for_nothing_however_they_fall(loss_fn):
     check_whole_step(classifier(), torch.randn(9, 4).double(), y, loss_fn)
 
 
-def test_tokens_are_counted_in_sequences():
-    model = plain.in_double([nn.Conv1d(4, 6, 1), nn.Conv1d(6, CLASSES, 1)])
-    y = torch.randint(CLASSES, (5, 8))
-    y[0, 2:] = -100
-    y[3, :5] = -100
-    check_whole_step(model, torch.randn(5, 4, 8).double(), y, nn.CrossEntropyLoss())
-
-
 @pytest.mark.parametrize(
     "loss_fn", [lambda output: output.pow(2).mean(), lambda output: output.pow(2).sum(dim=1).sum()]
 )
@@ -131,33 +123,6 @@ def test_targets_may_be_nests():
 
     target = {"mean": torch.randn(7, CLASSES).double(), "scale": 1 + torch.rand(7, CLASSES).double()}
     check_whole_step(classifier(), torch.randn(7, 4).double(), target, loss_fn)
-
-
-def test_a_sum_that_is_zero_for_the_first_micro_batch_is_still_a_sum():
-    def hinge(output: Tensor, target: Tensor) -> Tensor:
-        return (1 - output * target).clamp(min=0).sum()
-
-    model = plain.in_double([nn.Linear(1, 1, bias=False), nn.Identity()])
-    nn.init.ones_(next(model.parameters()))
-    x = torch.tensor([[5.0], [5.0], [0.1], [0.2]], dtype=torch.double)
-    check_whole_step(model, x, torch.ones(4, 1).double(), hinge, micro_batches=2)
-
-
-def penalised(output: Tensor, target: Tensor) -> Tensor:
-    """A mean over the targets that count and one over all samples."""
-    return functional.cross_entropy(output, target) + 0.5 * output.pow(2).mean()
-
-
-def masked(output: Tensor, target: Tensor) -> Tensor:
-    """A mean over the samples whose target is no padding."""
-    return output.pow(2).sum(dim=1)[target >= 0].mean()
-
-
-@pytest.mark.parametrize("loss_fn", [penalised, masked])
-def test_each_term_has_the_divisor_of_its_own_call(loss_fn):
-    x = torch.randn(8, 4).double()
-    for y in (torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), torch.tensor([0, -100, 2, -100, 4, 0, -100, 2])):
-        check_whole_step(classifier(), x, y, loss_fn, micro_batches=3)
 
 
 def test_a_loss_that_does_not_add_up_is_refused_before_any_gradient_is_there():
