@@ -217,7 +217,7 @@ class MiniBatchLoss:
             raise refusal(function, "the mini-batch is not split along its samples")
         if declared is Reduction.MEAN:
             sizes = self._batch.sizes
-            term = Term(loss, count=float(sizes[micro_batch]), divided=True)
+            term = Term(loss, divisor=float(sizes[micro_batch]), divided=True)
             return MicroBatchLoss(loss, (term,), replays=(lambda _, index: float(sizes[index]),))
         raise refusal(function, found)
 
@@ -237,7 +237,7 @@ class MiniBatchLoss:
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
         replay, key = (None, None) if followed is None else self._following.count(followed, count)
-        return MicroBatchLoss(total / count, (Term(total, count=part),), key=key, replays=(replay,))
+        return MicroBatchLoss(total / count, (Term(total, divisor=part),), key=key, replays=(replay,))
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
@@ -259,7 +259,7 @@ class MiniBatchLoss:
         replays = self._replays or (None,) * len(taken.terms)
         for index, term in enumerate(taken.terms):
             known = None
-            if term.count is None or not term.tensor.requires_grad:
+            if term.divisor is None or not term.tensor.requires_grad:
                 known = 1.0
             elif complete:
                 known = self._real_total(index)
@@ -281,7 +281,7 @@ class MiniBatchLoss:
     def _real_total(self, index: int) -> float | Tensor:
         """Return the count of the mini-batch; 1 for a sum, which has none."""
         terms = [taken.terms[index] for taken in self._taken if taken is not None]
-        counts = [term.count for term in terms if term.count is not None]
+        counts = [term.divisor for term in terms if term.divisor is not None]
         return terms[0].bounded(total_of(counts)) if counts else 1.0
 
     def _computed_total(self, term: Term, replay: Replay) -> float | Tensor | None:
@@ -292,7 +292,7 @@ class MiniBatchLoss:
             return None
 
     def _in_proportion(self, micro_batch: int, term: Term) -> float | Tensor:
-        count, sizes = term.count, self._batch.sizes
+        count, sizes = term.divisor, self._batch.sizes
         if self._shared_out:  # a number that is the same in all processes
             return float(sum(sizes))
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0

@@ -18,7 +18,7 @@ from .reduction import StepLoss
 from .rules import Rows
 from .tape import Lost, Tape
 from .terms import MicroBatchLoss, Replay
-from .torch_losses import torch_function
+from .torch_losses import is_torch_loss, is_unchanged
 from .whole import WholeTape
 
 
@@ -87,7 +87,7 @@ class Following:
         self._patterns: dict[Hashable, Pattern | str] = {}
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
-        self._torchs = torch_function(loss.function)
+        self._is_torchs = is_unchanged(loss.function)
         self._of_torch: dict[
             Hashable, Pattern
         ] = {}  # patterns of torch's losses, by the kinds of their arguments
@@ -112,7 +112,7 @@ class Following:
         return pattern.loss(value, (output, target, value).__getitem__)
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
-        if self._torchs is None or type(output) is not Tensor or type(target) is not Tensor:
+        if not self._is_torchs or type(output) is not Tensor or type(target) is not Tensor:
             return None
         return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
 
@@ -151,7 +151,10 @@ class Following:
         if not isinstance(number, int):
             return number.reason if number is not None else "what it returns does not come from the output"
         found = self._analysed(followed, number, Analysis.pattern)
-        if followed.kinds is not None and isinstance(found, Pattern) and len(followed.tape.calls) == 1:
+        calls = followed.tape.calls
+        # Another function may have been put in the place of torch's.
+        is_torchs = len(calls) == 1 and is_torch_loss(calls[0].function)
+        if is_torchs and followed.kinds is not None and isinstance(found, Pattern):
             self._of_torch[followed.kinds] = found
         return found
 

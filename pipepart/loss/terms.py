@@ -18,21 +18,21 @@ class Term(NamedTuple):
     Attributes:
         tensor: its value, without dimensions, and the graph behind it.
         coefficient: the number that it is multiplied by.
-        count: of this micro-batch, a number or a tensor without dimensions; None for a sum, which is not divided.
-        divided: whether ``tensor`` has been divided by ``count``.
+        divisor: the count of this micro-batch, a number or a tensor without dimensions; None for a sum, which is not divided.
+        divided: whether ``tensor`` has been divided by ``divisor``.
         least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
     """
 
     tensor: Tensor
     coefficient: float | Tensor = 1.0
-    count: float | Tensor | None = None
+    divisor: float | Tensor | None = None
     divided: bool = False
     least: float = 0.0
 
     @property
     def empty(self) -> bool | Tensor:
         """True if the term is a mean over no elements, which is NaN."""
-        return self.divided and self.count is not None and self.count == 0
+        return self.divided and self.divisor is not None and self.divisor == 0
 
     def bounded(self, total: float | Tensor) -> float | Tensor:
         """Return the larger of the total count and :attr:`least`."""
@@ -40,13 +40,13 @@ class Term(NamedTuple):
 
     def share_of(self, total: float | Tensor) -> float | Tensor:
         """Return the share of this micro-batch in the total count of the mini-batch; 1 for a sum."""
-        return 1.0 if self.count is None else self.count / total if total else 0.0
+        return 1.0 if self.divisor is None else self.divisor / total if total else 0.0
 
     def weight(self, total: float | Tensor) -> float | Tensor:
         """Return the gradient of the mini-batch's loss at ``tensor``, for the total count ``total``."""
-        if self.count is None:
+        if self.divisor is None:
             return self.coefficient
-        share = self.count if self.divided else 1.0
+        share = self.divisor if self.divided else 1.0
         if isinstance(share, Tensor) or isinstance(total, Tensor):
             weight = self.coefficient * share / total
             # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
@@ -99,7 +99,7 @@ class MicroBatchLoss(NamedTuple):
             Term(
                 term.tensor.detach().cpu().requires_grad_(term.tensor.requires_grad),
                 _cpu(term.coefficient),
-                _cpu(term.count),
+                _cpu(term.divisor),
                 term.divided,
                 term.least,
             )

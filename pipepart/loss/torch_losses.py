@@ -42,33 +42,17 @@ def is_torch_loss(function: Any) -> bool:
     return inspect.isfunction(function) and function in all_losses()
 
 
-_MODULES: dict[type[nn.Module], str] = {
-    nn.CrossEntropyLoss: "cross_entropy",
-    nn.NLLLoss: "nll_loss",
-    nn.MSELoss: "mse_loss",
-    nn.L1Loss: "l1_loss",
-    nn.SmoothL1Loss: "smooth_l1_loss",
-    nn.HuberLoss: "huber_loss",
-    nn.BCEWithLogitsLoss: "binary_cross_entropy_with_logits",
-}
-
-
-def torch_function(loss_fn: Any) -> Callable[..., Tensor] | None:
-    """Return the function of torch that a loss does nothing but call with its arguments; None for other losses."""
-    if is_torch_loss(loss_fn):
-        return loss_fn
-    name = _MODULES.get(type(loss_fn))
-    function = getattr(functional, name) if name else None
-    # A function that was put in the place of torch's may do anything.
-    return function if is_torch_loss(function) and not _is_changed(loss_fn) else None
-
-
-def _is_changed(module: nn.Module) -> bool:
-    """Return True if calling a module of torch's may do more than its forward."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    own = "forward" in vars(module) or module._compiled_call_impl is not None or module._backward_pre_hooks
-    inherited = type(module).forward.__module__ != nn.CrossEntropyLoss.__module__
-    return bool(hooks or own or inherited or nn.modules.module._has_any_global_hook())
+def is_unchanged(loss_fn: Any) -> bool:
+    """Return True for a function or module of torch whose call does no more than torch's own code."""
+    if not isinstance(loss_fn, nn.Module):
+        return is_torch_loss(loss_fn)
+    own = nn.modules.loss.__name__
+    if type(loss_fn).__module__ != own or type(loss_fn).forward.__module__ != own:
+        return False
+    hooks = loss_fn._forward_hooks or loss_fn._forward_pre_hooks or nn.modules.module._has_any_global_hook()
+    backward_hooks = loss_fn._backward_hooks or loss_fn._backward_pre_hooks
+    replaced = "forward" in vars(loss_fn) or loss_fn._compiled_call_impl is not None
+    return not (hooks or backward_hooks or replaced)
 
 
 def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:

@@ -103,7 +103,8 @@ class WholeTape(Tape):
             return part.answer
         results = [self._part.value(number) for number in part.numbers]
         try:
-            made = _on_meta(call, *mapped((args, kwargs), self._without_data), results)
+            args, kwargs = mapped((args, kwargs), self._without_data)
+            made = _on_meta(call, args, kwargs, results)
             if call.name == "__setitem__" or len(tensors(made)) == len(results):
                 return made
         except Exception:  # the meta device has not all functions
