@@ -18,7 +18,7 @@ class Term(NamedTuple):
     Attributes:
         tensor: its value, without dimensions, and the graph behind it.
         coefficient: the number that it is multiplied by.
-        divisor: the count of this micro-batch, a number or a tensor without dimensions; None for a sum, which is not divided.
+        divisor: the count of this micro-batch, a number or a tensor without dimensions; None for a sum.
         divided: whether ``tensor`` has been divided by ``divisor``.
         least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
     """
