@@ -1,6 +1,7 @@
 """`python -m benchmarks.cpu`: pipepart and its peers on two CPU devices of one thread each, in one run."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ def main(
     tries: Annotated[int, typer.Option(min=1, help="Times to retake a step that others disturb.")] = TRIES,
     quick: Annotated[bool, typer.Option("--quick", help="Two models, 4 micro-batches, 3 rounds.")] = False,
     overhead: Annotated[bool, typer.Option(help="Also measure the overhead per action.")] = True,
+    peers: Annotated[bool, typer.Option(help="Also race the peers, and pipepart on two ranks.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every sample here.")] = None,
 ) -> None:
     """Race the plain model, pipepart, torchgpipe and torch.distributed.pipelining on this machine's CPU."""
@@ -36,7 +38,7 @@ def main(
     console.print(tables.machine())
     # Every contender has one thread a device; what runs in this thread has this one.
     torch.set_num_threads(1)
-    with Ranks() as ranks, console.status("") as status:
+    with Ranks() if peers else nullcontext() as ranks, console.status("") as status:
 
         def measure(name: str, count: int, repeats: int) -> race.Result:
             label = f"{name}, {count} micro-batches"

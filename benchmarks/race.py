@@ -41,13 +41,16 @@ class Result:
 def run(
     model: str,
     micro_batches: int,
-    ranks: Ranks,
+    ranks: Ranks | None,
     *,
     rounds: int,
     tries: int = TRIES,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Result:
-    """Profiles and plans `model`, lets every framework run the plan's cut, and times them."""
+    """Profiles and plans `model`, lets every framework run the plan's cut, and times them.
+
+    Without `ranks`, only the plain model and pipepart in one process run.
+    """
     workload = models.build(model)
     progress("profiling")
 
@@ -80,16 +83,19 @@ def _described(plan: Plan) -> str:
 
 
 @contextmanager
-def _contenders(course: Course, plans: dict[str, Plan], ranks: Ranks) -> Iterator[list[Contender]]:
+def _contenders(course: Course, plans: dict[str, Plan], ranks: Ranks | None) -> Iterator[list[Contender]]:
     contenders: list[Contender] = [
         Plain(course),
         Plain(course, micro_batches=course.micro_batches),
         *(PipepartThreads(name, course.workload, plan) for name, plan in plans.items()),
-        TorchGPipe(course, worker_per_device=False),
-        TorchGPipe(course, worker_per_device=True),
-        *(OnRanks.of_pipepart(course, ranks, name, plan) for name, plan in plans.items()),
-        *(OnRanks.of_torch(course, ranks, schedule) for schedule in DISTRIBUTED_SCHEDULES),
     ]
+    if ranks is not None:
+        contenders += [
+            TorchGPipe(course, worker_per_device=False),
+            TorchGPipe(course, worker_per_device=True),
+            *(OnRanks.of_pipepart(course, ranks, name, plan) for name, plan in plans.items()),
+            *(OnRanks.of_torch(course, ranks, schedule) for schedule in DISTRIBUTED_SCHEDULES),
+        ]
     try:
         yield contenders
     finally:

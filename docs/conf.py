@@ -48,6 +48,7 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 html_title = "pipepart"
+html_sidebars = {"getting-started": []}  # the only page without a section
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,

@@ -20,9 +20,9 @@ class AsModule:
     """A model under its own names, and the optimizers of a pipeline's stages.
 
     Args:
-        part: what this process has of the user's model.
-        layers: the modules that its stages were made of, with their paths.
-        optimizers: of the stages.
+        part: the part of the user's model that this process has.
+        layers: the modules that its stages consist of, with their paths.
+        optimizers: the optimizers of the stages.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class AsModule:
         self._lengths = {id(parent): (parent, len(parent._modules)) for parent, _, _, _ in self._places}
 
     def check_layers(self) -> None:
-        """Check that the model still has the layers that the stages were made of.
+        """Check that the model still has the layers of the stages.
 
         Raises:
             RuntimeError: a layer was replaced, removed or added.
         """
         for parent, key, name, layer in self._places:
-            found = parent._modules.get(key)
-            if found is not layer:
+            present = parent._modules.get(key)
+            if present is not layer:
                 raise RuntimeError(
                     f"layer {name!r} was replaced after the pipeline was made: its stage runs the "
                     f"{type(layer).__name__} that was there, the model has "
-                    f"{'none' if found is None else f'a {type(found).__name__}'}. Make another Pipeline"
+                    f"{'none' if present is None else f'a {type(present).__name__}'}. Make another Pipeline"
                 )
         for parent, count in self._lengths.values():
             if len(parent._modules) != count:
@@ -62,7 +62,7 @@ class AsModule:
         return self._model
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The model's parameters; under torchrun those of this rank's stages, or an empty one if these have none."""
+        """The model's parameters; under torchrun those of this rank's stages, at least one empty parameter."""
         return self._part.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -78,7 +78,7 @@ class AsModule:
         return self._part.full_state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load a state dict of the whole model, as ``nn.Module.load_state_dict`` does; a rank takes its own part."""
+        """Load a state dict of the whole model, as ``nn.Module.load_state_dict`` does; a rank loads its stages."""
         return self._part.load_state_dict(state, strict)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -122,7 +122,7 @@ class AsModule:
         The arguments are those of ``nn.utils.clip_grad_norm_``, and the result equals that of the model on one device.
 
         Raises:
-            ValueError: stages have optimizers of their own, which have stepped already.
+            ValueError: each stage has its own optimizer, which has stepped already.
         """
         self._optimizers.refuse("clipping by the norm of all gradients")
         return self._part.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
@@ -163,7 +163,7 @@ class AsModule:
         """Load what :meth:`optimizer_state_dict` returned, for this cut of the model or another.
 
         Raises:
-            ValueError: a parameter is missing in it.
+            ValueError: a parameter is missing in the state.
         """
         self._optimizers.load_state_dict(state)
 

@@ -39,7 +39,7 @@ def plan_for(
     Args:
         with_optimizers: whether each stage will have an optimizer. Asynchronous schedules need one.
         all_devices: whether each device must have a stage, even if this does not shorten the step.
-        keywords: of :func:`pipepart.plan`.
+        keywords: further keywords of :func:`pipepart.plan`.
 
     Raises:
         TypeError, ValueError: as for :func:`pipepart.profile` and :func:`pipepart.plan`. Most arguments are checked
@@ -47,7 +47,7 @@ def plan_for(
     """
     if not isinstance(optimizer_state, str):
         raise InputTypeError(
-            f"optimizer_state must be the name of an optimizer, as 'adam', got {optimizer_state!r:.80}"
+            f"optimizer_state must be the name of an optimizer, such as 'adam', got {optimizer_state!r:.80}"
         )
     cluster = as_cluster(devices)
     declared_reduction(loss_fn)

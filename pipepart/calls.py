@@ -87,7 +87,7 @@ class Calls(AsModule):
             The loss of the mini-batch, a scalar without gradient, neither scaled nor weighted; or ``(loss, output)``.
 
         Raises:
-            TypeError, ValueError: wrong arguments; nothing has run. Or the outputs cannot be joined.
+            TypeError, ValueError: an argument is wrong, and nothing has run; or the outputs cannot be joined.
             RuntimeError: gradients are disabled, the pipeline is closed or busy, or a layer of the model was replaced.
             BaseException: what a layer or the loss raises, with notes that name stage, layer and micro-batch. The
                 gradients are incomplete; the next step works. Optimizers of stages may have taken unequal numbers of
@@ -102,7 +102,7 @@ class Calls(AsModule):
         agreed = self._agreed("step", args, kwargs, target, options)
         if scaler is not None:
             self._optimizers.refuse("a scaler")
-            # Its first use makes the scale, for all workers: on the caller's streams, for which theirs wait.
+            # The first use of a scaler creates its scale: here, on the caller's streams, which the workers wait for.
             last = self._device_here(len(self._plan.stages) - 1) or self._engine.devices[-1]
             scaler.scale(torch.ones((), device=last))
         run = partial(self._trained, agreed, scaler, loss_weight, return_outputs)
@@ -115,14 +115,14 @@ class Calls(AsModule):
     def _trained(
         self, agreed: Agreed, scaler: torch.amp.GradScaler | None, loss_weight: float, keep_outputs: bool
     ) -> tuple[MicroBatchLossSink | BatchLossSink, Recorder | None]:
-        """Run forwards and backwards of a mini-batch, and those of the graph that made it."""
+        """Run forwards and backwards of a mini-batch, then the backward of the graph that computed it, if any."""
         batch, form, seed, _ = agreed
         order = self._orders.step(len(batch.inputs))
         batch = self._engine.pinned.with_targets(
             order.schedule, batch, self._loss.reduction is Reduction.BATCH
         )
         optimizers = self._optimizers.by_stage
-        # Without those that the optimizers of the stages update.
+        # Optimizers of stages clear and use their gradients within the step.
         gradients = StepGradients(lambda: () if optimizers else self.parameters())
         sink = make_loss_sink(
             self._loss,
@@ -135,7 +135,7 @@ class Calls(AsModule):
             loss_weight=loss_weight,
             shared_out=self._side.shares_out,
         )
-        messages = [graph_cut.part(one) for one in batch.inputs]
+        messages = [graph_cut.part(each) for each in batch.inputs]
         self._optimizers.zero_grad()
         recorder = self._traces.recorder(order.schedule, self._stages)
         step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
@@ -178,7 +178,7 @@ class Calls(AsModule):
                 keep_outputs=return_outputs,
                 shared_out=self._side.shares_out,
             )
-            step = self._engine.forwards([graph_cut.part(one) for one in batch.inputs], sink, form, seed)
+            step = self._engine.forwards([graph_cut.part(each) for each in batch.inputs], sink, form, seed)
             self._side.end(step)
             return (sink.total, self._output(sink, batch)) if return_outputs else sink.total
 
@@ -193,7 +193,7 @@ class Calls(AsModule):
         after all forwards, and adds to the ``grad`` of the parameters. The parameters are not in the graph of the
         output, so ``torch.autograd.grad`` and ``backward(inputs=...)`` reach the arguments of the model only.
 
-        Under torchrun every rank gets the output, computes the same loss of it, and goes backward.
+        Under torchrun every rank gets the output, computes the same loss from it, and calls ``backward``.
 
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`step`.
@@ -207,7 +207,7 @@ class Calls(AsModule):
             return gathered(outputs, batch, self._merge, loss_of_outputs(self._loss, outputs, batch))
         sink = OutputSink(batch.sizes)
         step = self._engine.forwards_for_caller(
-            [graph_cut.part(one) for one in batch.inputs], sink, form, seed
+            [graph_cut.part(each) for each in batch.inputs], sink, form, seed
         )
         self._side.end(step)
         self._side.collect(sink.outputs, batch)
@@ -228,7 +228,7 @@ class Calls(AsModule):
     def trace(self, *, memory: bool = False) -> Iterator[Trace]:
         """Record the steps that run within ``with pipe.trace() as trace``, to compare them with the plan.
 
-        With ``memory``, ``trace.memory_bytes`` has the most bytes that each device had, if the pipeline is strict.
+        With ``memory``, ``trace.memory_bytes`` has the peak of each device, if the pipeline is strict.
         """
         emulation = self._emulation if memory else None
         if emulation:
@@ -243,10 +243,10 @@ class Calls(AsModule):
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes in use and their peak on each virtual device, by device name, without the caller's own tensors.
 
-        Under torchrun on the devices of this rank.
+        Under torchrun, only the devices of this rank are included.
 
         Raises:
-            RuntimeError: the pipeline was made without ``strict``, or its devices are real.
+            RuntimeError: the pipeline is not ``strict``, or its devices are real.
         """
         return memory_of(self._emulation)
 

@@ -43,22 +43,22 @@ def differentiable(
     """Run all forwards; return the outputs of the micro-batches. Their backward runs the backwards of the stages.
 
     Args:
-        engine: runs them.
-        agreed: the micro-batches, with the graph that made their inputs, if any.
-        parameters: of the model, by name.
+        engine: the engine of the pipeline.
+        agreed: the micro-batches, with the autograd graph of their inputs, if any.
+        parameters: the parameters of the model, by name.
         recomputes: whether the backward reads the parameters again. Autograd does not notice if they have changed.
-        processes: that the pipeline runs on.
+        processes: the processes that the pipeline runs on.
     """
     call = _Call(engine, agreed, parameters, recomputes, processes)
     # The parameters are not inputs of the node, so an anchor makes it run backward. Autograd makes the caller's streams
     # wait for the streams of leaves, so each device with parameters needs a leaf.
     first, *others = (torch.empty(0, requires_grad=True, device=device) for device in engine.devices)
-    leaves = (leaf for one in agreed.batch.inputs for leaf in graph_cut.leaves(one))
+    leaves = (leaf for inputs in agreed.batch.inputs for leaf in graph_cut.leaves(inputs))
     return call.rebuild(_Node.apply(call, first, *leaves, *others))
 
 
 def _keeping_gradients(parameters: Iterable[nn.Parameter], run: Callable[[], R]) -> R:
-    """Call a function; the parameters have the gradients of before afterwards."""
+    """Call a function, and restore the gradients that the parameters had before."""
     kept = [(parameter, parameter.grad) for parameter in parameters]
 
     def cleared() -> R:
@@ -90,48 +90,51 @@ class _Call:
         self._form, self._seed, self._number = agreed.form, agreed.seed, agreed.number
         self._processes = processes
         self._parameters = list(parameters.values())
-        self._homes = [leaf.device for one in batch.inputs for leaf in graph_cut.leaves(one)]
-        read = [("the input", tensor) for one in batch.inputs for tensor in tensors(one)]
-        read += [(f"parameter {name!r}", one) for name, one in parameters.items()] if recomputes else []
+        self._homes = [leaf.device for inputs in batch.inputs for leaf in graph_cut.leaves(inputs)]
+        read = [("the input", tensor) for inputs in batch.inputs for tensor in tensors(inputs)]
+        if recomputes:
+            read += [(f"parameter {name!r}", parameter) for name, parameter in parameters.items()]
         self._read = [(name, tensor, version(tensor)) for name, tensor in read]
         self._sink = OutputSink(batch.sizes)
         self._collects = collecting()
         self._casts = [dtype for _, dtype in Modes.current().autocast]
         self._run: Step | None = None
-        self._nests: list[tuple[list[Any], Any]] = []
-        self._asking: list[list[bool]] = []
+        self._flattened: list[tuple[list[Any], Any]] = []  # outputs: their items, and what rebuilds them
+        self._requires_grad: list[list[bool]] = []  # for each tensor of each output
 
     def forward(self) -> tuple[list[Tensor], list[bool]]:
         """Return the tensors of all outputs, and which of them can be differentiated."""
         batch, self._batch = self._batch, None
         assert batch is not None
         with torch.enable_grad():
-            inputs = [graph_cut.part(one) for one in batch.inputs]
+            inputs = [graph_cut.part(each) for each in batch.inputs]
             self._run = self._engine.forwards_for_caller(inputs, self._sink, self._form, self._seed)
         self._processes.end(self._run)
         self._processes.share_outputs(self._sink.outputs, batch)
-        self._nests = [pytree.tree_flatten(output) for output in self._sink.outputs]
-        self._sink.outputs = [None] * len(self._nests)  # a second forward replaces them
-        found = [[item for item in nest if isinstance(item, Tensor)] for nest, _ in self._nests]
-        self._asking = [[tensor.requires_grad for tensor in row] for row in found]
-        made = [tensor.detach() for row in found for tensor in row]
-        asking = [asks for row in self._asking for asks in row]
+        self._flattened = [pytree.tree_flatten(output) for output in self._sink.outputs]
+        self._sink.outputs = [None] * len(self._flattened)  # a second forward replaces them
+        rows = [[item for item in items if isinstance(item, Tensor)] for items, _ in self._flattened]
+        self._requires_grad = [[tensor.requires_grad for tensor in row] for row in rows]
+        detached = [tensor.detach() for row in rows for tensor in row]
+        requires_grad = [required for row in self._requires_grad for required in row]
         added = self._sink.added_total() if self._collects else None
         if added is None:
             self._collects = False
-            return made, asking
-        return [*made, added], [*asking, self._sink.added_have_graph]
+            return detached, requires_grad
+        return [*detached, added], [*requires_grad, self._sink.added_have_graph]
 
-    def rebuild(self, made: Sequence[Tensor]) -> list[Any]:
-        """Return the outputs of the micro-batches, with their tensors replaced by those of the node."""
+    def rebuild(self, results: Sequence[Tensor]) -> list[Any]:
+        """Return the outputs of the micro-batches, with their tensors replaced by the results of the node."""
         if self._collects:
-            *made, added = made
+            *results, added = results
             add_loss(added, reduction="sum")
-        given = iter(made)
-        nests, self._nests = self._nests, []
+        remaining = iter(results)
+        flattened, self._flattened = self._flattened, []
         return [
-            pytree.tree_unflatten([next(given) if isinstance(item, Tensor) else item for item in nest], spec)
-            for nest, spec in nests
+            pytree.tree_unflatten(
+                [next(remaining) if isinstance(item, Tensor) else item for item in items], spec
+            )
+            for items, spec in flattened
         ]
 
     @frees_memory
@@ -146,9 +149,9 @@ class _Call:
         )
         if self._collects:
             *gradients, self._sink.gradient_of_added = gradients
-        given = iter(gradients)
-        rows = [[(next(given), asks) for asks in row] for row in self._asking]
-        self._sink.received_gradients = [[gradient for gradient, asks in row if asks] for row in rows]
+        remaining = iter(gradients)
+        rows = [[(next(remaining), required) for required in row] for row in self._requires_grad]
+        self._sink.received_gradients = [[gradient for gradient, required in row if required] for row in rows]
         run, self._run = self._run, None
         self._read = []
 
@@ -156,8 +159,8 @@ class _Call:
             step = self._engine.backwards(run, self._sink, form)
             return self._processes.end_backward(step, torch.float16 in self._casts)
 
-        found = backwards() if parameters else _keeping_gradients(self._parameters, backwards)
-        return graph_cut.gradients_home(found, self._homes)
+        of_inputs = backwards() if parameters else _keeping_gradients(self._parameters, backwards)
+        return graph_cut.gradients_home(of_inputs, self._homes)
 
     def _check_unwritten(self) -> None:
         """Raise, as autograd does, if a tensor that the backward reads was written after the forward."""
@@ -177,9 +180,10 @@ class _Node(torch.autograd.Function):
         ctx.others = len(others)
         ctx.anchor = get_gradient_edge(anchor).node
         ctx.set_materialize_grads(False)
-        tensors, asking = call.forward()
-        ctx.mark_non_differentiable(*(t for t, asks in zip(tensors, asking, strict=True) if not asks))
-        return tuple(tensors)
+        results, requires_grad = call.forward()
+        without = [each for each, required in zip(results, requires_grad, strict=True) if not required]
+        ctx.mark_non_differentiable(*without)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -190,5 +194,5 @@ class _Node(torch.autograd.Function):
             )
         # `autograd.grad` of some tensors only does not pass through the anchor.
         parameters = torch._C._will_engine_execute_node(ctx.anchor)
-        found = ctx.call.backward(gradients, parameters)
-        return (None, None, *found, *[None] * (ctx.others - len(found)))
+        of_inputs = ctx.call.backward(gradients, parameters)
+        return (None, None, *of_inputs, *[None] * (ctx.others - len(of_inputs)))

@@ -39,12 +39,12 @@ def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:
     """Check the keywords of ``Pipeline.auto`` before anything is measured.
 
     Args:
-        options: those that go to the pipeline.
-        others: the names of its other parameters.
+        options: the keywords for the pipeline.
+        others: the names of the other parameters of ``Pipeline.auto``.
 
     Raises:
         TypeError: a keyword is unknown, or an argument has the wrong type.
-        ValueError: ``timeout`` is no positive, finite number.
+        ValueError: ``timeout`` is not a positive, finite number.
     """
     for name in options.keys() - RunOptions.__annotations__.keys():
         near = get_close_matches(name, [*others, *RunOptions.__annotations__], n=1)
@@ -59,7 +59,7 @@ def check_functions(**functions: Any) -> None:
     """Check that functions are callable or None.
 
     Raises:
-        TypeError: one is not.
+        TypeError: a function is not callable.
     """
     for name, function in functions.items():
         if function is not None and not callable(function):
@@ -72,8 +72,8 @@ def check_runs(
     """Refuse what a pipeline cannot run, before anything is moved to a device.
 
     Raises:
-        TypeError: ``plan`` is no Plan, or ``optimizer`` cannot be called.
-        ValueError: the plan does not go with the optimizers or the reduction; or ``timeout`` is no
+        TypeError: ``plan`` is not a Plan, or ``optimizer`` cannot be called.
+        ValueError: the plan does not allow the optimizers or the reduction; or ``timeout`` is not a
             positive, finite number.
     """
     if not isinstance(plan, Plan):
@@ -89,7 +89,9 @@ def check_timeout(timeout: float | None) -> None:
     """Check that a timeout is None or positive.
 
     Raises:
-        ValueError: it is not positive.
+        ValueError: ``timeout`` is not positive.
     """
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
-        raise InputError(f"timeout is a number of seconds above 0, or None to wait for ever; got {timeout!r}")
+        raise InputError(
+            f"timeout must be a number of seconds above 0, or None to wait for ever; got {timeout!r}"
+        )

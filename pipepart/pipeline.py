@@ -216,9 +216,10 @@ class Pipeline(Calls):
         split: Splitter | None = None,
         **options: Unpack[RunOptions],
     ) -> Pipeline:
-        """Profile ``model`` on ``sample``, plan, and make the pipeline. On the meta device, costs are estimated.
+        """Profile ``model`` on ``sample``, plan, and return the pipeline.
 
-        Under torchrun rank 0 profiles and plans for all.
+        Layers of a model on the meta device are measured one at a time, with random values. Under torchrun rank 0
+        profiles and plans for all.
 
         Args:
             model: any module.
@@ -236,7 +237,7 @@ class Pipeline(Calls):
             replicas: copies of the model that train side by side; ``"auto"`` for the fastest number.
             compress: ``"bf16"`` or ``"int8"`` to send activations and gradients in fewer bytes between hosts, or
                 between devices of one host. See :func:`pipepart.plan`.
-            seconds: that the search for the plan may take, as for :func:`pipepart.plan`.
+            seconds: time limit of the search for the plan, as for :func:`pipepart.plan`.
             optimizer_state: the optimizer whose state counts in the memory of a stage: ``"sgd"``, ``"momentum"``,
                 ``"adam"`` or ``"adamw"``.
             split, options: as for :class:`Pipeline`.
@@ -251,7 +252,7 @@ class Pipeline(Calls):
             if isinstance(model, nn.Module):
                 InitialValues.of(model, options.get("weights"), options.get("initialize"))
 
-        same: dict[str, Any] = {
+        agreed: dict[str, Any] = {  # the same on all ranks
             "layers": layers,
             "schedule": schedule,
             "micro_batches": micro_batches,
@@ -266,7 +267,7 @@ class Pipeline(Calls):
             plan_for,
             model,
             sample,
-            **same,
+            **agreed,
             target=target,
             loss_fn=loss_fn,
             devices=devices if devices is not None else Cluster.of_ranks() if under_torchrun() else 2,
@@ -275,8 +276,8 @@ class Pipeline(Calls):
             reduction=options.get("reduction"),
             all_devices=under_torchrun(),
         )
-        made = planned_once(check, make, same)
-        return cls(model, made, loss_fn, split=split, **options)
+        plan = planned_once(check, make, agreed)
+        return cls(model, plan, loss_fn, split=split, **options)
 
     @property
     def plan(self) -> Plan:
@@ -291,7 +292,7 @@ class Pipeline(Calls):
     def meet(self, call: str) -> Ranks | None:
         """Synchronize all processes for the call of this name, and return them; None for a single process.
 
-        For what needs all ranks beside the steps, as :func:`pipepart.save` does.
+        Used by calls other than steps that need all ranks, such as :func:`pipepart.save`.
 
         Raises:
             RuntimeError: another rank makes another call, has failed, or is lost.
@@ -305,7 +306,7 @@ class Pipeline(Calls):
         checkpoint that is written in the background.
 
         Raises:
-            BaseException: what went wrong with that checkpoint, if nothing has raised it yet.
+            BaseException: the error of that checkpoint, if nothing has raised it yet.
         """
         self._engine.close("the pipeline is closed")
         self._engine.join()

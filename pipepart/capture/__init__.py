@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .any_module import capture, chain_of
+from .any_module import chain_of
 from .chain import Chain, Whole
 from .describing import describe, tensor_specs
 from .grouped_product import grouped_product
@@ -38,7 +38,6 @@ __all__ = [
     "Verify",
     "Whole",
     "bindings_restored",
-    "capture",
     "chain_of",
     "copied",
     "describe",

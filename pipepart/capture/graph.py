@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,38 +19,28 @@ class LayerGraph(nx.DiGraph):
     """
 
     @classmethod
-    def chain(cls, layers: list[LayerInfo], inputs: tuple[TensorSpec, ...]) -> LayerGraph:
-        """Build a chain graph: layer i feeds layer i + 1. ``inputs`` are the specs of the model's inputs."""
-        graph = cls._of_layers(layers, inputs)
-        for before, after in itertools.pairwise(layers):
-            graph.add_edge(before.name, after.name, tensors=before.outputs, bytes=before.output_bytes)
-        return graph
-
-    @classmethod
-    def recorded(
+    def of(
         cls,
         layers: list[LayerInfo],
-        values: Iterable[tuple[Sequence[int], int, TensorSpec | None]],
+        values: Iterable[tuple[Sequence[int], int, tuple[TensorSpec, ...]]],
         inputs: tuple[TensorSpec, ...],
     ) -> LayerGraph:
-        """Build a graph from values between layers: index of the producer, indices of the users, bytes, spec if known.
+        """Build a graph of layers and the values between them.
 
-        Arguments of the model are no edges.
+        Args:
+            layers: in execution order.
+            values: index of the layer that makes a value and of those that use it, bytes, and specs if known. Arguments
+                of the model are none.
+            inputs: the specs of the model's inputs.
         """
-        graph = cls._of_layers(layers, inputs)
-        for (maker, *users), size, spec in values:
-            for user in users:
-                edge = layers[maker].name, layers[user].name
-                known = graph.get_edge_data(*edge, {"tensors": (), "bytes": 0})
-                tensors = (*known["tensors"], spec) if spec else ()
-                graph.add_edge(*edge, tensors=tensors, bytes=known["bytes"] + size)
-        return graph
-
-    @classmethod
-    def _of_layers(cls, layers: list[LayerInfo], inputs: tuple[TensorSpec, ...]) -> LayerGraph:
         graph = cls(inputs=inputs)
         for layer in layers:
             graph.add_node(layer.name, layer=layer)
+        for (maker, *users), size, specs in values:
+            for user in users:
+                edge = layers[maker].name, layers[user].name
+                known = graph.get_edge_data(*edge, {"tensors": (), "bytes": 0})
+                graph.add_edge(*edge, tensors=(*known["tensors"], *specs), bytes=known["bytes"] + size)
         return graph
 
     @property

@@ -15,7 +15,6 @@ from schedules.pictures.layout import Panel
 
 from ..document import Document, Seconds, Value, fault_texts
 from ..planning import Plan
-from ..planning.search.search_order import with_split_critical
 from .errors import UsageError
 from .files import read_schedule
 
@@ -208,7 +207,6 @@ def on_plan(plan: Plan, name: str | None, micro_batches: int | None) -> Simulate
         )
         changes |= {
             "profile": plan.profile.model_copy(update={"costs": (costs,)}),
-            "split_critical": (),
             "alternatives": (),
         }
         try:
@@ -216,6 +214,4 @@ def on_plan(plan: Plan, name: str | None, micro_batches: int | None) -> Simulate
         except ValidationError as error:
             faults = "; ".join(text.removeprefix("file: ") for text in fault_texts(error))
             raise UsageError(f"{faults}: plan again with this schedule") from None
-        if plan.schedule != "search":
-            plan = with_split_critical(plan)
     return Simulated(plan.simulate(), plan.stage_costs(), [device.name for device in plan.workers], plan)

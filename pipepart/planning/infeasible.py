@@ -26,16 +26,6 @@ class Infeasible:
     plan: Plan | None = None
 
 
-class DoesNotFit(ValueError):
-    """No plan of a request fits the memory."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(
-            f"no plan for {len(request.profile.layers)} layers on {len(request.cluster)} devices fits"
-        )
-        self.request = request
-
-
 def exceeds_memory(request: Request) -> bool:
     """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory of the devices."""
     limits = [device.memory_bytes for device in request.cluster.devices]

@@ -15,7 +15,7 @@ from ..profiling import Profile
 from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
-from .infeasible import DoesNotFit, Infeasible, exceeds_memory
+from .infeasible import Infeasible, exceeds_memory
 from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
@@ -91,8 +91,9 @@ def plan(
         colocate: groups of layers that stay in one stage.
         no_cut_before: layers that no stage begins with.
         cut_before: first layer of each stage from the second on; defines the whole cut.
-        allow_split_ties: allow layers that share a parameter to be in different stages if no cut into as many stages
-            keeps them together. The later stages then hold a copy of the parameter and of its gradient.
+        allow_split_ties: allow layers that share a parameter to be in different stages if cuts that keep them together
+            have fewer stages than the devices run (or than ``stages``). The later stages then hold a copy of the
+            parameter and of its gradient.
         reduction: the ``reduction`` of the pipeline. ``"batch"`` allows only schedules whose last stage runs all
             forwards before its first backward, and counts the memory of the loss of the whole mini-batch.
         compress: ``"bf16"`` or ``"int8"`` to send activations and their gradients in fewer bytes over the links between
@@ -100,9 +101,9 @@ def plan(
             hosts) and ``"link"`` (within a host), as in ``{"network": "int8"}``. Training results then differ from
             plain training. The links of ``plan.cluster`` store the compression.
         seconds: time limit of the call; None for 10. With None, at most 50 layers and at most 16 devices, the search
-            has a fixed effort, mostly of one to three seconds on a core of a small server, and up to six for requests
-            with many choices. Candidates that cannot be simulated in time are skipped. Equal arguments give equal
-            plans, unless the time limit ended the search (``plan.out_of_time``).
+            has a fixed effort of one to three seconds on a core of a small server: ``plan.alternatives`` names
+            schedules that it had no time for. Equal arguments give equal plans, unless the time limit ended the search
+            (``plan.out_of_time``).
 
     Raises:
         TypeError: ``profile`` or ``cluster`` has another type.
@@ -132,10 +133,10 @@ def plan(
     cluster = compress_links(cluster, options.compress, profile)
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
-    try:
-        return _planned(profile, cluster, options, clock)
-    except DoesNotFit as error:
-        request = error.request
+    request = read_request(*with_overhead(profile, cluster), options)
+    fastest = _fastest(profile, request, clock)
+    if fastest is not None:
+        return fastest
     explaining = EXPLAINING_SHARE * limit
     clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
     nearest = _nearest(request, clock)
@@ -170,21 +171,18 @@ def shorter_steps(plan: Plan, edited: bool) -> list[Suggestion]:
     return [each for each in changes.planned(tried) if each.step_seconds < plan.predicted.step_seconds]
 
 
-def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan:
-    """Return the fastest plan of a request.
+def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan | None:
+    """Return the fastest plan; None if no plan fits."""
+    return _fastest(profile, read_request(*with_overhead(profile, cluster), options), clock)
 
-    Raises:
-        DoesNotFit: no plan fits the memory.
-        ValueError: as :func:`plan`.
-    """
-    request = read_request(*with_overhead(profile, cluster), options)
+
+def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | None:
+    """Return the fastest plan of a request for a profile as measured; None if no plan fits."""
     if exceeds_memory(request):
-        raise DoesNotFit(request)
+        return None
     with progress_bar(None, "planning", after=1.0) as progress:
         fastest = search(request, clock, progress)
-    if fastest is None:
-        raise DoesNotFit(request)
-    return _with_measured(profile, fastest)
+    return None if fastest is None else _with_measured(profile, fastest)
 
 
 def _with_measured(profile: Profile, searched: Plan) -> Plan:

@@ -83,6 +83,12 @@ class Request:
         return self.asked.reduction == "batch"
 
     @property
+    def may_split_ties(self) -> bool:
+        """True if layers share parameters and may be in different stages."""
+        tied = any(info.shares_with for info in self.profile.layers)
+        return tied and self.asked.allow_split_ties and self.schedule not in ASYNCHRONOUS
+
+    @property
     def mode_choices(self) -> tuple[ModeChoice, ...]:
         """Sets of stage modes to plan with, the set of the ``recompute`` keyword first."""
         asynchronous = self.schedule in ASYNCHRONOUS

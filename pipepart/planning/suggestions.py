@@ -13,7 +13,7 @@ from ..input_error import InputError
 from ..profiling import Profile
 from ..units import format_bytes, format_seconds, is_count
 from .costs.interpolate import estimate
-from .infeasible import DoesNotFit, Infeasible
+from .infeasible import Infeasible
 from .pasting import as_arguments, as_options
 from .plans.options import PlanOptions
 from .plans.plan import Plan
@@ -23,8 +23,8 @@ _SHOWN = 5  # largest number of suggestions in a message
 _SHARE = 0.5  # share of the remaining time for planning one change
 _NOTHING = "No change of schedule, micro-batches or recompute makes it fit, nor do four times as many devices"
 
-# Plans a request within a time limit. Raises DoesNotFit, or InputError for contradictory options.
-Planner = Callable[[Profile, Cluster, PlanOptions, Clock], Plan]
+# Plans a request within a time limit; returns None if no plan fits. Raises InputError for contradictory options.
+Planner = Callable[[Profile, Cluster, PlanOptions, Clock], Plan | None]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,9 @@ class Changes:
             cluster = cluster.with_memory(memory_bytes)
         try:
             plan = self.make(profile, cluster, changed, self.clock.part(_SHARE))
-        except (DoesNotFit, InputError):  # InputError: options that the changed schedule does not have
+        except InputError:  # options that the changed schedule does not have
+            return None
+        if plan is None:
             return None
         before = vars(self.options)
         changes = {name: value for name, value in vars(changed).items() if value != before[name]}

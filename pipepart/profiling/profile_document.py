@@ -73,10 +73,10 @@ class Profile(Document):
         from ..capture import LayerGraph  # networkx takes half a second to import
 
         layers, values = list(self.layers), self.costs[0].values
-        if values:
-            produced = [(value.layers, value.bytes, None) for value in values if not value.is_argument]
-            return LayerGraph.recorded(layers, produced, self.inputs)
-        return LayerGraph.chain(layers, self.inputs)
+        made = [(value.layers, value.bytes, ()) for value in values if not value.is_argument]
+        if not values:  # an nn.Sequential
+            made = [((i, i + 1), one.output_bytes, one.outputs) for i, one in enumerate(layers[:-1])]
+        return LayerGraph.of(layers, made, self.inputs)
 
     @property
     def fingerprint(self) -> str:

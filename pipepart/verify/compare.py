@@ -21,9 +21,9 @@ from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
 from .copies import own_dtype
 from .even_plans import even_plans, require, require_known
-from .first_difference import LayerRecorder, find_first_difference, forward_orders
+from .first_difference import LayerRecorder, find_first_difference
 from .numbers import Numbers, errors, first_different_step, tensor_errors
-from .plain import Reference, make_reference, recorded_step
+from .plain import PlainSteps, Reference, make_reference
 from .report import MINI_BATCH, CheckReport, CheckRow, PlainFacts
 from .training import Case, Optimizer, Reductions, Training
 
@@ -263,22 +263,13 @@ def _first_difference(
     Both sides train once more, up to the first step that differs, and record their modules in it.
     """
     step = first_different_step(numbers, reference.numbers, row.tolerance)
-    theirs, plain_recorder, plain = recorded_step(case, step)
-    training = Training(case)
-    recorder = LayerRecorder(training.chain.places)
+    plain, training = Training(case), Training(case)
+    plain_recorder, recorder = LayerRecorder(plain.chain.places), LayerRecorder(training.chain.places)
+    theirs = plain.run(PlainSteps(case), step + 1, recorder=plain_recorder)[-1]
     ours = _train(training, plan, reference, step + 1, recorder)[-1]
-    found = find_first_difference(
-        (ours, recorder, forward_orders(plan, training.chain, case.parts)),
-        (theirs, plain_recorder, {path: range(case.parts) for path, _ in plain.chain.places}),
-        row.tolerance,
-    )
+    found = find_first_difference((ours, recorder), (theirs, plain_recorder), row.tolerance)
     repeats = not any(errors([theirs], [reference.numbers[step]]).values())
-    return {
-        "layer": found.layer,
-        "kind": found.kind,
-        "what": f"{found.what}, step {step}",
-        "repeats": repeats,
-    }
+    return {**found._asdict(), "what": f"{found.what}, step {step}", "repeats": repeats}
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:

@@ -30,7 +30,6 @@ from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import BatchLossSink, LossSink, MicroBatchLossSink
 from ..runtime.step_gradients import StepGradients
 from .choices import Choices, Chosen, ModelDraws
-from .first_difference import LayerRecorder, mixing_module
 from .numbers import Numbers, errors, largest_error
 from .report import PlainFacts
 from .training import Case, Training
@@ -57,10 +56,11 @@ def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
     numbers = Training(case).run(steps)
     mini_batch, at_once, mixes = steps.mini_batch, None, ""
     if case.split is None and not steps.drawing:
-        at_once = _error(numbers[:1], Training(case).run(_at_once, 1))
-        if at_once > tolerance:
-            mixes = _mixing_module(case, tolerance)
-        if case.loss_fn is None and (not mixes or _is_last(case, mixes)):
+        whole = Training(case)
+        found = errors(numbers[:1], whole.run(_at_once, 1))
+        at_once = max(found["losses"] or 0.0, found["gradients"] or 0.0)
+        mixes = _batch_norm(whole.chain.places) if at_once > tolerance else ""
+        if case.loss_fn is None and not mixes:
             mini_batch = at_once
     facts = PlainFacts(
         dtype=dtype,
@@ -70,13 +70,6 @@ def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
         draws_match=steps.draws_match,
     )
     return Reference(numbers, mini_batch, facts)
-
-
-def recorded_step(case: Case, step: int) -> tuple[Numbers, LayerRecorder, Training]:
-    """Train the plain model up to a step, and record the outputs of its modules in that step."""
-    training = Training(case)
-    recorder = LayerRecorder(training.chain.places)
-    return training.run(PlainSteps(case), step + 1, recorder=recorder)[-1], recorder, training
 
 
 class PlainSteps:
@@ -266,20 +259,8 @@ def _at_once(training: Training, x: Any, y: Any) -> Tensor:
     return loss
 
 
-def _error(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> float:
-    found = errors(ours, theirs)
-    return max(found["losses"] or 0.0, found["gradients"] or 0.0)
-
-
-def _mixing_module(case: Case, allowed: float) -> str:
-    """Return the first module whose outputs for the whole mini-batch are not those of its micro-batches."""
-    parts = recorded_step(case, 0)[1]
-    whole = Training(case)
-    once = LayerRecorder(whole.chain.places)
-    whole.run(_at_once, 1, recorder=once)
-    return mixing_module(parts, once, case.parts, allowed)
-
-
-def _is_last(case: Case, path: str) -> bool:
-    places = Training(case).chain.places
-    return bool(places) and places[-1][0] == path
+def _batch_norm(places: Sequence[tuple[str, nn.Module]]) -> str:
+    """Return the first place of a model with a batch norm that is in training mode; empty if there is none."""
+    parts = ((path, part) for path, module in places for part in module.modules())
+    kind = nn.modules.batchnorm._BatchNorm
+    return next((path for path, part in parts if isinstance(part, kind) and part.training), "")

@@ -35,7 +35,7 @@ class CheckRow(Value):
             the model's outputs, against one loss over the outputs of all micro-batches. For a model that computes its
             own loss: of loss and gradients of the first step, against the model run on the whole mini-batch. None if
             there is no such loss: the user splits the mini-batch, the outputs cannot be joined, or a model with its
-            own loss draws random numbers or mixes samples.
+            own loss draws random numbers or has a batch norm.
         tolerance: the largest error that counts as rounding.
         compressed: what the plan compresses between stages; empty if nothing is.
         layer: path of the first module that differs, in the order of computation; ``"loss"`` for the loss; empty if
@@ -99,7 +99,8 @@ class CheckRow(Value):
         return (
             "the micro-batches are those of the plain model, and their losses do not add up to the loss of the whole "
             f"mini-batch (relative error {self.mini_batch or 0.0:.1e}). If that is more than rounding, declare "
-            "reduction='mean', 'sum' or 'batch', or return (sum, count); else allow a larger tolerance"
+            "reduction='mean', 'sum' or 'batch', or return (sum, count). A layer that mixes samples gives other "
+            "numbers for micro-batches by design: allow a larger tolerance"
         )
 
 
@@ -110,7 +111,8 @@ class PlainFacts(Value):
         dtype: dtype of the numbers.
         at_once: relative error of loss and gradients of the first step on the whole mini-batch, against micro-batches.
             None if the model draws random numbers, or the user splits the mini-batch.
-        mixes: the first module whose output for a sample depends on the other samples; empty if there is none.
+        mixes: the first module with a batch norm, whose output for a sample depends on the other samples; empty if
+            there is none, or ``at_once`` is rounding.
         draws: layers that drew random numbers.
         draws_match: whether the plain model drew as often as the layers of the pipeline, so that it got the same draws.
     """
@@ -138,8 +140,7 @@ class PlainFacts(Value):
         if self.mixes:
             notes.append(
                 f"On the whole mini-batch the plain model gives other numbers ({self.at_once:.0e}): in layer "
-                f"{self.mixes!r} a sample's output depends on the other samples, and it sees one micro-batch at a "
-                "time, as in any training with micro-batches."
+                f"{self.mixes!r} a batch norm sees one micro-batch at a time, as in any training with micro-batches."
             )
         return notes
 

@@ -93,7 +93,9 @@ class Training:
     def chain(self) -> Chain:
         """The copy's chain of layers, for a pipeline. A model that is no ``nn.Sequential`` is recorded first."""
         case = self.case
-        chain = chain_of(self.model, case.infos, layers=case.layers, split_loss=case.loss_fn is None)
+        chain = chain_of(
+            self.model, case.infos, layers=case.layers, verify="never", split_loss=case.loss_fn is None
+        )
         if not chain.layers:
             batch = case.split_up(case.cast(case.sample), case.cast(case.target))
             entered(chain, batch._replace(inputs=batch.inputs[:1]))

@@ -47,9 +47,7 @@ class OfScaled(Base):
         self.blocks = nn.ModuleList([Scaled() for _ in range(3)])
 
 
-@refused(
-    r"scale of module 'blocks\.0' changes outside of the calls of that module.* at capture/awkward_hidden\.py:\d+"
-)
+@refused(r"scale of module 'blocks\.0' changes outside of the calls of that module")
 class SetsAnAttributeOfBlocks(OfScaled):
     def forward(self, x):
         for block in self.blocks:
@@ -82,7 +80,7 @@ class ChangesAnObjectOfABlock(OfScaled):
         return super().forward(x)
 
 
-@refused(r"Scaled\.of_class changes outside of the calls")
+@refused(r"sets Scaled\.of_class")
 class ChangesTheClassOfBlocks(OfScaled):
     def forward(self, x):
         Scaled.of_class = Scaled.of_class * 0.5
@@ -179,7 +177,7 @@ class BlocksShareAGrowingTable(Base):
             block.positions = positions
 
 
-@refused(r"sets awkward_hidden\.COUNTS\.forwards at capture/awkward_hidden\.py:\d+")
+@refused(r"sets awkward_hidden\.COUNTS\.forwards")
 class CountsInAGlobal(Base):
     def forward(self, x):
         COUNTS["forwards"] += 1
@@ -201,7 +199,7 @@ class ReadsTheClock(Base):
         return super().forward(x) * (time.perf_counter() % 1)
 
 
-@refused(r"draws from self\.noise at capture/awkward_hidden\.py:\d+")
+@refused(r"draws from self\.noise")
 class DrawsFromAGeneratorOfItsOwn(Base):
     def make(self):
         self.noise = np.random.default_rng(0)
@@ -210,7 +208,7 @@ class DrawsFromAGeneratorOfItsOwn(Base):
         return super().forward(x) * float(self.noise.random())
 
 
-@refused(r"module 'blocks\.0' \(Scaled\), called at .*returns from equal arguments: float32\[2, 6\]")
+@refused(r"gives other numbers than the model.* a context variable or a mode that the forward sets")
 class SetsAContextVariable(OfScaled):
     def forward(self, x):
         token = FACTOR.set(2.0)
@@ -220,7 +218,7 @@ class SetsAContextVariable(OfScaled):
             FACTOR.reset(token)
 
 
-@refused(r"registers self\.table at .* Register it in __init__")
+@refused(r"registers self\.table.* Register it in __init__")
 class RegistersABuffer(Base):
     def forward(self, x):
         if not hasattr(self, "table"):
@@ -264,7 +262,7 @@ class HookOverATensor(Base):
         return self.blocks[2](y)
 
 
-@refused(r"saved_tensors_hooks\(\) or save_on_cpu\(\) is active around blocks\.0")
+@refused(r"gives another gradient of 'blocks\.0\.weight' than the model")
 class HooksOnSavedTensors(Base):
     def forward(self, x):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
@@ -272,7 +270,7 @@ class HooksOnSavedTensors(Base):
         return self.blocks[2](self.blocks[1](x))
 
 
-@refused(r"sdpa_kernel\(\) is active around ")
+@refused(r"gives other numbers than the model")
 class ChoosesAKernel(Base):
     def forward(self, x):
         q, k, v = (block(x)[None, None] for block in self.blocks)
@@ -311,7 +309,7 @@ class BlocksShareAStoreOfAnotherFile(Base):
         self.blocks = nn.ModuleList([First(D, D), nn.Linear(D, D), Last(D, D)])
 
 
-@refused(r"leaves a value for others in self\.aux at .*Return it with the output")
+@refused(r"leaves a value for others in self\.aux.*Return it with the output")
 class LeavesALossForOthers(Base):
     def make(self):
         self.aux = torch.zeros(())
@@ -322,7 +320,7 @@ class LeavesALossForOthers(Base):
         return self.blocks[2](x)
 
 
-@refused(r"leaves a value for others in self\.last at .*Return it with the output")
+@refused(r"item\(\) at .* reads a value that modules compute")
 class LeavesANumberForOthers(Base):
     last = None
 

@@ -28,8 +28,8 @@ def test_the_files_are_printed(run: Run, planned: Plan) -> None:
 
 
 def test_the_files_are_saved_in_a_new_folder(run: Run, planned: Plan, directory: Path) -> None:
-    result = run("export plan.json --to deepspeed -o out/deep")
+    result = run("export plan.json --to torch-pipelining -o out/deep")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "Saved in out/deep/deepspeed_module.py." in result.stderr
-    saved = (directory / "out" / "deep" / "deepspeed_module.py").read_text()
-    assert saved == planned.export("deepspeed").files["deepspeed_module.py"]
+    assert "Saved in out/deep/torch_stages.py" in result.stderr
+    saved = (directory / "out" / "deep" / "torch_stages.py").read_text()
+    assert saved == planned.export("torch-pipelining").files["torch_stages.py"]

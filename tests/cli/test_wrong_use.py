@@ -186,7 +186,7 @@ CASES = {
         ("plan.json --to megatorn", "'megatorn' is not one of"),
         ("plan.json --to torchtitan", "torchtitan cannot run this plan"),
         ("gone.json --to megatron", "cannot read the plan 'gone.json'"),
-        ("plan.json --to deepspeed -o plan.json", "cannot write into 'plan.json'"),
+        ("plan.json --to torch-pipelining -o plan.json", "cannot write into 'plan.json'"),
     ],
     "cluster": [
         ("--device banana", "'banana' is not a size"),

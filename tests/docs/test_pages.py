@@ -1,7 +1,7 @@
 """The README and every page of docs/: Python blocks run, console blocks print what they show.
 
 - ``python`` blocks of a page run in order, in one namespace, in an empty directory with the files of docs/examples.
-  Those of the README stand alone: each can be pasted. Blocks with ``>>>`` are doctests.
+  Blocks with ``>>>`` are doctests.
 - In ``console`` blocks each ``$ pipepart ...`` line runs. Its output must be what stands below it, with ``...`` for
   any text. In ``console measured`` blocks figures are not compared, only the words.
 """
@@ -90,8 +90,6 @@ def test_the_python_blocks_run_in_order(page: Path, directory: Path) -> None:
         if block.language == "python" and ">>>" in block.text:
             run_doctest(block, names, page)
         elif block.language == "python":
-            if page.stem == "README":
-                names = {"__name__": "__main__"}
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(page), "exec"), names)
     # An output with its graph reaches these names by the code of the model, which the garbage collector cannot see.

@@ -12,42 +12,31 @@ import pipepart
 import schedules
 from benchmarks.layer_tables import PUBLISHED_STEP, published, table_profile
 from pipepart import Cluster, Device, Link, Plan, Profile
-from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.step_bound import step_bound
 from pipepart.planning.joint.annealing import Annealing
 from pipepart.planning.joint.layout import OrderedLayout
-from pipepart.planning.joint.request import JointRequest
 from pipepart.planning.joint.search import search_jointly
-from pipepart.planning.joint.to_plan import plan_of
-from pipepart.planning.partition.replica_groups import group_devices
 from pipepart.planning.plans.options import PlanOptions
+from pipepart.planning.plans.searched_order import order_text
 from pipepart.planning.request import read_request
+from pipepart.planning.search.parts import Part, parts_of
 from schedules.searching.allowance import Allowance
 from schedules.searching.dispatching import play_rows
 from tests.planning.exhaustive import Tiny, shortest_step
 from tests.planning.problems import Layer, profile_of
 
 
-def joint_request(profile: Profile, cluster: Cluster, replicas: int = 1, **options) -> JointRequest:
-    """What `plan` with these options would let the joint search choose from."""
-    read = read_request(profile, cluster, PlanOptions(**options))
-    limits = read.constraints
-    return JointRequest(
-        profile,
-        group_devices(cluster, replicas),
-        ChainCosts(profile, profile.costs[0], limits.colocate, limits.no_border),
-        limits,
-        read.asked,
-        stages=read.stages if isinstance(read.stages, int) else None,
-    )
+def part_of(profile: Profile, cluster: Cluster, replicas: int = 1, **options) -> Part:
+    """What `plan` with these options lets the joint search choose from."""
+    request = read_request(profile, cluster, PlanOptions(replicas=replicas, **options))
+    return next(parts_of(request))
 
 
 def found_for(
     profile: Profile, cluster: Cluster, operations: int = 100_000, replicas: int = 1, **options
 ) -> Plan | None:
     """The plan of the joint search, with no plan to start from."""
-    request = joint_request(profile, cluster, replicas, **options)
-    return search_jointly(request, [], Allowance(operations))
+    return search_jointly(part_of(profile, cluster, replicas, **options), [], Allowance(operations))
 
 
 def drawn(draw: random.Random, layers: int, devices: int, micro_batches: int) -> Tiny:
@@ -139,12 +128,19 @@ def test_a_layout_is_judged_as_its_plan_is_simulated(seed):
         ),
         link=Link(bandwidth=draw.choice((None, 4.0)), latency=draw.choice((0, 0.05))),
     )
-    request = joint_request(profile_of(layers, [m]), cluster)
-    annealing = Annealing(request, Allowance(20_000), random.Random(0))
+    part = part_of(profile_of(layers, [m]), cluster)
+    annealing = Annealing(part, Allowance(20_000), random.Random(0))
     annealing.run([])
     for ordered in annealing.distinct(3):
-        plan = plan_of(request, ordered.layout, ordered.problem.schedule_of("search", ordered.rows))
-        assert plan is not None
+        order, layout = ordered.problem.schedule_of("search", ordered.rows), ordered.layout
+        plan = part.plan_of(
+            layout.borders,
+            layout.devices,
+            layout.modes,
+            schedule="search",
+            actions=order_text(order),
+        )
+        assert plan.fits
         assert plan.predicted.step_seconds == pytest.approx(ordered.seconds)
         if ordered.problem.memory is not None:
             check_memory(plan, ordered)

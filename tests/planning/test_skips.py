@@ -207,8 +207,6 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     graph = profile.graph
     assert graph.edges["down.0", "up.2"]["bytes"] == 2 * skips[0]
     assert list(graph.successors("down.0")) == ["pool", "up.2"]
-    captured = pipepart.capture.capture(model, x)
-    assert list(captured.edges(data="bytes")) == list(graph.edges(data="bytes"))
     plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2, stages=6)
     ways = {way.maker: way for way in value_ways(plan)}
     deepest = ways["down.0"]  # which the last block up takes

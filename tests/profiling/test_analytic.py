@@ -221,7 +221,9 @@ def test_what_cannot_be_estimated_is_refused() -> None:
     with pytest.raises(ValueError, match="leave one out"):
         pipepart.profile(model, x, measure=False, roofline=CPU, device="cpu")
     mask = {"x": x, "mask": torch.ones(8, device="meta")}
-    with pytest.raises(CaptureError, match=r"test_analytic\.py:\d+.*pass the sample on the CPU"):
+    with pytest.raises(
+        CaptureError, match=r"test_analytic\.py:\d+.*pass that in every process, on a real device"
+    ):
         pipepart.profile(Gated(nn.Linear(4, 4)).to("meta"), mask, measure=False, roofline=CPU)
 
 
@@ -232,8 +234,7 @@ def test_a_sample_is_not_written() -> None:
             return super().forward(x, mask.zero_())
 
     mask = torch.ones(8)
-    with pytest.raises(CaptureError, match="reads a value"):
-        pipepart.profile(Clearing(nn.Linear(4, 4)), (torch.randn(8, 4), mask), measure=False, roofline=CPU)
+    pipepart.profile(Clearing(nn.Linear(4, 4)), (torch.randn(8, 4), mask), measure=False, roofline=CPU)
     assert mask.all()
 
 

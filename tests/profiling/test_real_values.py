@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart.capture import capture
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -78,15 +77,13 @@ CASES: dict[str, tuple[nn.Sequential, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_layer_that_trains_is_profiled_and_captured(case):
+def test_a_layer_that_trains_is_profiled(case):
     model, sample = CASES[case]
     profile = pipepart.profile(
         model, sample, loss_fn=nn.MSELoss(), target=torch.zeros(4, 4), seconds=0, devices=1
     )
     assert [spec.shape for spec in profile.outputs] == [(4, 4)]
     assert all(cost.forward.seconds > 0 for cost in profile.costs[0].layers)
-    given = pipepart.Arguments.of(sample)
-    assert capture(model, *given.args, **given.kwargs).layers == list(profile.layers)
 
 
 def test_auto_plans_a_model_whose_forward_reads_values():

@@ -112,9 +112,6 @@ def test_summaries_differ_in_what_there_is_to_tell(
     printed: Printed, profile: Profile, two_stages: Plan, four_chunks: Plan, again: Plan
 ) -> None:
     """The first summary as a whole, of the others the lines that are not in it."""
-    cut = plan(
-        profile, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=[profile.layers[1].name]
-    )
     bottleneck = two_stages.predicted.bottleneck_seconds
     plans = {
         "asynchronous": plan(profile, two_stages.cluster, schedule="pipedream"),
@@ -125,7 +122,6 @@ def test_summaries_differ_in_what_there_is_to_tell(
         "out of time": two_stages.model_copy(update={"out_of_time": True}),
         "unlike devices in another order": four_chunks,
         "an unused device": plan(profile, Cluster.virtual(3), stages=2, schedule="1f1b"),
-        "split backwards": cut.model_copy(update={"split_critical": ("1B3",)}).refreshed(),
         "recompute": again,
         "replicas": two_replicas(two_stages),
         "by hand": two_stages.model_copy(update={"prediction": None}),

@@ -96,9 +96,7 @@ def planned(
 ) -> Plan:
     settings = {"recompute": "never", "cut_before": cut, "micro_batches": micro_batches, **settings}
     profile = profiled(make, loss, micro_batches, optimizer)
-    plan = pipepart.plan(profile, cluster or Cluster.virtual(2, threads=1), **settings)
-    # Which backwards are split depends on times.
-    return plan.model_copy(update={"split_critical": ()}).predict()
+    return pipepart.plan(profile, cluster or Cluster.virtual(2, threads=1), **settings)
 
 
 def measured(plan: Plan, model: nn.Module, loss: Any, **settings: Any) -> Any:

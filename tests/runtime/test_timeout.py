@@ -197,5 +197,5 @@ def test_a_slow_step_that_goes_on_is_not_given_up():
 
 def test_no_timeout_that_is_none():
     for timeout in (0, -1.0):
-        with pytest.raises(ValueError, match="timeout is a number of seconds above 0"):
+        with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
             cut(Stuck(), timeout=timeout)

@@ -43,7 +43,7 @@ class SharedCount(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         SharedCount.count += 1
-        return x * (1 + SharedCount.count % 5)
+        return x * (1 + SharedCount.count % 97)
 
 
 class OneInFlight(nn.Module):

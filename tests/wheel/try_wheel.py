@@ -1,4 +1,4 @@
-"""Installs the wheel into an empty environment, away from the repository, and runs the README's quick start there."""
+"""Installs the wheel into an empty environment, away from the repository, and runs the first script of the docs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 
 
 def main(dist: str, constraints: str) -> int:
-    """Return 0 if the newest wheel in ``dist`` installs, runs the first Python block of the README and its command."""
+    """Return 0 if the newest wheel in ``dist`` installs, and runs a command and the script of getting-started.md."""
     wheel = max(Path(dist).glob("pipepart-*.whl"), key=lambda path: path.stat().st_mtime).resolve()
-    readme = Path(__file__).parents[2] / "README.md"
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+    page = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     with tempfile.TemporaryDirectory() as directory:
         venv.create(directory, with_pip=True)
         python = Path(directory) / "bin" / "python"

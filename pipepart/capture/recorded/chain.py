@@ -16,7 +16,7 @@ from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
 from .caches import no_cache_in_training, settings_of
-from .placing import is_parted
+from .placing import is_on_meta, is_parted
 from .python_state.surroundings import Surroundings
 from .python_state.values import value_key
 from .recording.opening import Opening
@@ -34,7 +34,7 @@ from .replay.given import Env
 from .replay.layers import Live, held, recorded_layer
 from .replay.recording import Group, Recording
 from .replay.subgraph import gives_the_same
-from .verification import CHANGES, Runs, verify
+from .verification import verify
 
 Verify = Literal["first", "never", "always"]
 
@@ -184,7 +184,7 @@ class RecordedChain(Chain):
         model is parted over devices, at any other use on the last micro-batch.
         """
         always = self._verify == "always"
-        if self._verify == "never" or recording.on_meta:
+        if self._verify == "never" or is_on_meta(self.model):
             return
         if not always and (
             recording.uses & (recording.uses - 1) or (self._uses_fakes and recording.uses > 1)
@@ -195,15 +195,21 @@ class RecordedChain(Chain):
         as_recorded = known_way or self._uses_fakes or is_parted(self.model)
         for args, kwargs in calls if always else calls[:1] if as_recorded else calls[-1:]:
             if not self._uses_fakes:
-                run = Runs(self.model, recording, args, kwargs, self.opening, self._surroundings)
-                verify(run, lambda given=(args, kwargs): self._again(*given), known_way)
+                verify(
+                    self.model,
+                    recording,
+                    (args, kwargs),
+                    lambda: self._surroundings.holders(module for _, module in self.opening.opened()),
+                    lambda given=(args, kwargs): self._again(*given),
+                    known_way,
+                )
                 recording.result = None  # which is that of the micro-batch that was recorded
-            elif not known_way and (why := changed(recording, self._again(args, kwargs), CHANGES)):
+            elif not known_way and (why := changed(recording, self._again(args, kwargs))):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
     def _bound(self, recording: Recording, passed: Sequence[Tensor]) -> BoundCall:
-        if recording.on_meta:
+        if is_on_meta(self.model):
             passed = [tensor.to("meta") for tensor in passed]
         values = dict(zip(recording.inputs, passed, strict=True))
         return BoundCall(
@@ -250,7 +256,8 @@ class RecordedChain(Chain):
         return recording
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
-        return record(self.model, args, kwargs, opening, self._surroundings, without_values=self._uses_fakes)
+        without_values = self._uses_fakes or is_on_meta(self.model)
+        return record(self.model, args, kwargs, opening, self._surroundings, without_values)
 
     def _opened_further(
         self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Runs a model with fake parameters (``FakeTensorMode``), to record it in a process that has only some layers.
+"""Runs a model with fake parameters (``FakeTensorMode``), to record it where its parameters have no values.
 
 ::
 
@@ -7,7 +7,8 @@
     operations on real ones     run, so that code may read values of the arguments: ``if mask.all(): ...``
     operations on any fake one  give fake tensors, whose values cannot be read
 
-So each process finds the recording that the whole model would give.
+So a process that has only some layers finds the recording that the whole model would give, and so does one that has
+the model on the meta device.
 """
 
 from __future__ import annotations

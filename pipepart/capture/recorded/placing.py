@@ -28,14 +28,9 @@ def is_parted(model: nn.Module) -> bool:
 
 
 def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move the tensors of a call to the device of the last tensor, or to the meta device if one of them is there."""
+    """Move the tensors of a call to the device of the last tensor."""
     devices = [tensor.device for tensor in tensors((args, kwargs)) if tensor.dim()]
-    if len(set(devices)) < 2:
-        return args, kwargs
-    meta = torch.device("meta")
-    if meta in devices:
-        return pytree.tree_map_only(Tensor, lambda t: t.to(meta) if t.dim() else t, (args, kwargs))
-    return at(devices[-1], args, kwargs)
+    return (args, kwargs) if len(set(devices)) < 2 else at(devices[-1], args, kwargs)
 
 
 def at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,7 +17,7 @@ from ...input_error import InputError
 from .fake_parameters import asks_for_values
 
 _HERE = Path(__file__).parent
-_OURS = (_HERE, _HERE.parents[1] / "loss")
+_OURS = (_HERE, *(_HERE.parents[1] / room for room in ("loss", "profiling")))
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), *map(str, _OURS))
 _OF_META_TENSORS = re.compile(r"\b(register_)?meta\b", re.IGNORECASE)
 _CALLS = str(_HERE / "replay" / "calls.py")
@@ -76,12 +76,12 @@ def values_refused(layer: str) -> Iterator[None]:
 
 
 def unknown_value(who: str, line: str) -> CaptureError:
-    """Return the error for code that reads a value that this process does not have; ``line`` is its place."""
+    """Return the error for code that reads a value of a fake tensor; ``line`` is its place."""
     return CaptureError(
-        f"{who} reads values of tensors at {line}, or makes tensors whose shapes depend on them. This "
-        "process has only some layers of the model, so while it is recorded only the arguments, and what is computed "
-        "from them alone, have values. If it reads an argument, pass that in every process; otherwise compute with "
-        "tensors, as by torch.where, or train the model in one process"
+        f"{who} reads values of tensors at {line}, or makes tensors whose shapes depend on them. The model is on the "
+        "meta device, or this process has only some of its layers, so while it is recorded only the arguments, and "
+        "what is computed from them alone, have values. If it reads an argument, pass that in every process, on a real "
+        "device; otherwise compute with tensors, as by torch.where, or use one process and a real device (measure=True)"
     )
 
 

@@ -1,10 +1,8 @@
-"""Compares a replay of a recording with the model, and reports the first call that differs."""
+"""Compares a replay of a recording with the model: what they return, and the gradients of that."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,35 +12,49 @@ from torch.utils import _pytree as pytree
 from ...autograd.own_copy import own_copy, tensors
 from .gradients import Gradients, differing_gradient, projected_gradients
 from .placing import at, home, is_parted, together
-from .python_state.snapshot import Snapshot
-from .python_state.surroundings import Surroundings
-from .recording.interception import called_whole
-from .recording.opening import Opening
+from .python_state.values import Holder
 from .recording.session import untouched
 from .refusal import CaptureError
 from .replay.calls import Call
-from .replay.comparing import changed
+from .replay.comparing import CHANGES, changed
 from .replay.given import Env
 from .replay.layers import replayed
 from .replay.outputs import same_outputs
 from .replay.recording import Recording
 
-CHANGES = (
-    "a counter, a clock, a generator of random numbers or a mode that the forward sets. Move that code into a module "
-    "of its own, which is called as it is, or compute it before the step and pass it as an argument"
+_ELSE = (
+    "pipepart.check names the first module that differs; layers=[...] says which modules stay whole; "
+    'verify="never" trains without this check'
 )
-_ELSE = 'layers=[...] says which modules stay whole; verify="never" trains without this check'
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
+class _Run(NamedTuple):
+    """What a forward returned, detached, and the gradients of a random projection of it, if gradients are compared."""
+
+    result: Any
+    gradients: Gradients | None
+
+
+def verify(
+    model: nn.Module,
+    recording: Recording,
+    given: Arguments,
+    holders: Callable[[], Iterable[Holder]],
+    again: Callable[[], Recording],
+    known_way: bool,
+) -> None:
     """Compare outputs and gradients of a replay with those of the model, from the same random states.
 
-    What they return is compared bit for bit on the CPU; elsewhere kernels may add in any order. The gradients are those
-    of a random projection of it. A model whose layers are on several devices is not called: what it returned while it
-    was recorded takes the place of its output.
+    What they return is compared bit for bit on the CPU; elsewhere kernels may add in any order. A model whose layers
+    are on several devices is not called: what it returned while it was recorded takes the place of its output.
 
     Args:
-        run: runs of the model and of its recording.
+        model: the user's.
+        recording: of a forward with these arguments.
+        given: the arguments.
+        holders: returns what the model's code uses beside what the model holds.
         again: records the model with the same arguments once more, to find out what changes from forward to forward.
         known_way: whether a recording with the same calls was compared with the model. Then what the model returned
             while it was recorded takes the place of its output, too.
@@ -50,244 +62,64 @@ def verify(run: Runs, again: Callable[[], Recording], known_way: bool) -> None:
     Raises:
         CaptureError: they differ.
     """
-    parted = is_parted(run.on)
-    if parted and run.recording.result is None:
-        return
+    exactly = all(device.type == "cpu" for device in recording.devices)
+    kind, parted = type(model).__name__, is_parted(model)
+
+    def run(forward: Callable[..., Any], gradients: bool) -> _Run:
+        grad = torch.is_grad_enabled() and (gradients or recording.hooks)
+        with torch.set_grad_enabled(grad), untouched(model, holders()):
+            args, kwargs = own_copy(given)
+            result = forward(*args, **kwargs)
+            found = projected_gradients(result, model) if gradients and grad else None
+            return _Run(pytree.tree_map_only(Tensor, Tensor.detach, result), found)
+
+    def replay(*args: Any, **kwargs: Any) -> Any:
+        return _replayed(model, recording, tensors((args, kwargs)))
+
     if parted or known_way:
-        found = run.replay()
-        if run.same(run.recording.result, found):
+        recorded = recording.result
+        if recorded is None or same_outputs(recorded, run(replay, gradients=False).result, exactly):
             return
-    if parted:
-        expected = run.recording.result
-    else:
-        run.differentiate()
-        found, expected = run.replay(), run.model()
-        if run.same(expected, found):
-            run.check_left()
-            run.check_gradients()
+    if not parted:
+        ours, theirs = run(replay, gradients=True), run(model, gradients=True)
+        if same_outputs(theirs.result, ours.result, exactly):
+            if differs := differing_gradient(theirs.gradients, ours.gradients):
+                raise CaptureError(
+                    f"a replay of {kind} gives another gradient of {differs[0]!r} than the model, by {differs[1]:.0%}, "
+                    "though both return the same. The code between modules does something to gradients that a replay "
+                    f"does not see, such as a hook on grad_fn: move it into a module of its own. {_ELSE}"
+                )
             return
-    why = changed(run.recording, again(), CHANGES)
-    # A model that is parted over devices cannot be called.
-    why = why or ("" if parted else _first_difference(run)) or f"They differ now and then: {CHANGES}"
-    raise CaptureError(
-        f"a replay of {type(run.on).__name__} gives other numbers than the model. {why}. {_ELSE}"
+    why = (
+        changed(recording, again())
+        or f"The code between modules depends on what a replay does not see: {CHANGES}"
     )
+    raise CaptureError(f"a replay of {kind} gives other numbers than the model. {why}. {_ELSE}")
 
 
-class _Seen(NamedTuple):
-    """One call of a whole module in a forward."""
+def _replayed(model: nn.Module, recording: Recording, arguments: Iterable[Tensor]) -> Any:
+    """Replay each call on the device of its module or arguments, and return the output of the model."""
 
-    path: str
-    given: list[Tensor]
-    returned: list[Tensor]
+    def called(call: Call) -> Callable[..., Any]:
+        module = model.get_submodule(call.module) if call.module else None
 
+        def placed(*args: Any, **kwargs: Any) -> Any:
+            if module is None:
+                args, kwargs = together(args, kwargs)
+                return call.func(*args, **kwargs)
+            args, kwargs = at(home(module), args, kwargs)
+            return module(*args, **kwargs)
 
-class Runs:
-    """Runs a model and its recording on copies of the same arguments, without changing the model.
+        return placed
 
-    Args:
-        model: the user's.
-        recording: of a forward with these arguments.
-        args, kwargs: the arguments.
-        opening: which modules are whole.
-        surroundings: what the model's code uses beside what the model holds.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        recording: Recording,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        opening: Opening,
-        surroundings: Surroundings,
-    ) -> None:
-        self.on, self.recording, self._given = model, recording, (args, kwargs)
-        self._opening, self._surroundings = opening, surroundings
-        self._exactly = all(device.type == "cpu" for device in recording.devices)
-        self._left_by_model: set[tuple[str, Any]] | None = None
-        self._left_by_replay: set[tuple[str, Any]] = set()
-        self._grad = torch.is_grad_enabled() and recording.hooks
-        self._of_model: Gradients | None = None
-        self._of_replay: Gradients | None = None
-        self._differentiates = False
-
-    def same(self, one: Any, other: Any) -> bool:
-        return same_outputs(one, other, self._exactly)
-
-    def _untouched(self) -> AbstractContextManager[Snapshot]:
-        return untouched(self.on, self._surroundings.holders(module for _, module in self._opening.opened()))
-
-    def kind(self, path: str) -> str:
-        return type(self.on.get_submodule(path)).__name__
-
-    def model(self) -> Any:
-        with torch.set_grad_enabled(self._grad), self._untouched() as before:
-            args, kwargs = own_copy(self._given)
-            result = self.on(*args, **kwargs)
-            self._of_model = self._gradients(result)
-            result = pytree.tree_map_only(Tensor, Tensor.detach, result)
-            self._left_by_model = {(found.holder.label, found.key) for found in before.differences()}
-            return result
-
-    def model_with_gradients(self, seen: list[_Seen] | None = None) -> Any:
-        """Run the model with gradients enabled between its whole modules, as in the recording."""
-        with (
-            self._untouched(),
-            called_whole(_CallNotes(self._opening.whole, seen), self._opening.whole),
-        ):
-            args, kwargs = own_copy(self._given)
-            return self.on(*args, **kwargs)
-
-    def replay(self, seen: list[_Seen] | None = None) -> Any:
-        """Replay each call on the device of its module or arguments."""
-        recording = self.recording
-
-        def called(call: Call) -> Callable[..., Any]:
-            module = self.on.get_submodule(call.module) if call.module else None
-            device = None if module is None else home(module)
-
-            def placed(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs = together(args, kwargs) if device is None else at(device, args, kwargs)
-                if module is None or seen is None:
-                    return (call.func if module is None else module)(*args, **kwargs)
-                given = _kept((args, kwargs))
-                result = module(*args, **kwargs)
-                seen.append(_Seen(call.module, given, _kept(result)))
-                return result
-
-            return placed
-
-        with torch.set_grad_enabled(self._grad), self._untouched() as before:
-            passed = dict(zip(recording.inputs, tensors(own_copy(self._given)), strict=True))
-            env: Env = {}
-            values: Sequence[Tensor] = [passed[number] for number in recording.parts[0].takes]
-            for part in recording.parts:
-                env = replayed(recording, part, values, called, self.on.get_submodule, None)
-                values = [env[number] for number in part.gives]
-            if recording.loss is not None:
-                values = [env[number] for number in recording.end.takes]
-                values += [passed[number] for number in recording.end_inputs]
-                env = replayed(recording, recording.end, values, called, self.on.get_submodule, None)
-            self._left_by_replay = {(found.holder.label, found.key) for found in before.differences()}
-            result = recording.completed(env)
-            self._of_replay = self._gradients(result)
-            return pytree.tree_map_only(Tensor, Tensor.detach, result)
-
-    def differentiate(self) -> None:
-        """Compute gradients in later runs, if gradients are enabled."""
-        self._grad = self._differentiates = torch.is_grad_enabled()
-
-    def _gradients(self, result: Any) -> Gradients | None:
-        return projected_gradients(result, self.on) if self._differentiates else None
-
-    def check_gradients(self) -> None:
-        """Check that model and replay have the same gradients, up to rounding.
-
-        Raises:
-            CaptureError: they differ.
-        """
-        if found := differing_gradient(self._of_model, self._of_replay):
-            name, share = found
-            raise CaptureError(
-                f"a replay of {type(self.on).__name__} gives another gradient of {name!r} than the model, by "
-                f"{share:.0%}, though both return the same. The code between modules does something to gradients that "
-                f"a replay does not see, such as a hook on grad_fn: move it into a module of its own. {_ELSE}"
-            )
-
-    def check_left(self) -> None:
-        """Check that the replay leaves no value changed that the model's forward restores.
-
-        Raises:
-            CaptureError: it does.
-        """
-        if self._left_by_model is None:
-            return
-        for label, key in sorted(self._left_by_replay - self._left_by_model, key=str):
-            raise CaptureError(
-                f"the forward of {type(self.on).__name__} puts {label}.{key} back after its modules have changed it; a "
-                "replay would not. Pass it as an argument, or keep both in one module, which is called as it is"
-            )
-
-
-class _CallNotes:
-    """Takes the calls of whole modules in a forward, in place of a recorder.
-
-    Args:
-        whole: their paths.
-        seen: where each call is noted; None to note nothing.
-    """
-
-    def __init__(self, whole: Mapping[nn.Module, str], seen: list[_Seen] | None) -> None:
-        self._whole, self._seen = whole, seen
-        self._inside = False
-        self._thread = threading.get_ident()
-
-    @property
-    def here(self) -> bool:
-        return not self._inside and threading.get_ident() == self._thread
-
-    def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        given = [] if self._seen is None else _kept((args, kwargs))
-        self._inside = True
-        try:
-            with torch.no_grad():
-                result = call(module, *args, **kwargs)
-        finally:
-            self._inside = False
-        if self._seen is not None:
-            self._seen.append(_Seen(self._whole[module], given, _kept(result)))
-        return result
-
-
-def _first_difference(run: Runs) -> str:
-    """Run the model and the replay again, and name the first whole module that gets or gives other values."""
-    of_model: list[_Seen] = []
-    of_replay: list[_Seen] = []
-    expected, found = run.model_with_gradients(of_model), run.replay(of_replay)
-    lines = [call.line for call in run.recording.calls if call.module]
-    before = "before the first module"
-    for line, one, other in zip(lines, of_model, of_replay, strict=False):
-        kind = run.kind(one.path)
-        where = f"module {one.path!r} ({kind}), called at {line}"
-        if one.path != other.path:
-            return f"The model calls {one.path!r} where the replay calls {other.path!r}: {CHANGES}"
-        if what := _difference(one.given, other.given, run):
-            return (
-                f"The first difference is what {where}, is given: {what}. The code {before} depends on something "
-                f"that a replay does not see: {CHANGES}"
-            )
-        if what := _difference(one.returned, other.returned, run):
-            return (
-                f"The first difference is what {where}, returns from equal arguments: {what}. It depends on something "
-                "that the code between modules sets around the call, such as a mode, a global or a context variable: "
-                "pass it as an argument, or keep both in one module, which is called as it is"
-            )
-        before = f"after {one.path!r}"
-    if what := _difference(tensors(expected), tensors(found), run):
-        return (
-            f"All modules return equal values; the output differs: {what}. The code {before} depends on something "
-            f"that a replay does not see: {CHANGES}"
-        )
-    return ""
-
-
-def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], run: Runs) -> str:
-    """Describe the first tensor that differs; empty if none does."""
-    if len(expected) != len(found):
-        return f"{len(expected)} tensors in the model, {len(found)} in the replay"
-    for one, other in zip(expected, found, strict=True):
-        if run.same(one, other):
-            continue
-        kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (one, other)]
-        if kinds[0] != kinds[1]:
-            return f"{kinds[0]} in the model, {kinds[1]} in the replay"
-        if not one.is_floating_point():
-            return f"{kinds[0]}"
-        largest = (one.double() - other.to(one.device).double()).abs().max().item()
-        return f"{kinds[0]}, largest difference {largest:.2g}"
-    return ""
-
-
-def _kept(value: Any) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors(value)]
+    passed = dict(zip(recording.inputs, arguments, strict=True))
+    env: Env = {}
+    values: Sequence[Tensor] = [passed[number] for number in recording.parts[0].takes]
+    for part in recording.parts:
+        env = replayed(recording, part, values, called, model.get_submodule, None)
+        values = [env[number] for number in part.gives]
+    if recording.loss is not None:
+        values = [env[number] for number in recording.end.takes]
+        values += [passed[number] for number in recording.end_inputs]
+        env = replayed(recording, recording.end, values, called, model.get_submodule, None)
+    return recording.completed(env)

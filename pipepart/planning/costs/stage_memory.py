@@ -157,9 +157,12 @@ class StashCounts:
             timeline = schedules.simulate(self._schedule, costs)
         else:
             timeline = self._timeline
+        moments = schedules.memory_during(timeline)
+        if self._timeline is None:  # many cuts use the counts, so equal moments are worth finding
+            moments = [np.unique(counts, axis=0) for counts in moments]
         by_device = tuple(
-            self._with_replicas(np.unique(counts, axis=0), self._schedule.stages_of(device))
-            for device, counts in enumerate(schedules.memory_during(timeline))
+            self._with_replicas(counts, self._schedule.stages_of(device))
+            for device, counts in enumerate(moments)
         )
         if self._others is None:
             return by_device

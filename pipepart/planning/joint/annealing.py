@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from random import Random
 
@@ -16,14 +17,16 @@ from schedules.searching.objectives import makespan
 from schedules.searching.problem import Problem
 
 from ..costs.layer_ranges import TOLERANCE
+from ..search.parts import Part
 from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
-from .request import JointRequest
-from .starts import balanced_layouts
+from .starts import balanced_layouts, every_layout
 
+_MOST_LISTED = 256  # start from every layout if they are not more
 _START_SHARE = 0.3  # share of the allowance for the starts
-_ORDER_SHARE = 0.1  # share of the allowance for annealing orders
+# Share of the allowance for annealing orders; the second if the starts are every layout.
+_ORDER_SHARE, _ORDER_SHARE_LISTED = 0.1, 0.5
 # The number of annealings is 2, plus 1 for each so many operations of the allowance.
 _OPERATIONS_PER_ANNEALING = 1_000_000
 _REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each round
@@ -31,6 +34,7 @@ _REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each ro
 _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
 _OPERATIONS_PER_STAGE = 7  # work of changing and bounding a layout, in operations per stage
+_LIMITED_WORK = 2.5  # dispatching within limits of memory takes this times as long
 # Mean fraction of the operations dispatched before a slow layout is given up.
 _MEAN_FRACTION_BEFORE_CUTOFF = 0.4
 # The mean end of the devices with stages is hardly ever below this fraction of the layout's bound.
@@ -41,7 +45,7 @@ class Annealing:
     """The annealing of one joint search, with the best layouts so far.
 
     Args:
-        request: layers, devices and constraints.
+        part: layers, devices and constraints.
         allowance: the budget of the search.
         random: draws the moves.
 
@@ -49,14 +53,14 @@ class Annealing:
         pricing: gives the costs of layouts.
     """
 
-    def __init__(self, request: JointRequest, allowance: Allowance, random: Random) -> None:
-        self._request, self._allowance, self._random = request, allowance, random
-        self.pricing = Pricing(request)
-        self._moves = Moves(request, self.pricing, random)
+    def __init__(self, part: Part, allowance: Allowance, random: Random) -> None:
+        self._part, self._allowance, self._random = part, allowance, random
+        self.pricing = Pricing(part)
+        self._moves = Moves(part, self.pricing, random)
         self._ordered: list[OrderedLayout] = []
-        self._bound = request.bound * (1 + TOLERANCE)
-        costs = request.costs
-        layer = costs.total_seconds / costs.layers * request.micro_batches / max(self.pricing.speeds)
+        least = part.least_seconds(part.most_devices) - part.request.cluster.step_seconds
+        self._bound, costs = least * (1 + TOLERANCE), part.costs
+        layer = costs.total_seconds / costs.layers * part.micro_batches / max(self.pricing.speeds)
         self._first_temperature = (
             _FIRST_TEMPERATURE * layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
         )
@@ -64,8 +68,12 @@ class Annealing:
     def run(self, plan_layouts: Sequence[Layout]) -> None:
         """Search from the layouts of plans and from balanced layouts."""
         total = self._allowance.operations
-        self._dispatch_starts(plan_layouts, total * _START_SHARE)
-        annealed = total * (1 - _ORDER_SHARE)
+        most = min(_MOST_LISTED, total * _START_SHARE / _OPERATIONS_PER_STAGE)
+        listed = every_layout(self._part, self.pricing, most)
+        listed.sort(key=lambda layout: _bound(self.pricing.problem(layout)))
+        balanced = balanced_layouts(self._part, self.pricing)
+        self._dispatch_starts([*plan_layouts, *listed, *balanced], total * _START_SHARE)
+        annealed = total * (1 - (_ORDER_SHARE_LISTED if listed else _ORDER_SHARE))
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
         starts = self.distinct(rounds - 1)
         if not starts:
@@ -91,28 +99,30 @@ class Annealing:
         """True if the allowance is spent, or the last layout meets the lower bound of the request."""
         return self._allowance.is_over or (bool(self._ordered) and self._ordered[-1].seconds <= self._bound)
 
-    def _dispatch_starts(self, plan_layouts: Sequence[Layout], until: float) -> None:
+    def _dispatch_starts(self, starts: Sequence[Layout], until: float) -> None:
         """Dispatch the starts under every rule, until the allowance has used ``until`` operations."""
         allowance, best = self._allowance, math.inf
-        starts = list(balanced_layouts(self._request, self.pricing))
-        variants = list(product((False, True)[: 1 + self.pricing.whole_helps], RULES))
-        tried = product((*plan_layouts, *starts), variants)
+        starts = [layout for layout in starts if self._moves.allows(layout)]
+        places = range(len(starts))
+        tried = product(places, (False, True)[: 1 + self.pricing.whole_helps], RULES)
         if self.pricing.limited:  # most orders do not fit: try all layouts under a few rules first
-            variants = list(product((*RULES[:2], *CAREFUL_RULES, *RULES[2:]), (False, True)))
-            tried = (
-                (layout, (whole, rule)) for rule, whole in variants for layout in [*plan_layouts, *starts]
-            )
-        for layout, (whole, rule) in tried:
-            if not self._moves.allows(layout):
-                continue
-            variant = replace(layout, rule=rule, whole=(whole,) * layout.stages)
-            problem = self.pricing.problem(variant)
+            rules = (*RULES[:2], *CAREFUL_RULES, *RULES[2:])
+            tried = ((at, whole, rule) for rule in rules for whole in (False, True) for at in places)
+
+        @cache
+        def priced(at: int, whole: bool) -> tuple[Layout, Problem, float]:
+            layout = replace(starts[at], whole=(whole,) * starts[at].stages)
+            problem = self.pricing.problem(layout)
             allowance.spend(_OPERATIONS_PER_STAGE * layout.stages)
-            if _bound(problem) >= best:
-                continue
+            return layout, problem, _bound(problem)
+
+        for at, whole, rule in tried:
             if self._is_over or (self._ordered and allowance.used > until):
                 return
-            ordered = self._dispatch(variant, problem)
+            layout, problem, bound = priced(at, whole)
+            if bound >= best:
+                continue
+            ordered = self._dispatch(replace(layout, rule=rule), problem)
             if ordered is not None:
                 self._ordered.append(ordered)
                 best = min(best, ordered.seconds)
@@ -161,7 +171,8 @@ class Annealing:
         """Dispatch a layout by its rule; return None if it does not fit the memory or its score exceeds the limit."""
         dispatched = dispatch(problem, layout.rule, limit)
         share = 1.0 if dispatched is not None else _MEAN_FRACTION_BEFORE_CUTOFF
-        self._allowance.spend(share * dispatching_work(problem))
+        limited = _LIMITED_WORK if problem.memory is not None else 1.0
+        self._allowance.spend(share * limited * dispatching_work(problem))
         if dispatched is None:
             return None
         return OrderedLayout(layout, problem, dispatched.rows, dispatched.makespan, dispatched.score)

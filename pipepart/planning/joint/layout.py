@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from schedules.searching.dispatching import Rule
 from schedules.searching.problem import Problem, Row
 
+from ...graph_partition.device_orders import DeviceType
 from ..costs.stage_memory import Mode
 
 
@@ -62,3 +63,18 @@ class OrderedLayout:
     rows: Sequence[Row]
     seconds: float
     score: float
+
+
+def first_devices(devices: Sequence[int], types: Sequence[DeviceType]) -> dict[int, int]:
+    """Return a permutation of interchangeable devices after which earlier stages are on earlier devices.
+
+    Args:
+        devices: [stages]: the device of each stage, by its position in the cluster.
+        types: of all devices.
+    """
+    permutation: dict[int, int] = {}
+    for kind in types:
+        used = [device for device in dict.fromkeys(devices) if device in kind.devices]
+        unused = [device for device in kind.devices if device not in used]
+        permutation |= zip([*used, *unused], kind.devices, strict=True)
+    return permutation

@@ -9,27 +9,27 @@ from dataclasses import replace
 from random import Random
 
 from ..costs.stage_memory import Mode
+from ..search.parts import Part
 from .layout import Layout
 from .pricing import Pricing
-from .request import JointRequest
 
 
 class Moves:
     """Draws random neighbours of layouts.
 
     Args:
-        request: has the constraints.
+        part: has the constraints.
         pricing: gives the costs of layouts.
         random: the generator of the search.
     """
 
-    def __init__(self, request: JointRequest, pricing: Pricing, random: Random) -> None:
+    def __init__(self, part: Part, pricing: Pricing, random: Random) -> None:
         self._pricing, self._random = pricing, random
-        self._borders: list[int] = request.costs.allowed_borders.tolist()
-        self._pins = sorted(request.constraints.pins.items())
-        self._fixed_stages = request.fixed_stages
-        self._chunks = request.chunks or math.inf
-        self._modes = request.modes
+        self._borders: list[int] = part.costs.allowed_borders.tolist()
+        self._pins = sorted(part.request.constraints.pins.items())
+        self._fixed_stages = part.fixed_stages
+        self._chunks = part.request.chunks or math.inf
+        self._modes = part.modes
         may_change_mode = pricing.limited and len(self._modes) > 1
         self._choices = (
             [self._shift] * 8 + [self._change_device] * 3 + [self._exchange] * 3 + [self._change_rule] * 2

@@ -14,8 +14,8 @@ from schedules.searching.problem import Memory, Problem
 from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import Mode, least_memory
 from ..plans.stage_plan import StagePlan, copy_seconds
+from ..search.parts import Part
 from .layout import Layout
-from .request import JointRequest
 
 
 class _Bytes(NamedTuple):
@@ -42,14 +42,14 @@ class Pricing:
     """Computes the costs of stages in layouts, and caches them.
 
     Args:
-        request: has the layers, devices and links.
+        part: has the layers, devices and links.
     """
 
-    def __init__(self, request: JointRequest) -> None:
-        costs, cluster = request.costs, request.groups.cluster
+    def __init__(self, part: Part) -> None:
+        costs, cluster = part.costs, part.groups.cluster
         self._costs, self._cluster = costs, cluster
-        self._replicas = request.groups.replicas
-        self.micro_batches, self.layers = request.micro_batches, costs.layers
+        self._replicas = part.groups.replicas
+        self.micro_batches, self.layers = part.micro_batches, costs.layers
         self._forward, self._input, self._weight, self._split = costs.sums.tolist()
         self._split_costs = costs.split is not None and bool((costs.split > 0).any())
         self._output = costs.output_bytes.tolist()
@@ -77,16 +77,6 @@ class Pricing:
     def trains(self, end: int) -> bool:
         """Return True if a stage that ends before layer ``end`` has a backward."""
         return self._has_backward[end - 1]
-
-    def device_kinds(self) -> list[int]:
-        """Return [devices]: an integer that is equal for interchangeable devices, which have equal costs and links."""
-        differ = self._cluster.links_differ
-        keys = [
-            (device.speed, device.memory_bytes, device.action_seconds, device.host_bandwidth, at * differ)
-            for at, device in enumerate(self._cluster.devices)
-        ]
-        numbers = {key: at for at, key in reversed(list(enumerate(keys)))}
-        return [numbers[key] for key in keys]
 
     def problem(self, layout: Layout) -> Problem:
         """Return the dispatcher problem of a layout."""

@@ -52,9 +52,6 @@ class Plan(Document):
         chunks: number of stages per device; the schedule determines which stages. Ignored under ``"search"``.
         actions: if the schedule is ``"search"``, the actions of each device in order, in the notation of
             ``schedules.Action``, for one replica and without recomputes. Devices may have different numbers of stages.
-        split_critical: backwards on the critical path that run as I, then W, in the notation of ``actions``. I sends
-            the gradient of the stage's input before W computes the weight gradients. All replicas split the same
-            backwards. Ignored if the schedule is built for another number of micro-batches.
         replica_devices: for each replica after the first, the device name of each stage. Each micro-batch runs through
             one replica; gradients are summed over replicas.
         prediction: None for a plan written by hand.
@@ -73,7 +70,6 @@ class Plan(Document):
     micro_batches: int = Field(ge=1, le=100_000)
     chunks: int = Field(default=1, ge=1)
     actions: tuple[tuple[str, ...], ...] = ()
-    split_critical: tuple[str, ...] = ()
     replica_devices: tuple[tuple[str, ...], ...] = ()
     prediction: Prediction | None = None
     profile: Profile | None = None
@@ -269,13 +265,12 @@ class Plan(Document):
             return self
         return fresh.model_copy(update={"alternatives": (), "out_of_time": False})
 
-    def predict(self, costs: ChainCosts | None = None, bottleneck_bound: float = 0.0) -> Self:
+    def predict(self, costs: ChainCosts | None = None) -> Self:
         """Return the plan with stages predicted from its profile, and with the prediction of a simulated step.
 
         Args:
             costs: of the profile's layers at this micro-batch size; None to compute them, as slow as the layers are
                 while all devices of the plan compute.
-            bottleneck_bound: lower bound of the bottleneck in seconds, stored in the prediction.
         """
         assert self.profile is not None
         profile, cluster = self.profile, self.cluster
@@ -299,7 +294,6 @@ class Plan(Document):
             memory_bytes=tuple(needs.get(device.name, 0) for device in cluster.devices),
             bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),
-            bottleneck_bound=bottleneck_bound,
             serial_seconds=serial_seconds(profile, self.micro_batches),
             found_for=hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:16],
         )
@@ -336,7 +330,7 @@ class Plan(Document):
         """Return the plan in the files of another engine; ``save(folder)`` of the result writes them.
 
         Args:
-            engine: "torch-pipelining", "torchtitan", "megatron" or "deepspeed".
+            engine: "torch-pipelining", "torchtitan" or "megatron".
 
         Raises:
             ValueError: no engine has this name, or the engine cannot run the plan. Lists every reason, and what to plan
@@ -376,7 +370,6 @@ class Plan(Document):
             schedule=self.schedule,
             chunks=self.chunks,
             actions=self.actions,
-            split_critical=self.split_critical if micro_batches == self.micro_batches else (),
             micro_batches=micro_batches,
             modes=tuple(stage.mode for stage in self.stages),
             replicas=self.replicas,

@@ -107,11 +107,11 @@ def _schedule_faults(stages: Sequence[StagePlan], devices: Devices, order: StepO
         yield f"{counted(len(stages), 'stage')} are not {order.chunks} (chunks) for each device"
         return
     try:
-        whole = build_order(order._replace(split_critical=()))
+        built = build_order(order)
     except schedules.ScheduleError as error:
         yield f"schedule {name!r} does not exist for this plan: {error}"
         return
-    faults = list(_action_faults(stages, order, whole))
+    faults = [*_stage_faults(stages, name, built)]
     faults += [
         f"replica {replica} of the model has {counted(len(names), 'device')}, it needs one for each of the "
         f"{counted(len(stages), 'stage')}"
@@ -121,23 +121,18 @@ def _schedule_faults(stages: Sequence[StagePlan], devices: Devices, order: StepO
     if order.replicas > order.micro_batches:
         count = counted(order.micro_batches, "micro-batch", "es")
         faults.append(f"{order.replicas} replicas of the model cannot share {count}")
-    yield from faults or _placement_faults(devices, name, whole.device_of)
+    yield from faults or _placement_faults(devices, name, built.device_of)
 
 
-def _action_faults(stages: Sequence[StagePlan], order: StepOrder, whole: schedules.Schedule) -> Iterator[str]:
-    """Yield a fault of the actions; ``whole`` is the schedule with whole backwards."""
-    asynchronous = f"schedule {order.schedule!r} is asynchronous: its"
-    if whole.model_stages != len(stages):
-        yield f"schedule {order.schedule!r} has {whole.model_stages} stages, the plan has {len(stages)}"
-    elif whole.versions and any(stage.offload != "never" for stage in stages):
-        yield f"{asynchronous} stages keep versions of their weights, and cannot offload; set offload='never'"
-    elif whole.versions and order.split_critical:
-        yield f"{asynchronous} backwards cannot be split, empty split_critical"
-    elif order.split_critical:
-        try:
-            build_order(order)
-        except schedules.ScheduleError as error:
-            yield f"split_critical names what is no full backward: {error}; remove it"
+def _stage_faults(stages: Sequence[StagePlan], name: str, schedule: schedules.Schedule) -> Iterator[str]:
+    """Yield why these stages cannot run under the schedule with this name."""
+    if schedule.model_stages != len(stages):
+        yield f"schedule {name!r} has {schedule.model_stages} stages, the plan has {len(stages)}"
+    elif schedule.versions and any(stage.offload != "never" for stage in stages):
+        yield (
+            f"schedule {name!r} is asynchronous: its stages keep versions of their weights, and cannot offload; set "
+            "offload='never'"
+        )
 
 
 def _placement_faults(devices: Devices, schedule: str, device_of: Sequence[int]) -> Iterator[str]:

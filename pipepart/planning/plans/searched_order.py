@@ -27,7 +27,6 @@ class StepOrder(NamedTuple):
     schedule: str
     chunks: int
     actions: tuple[tuple[str, ...], ...]
-    split_critical: tuple[str, ...]
     micro_batches: int
     modes: tuple[Mode, ...]
     replicas: int
@@ -47,8 +46,6 @@ def build_order(order: StepOrder) -> schedules.Schedule:
         devices = len(order.modes) // order.chunks
         bare = schedules.build(order.schedule, devices, per_replica, order.chunks)
     alone = with_modes(bare, order.modes)
-    if order.split_critical:
-        alone = schedules.split_backward(alone, map(schedules.Action.parse, order.split_critical))
     built = schedules.replicate(alone, order.replicas, order.micro_batches)
     return schedules.insert_reduce_grad(built) if built.replicas > 1 else built
 

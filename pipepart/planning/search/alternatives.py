@@ -35,12 +35,13 @@ def list_alternatives(
     for candidate, plan in sorted(plans.items(), key=lambda pair: pair[1].predicted.step_seconds):
         row = _row(candidate, _why_slower(best, plan), plan)
         fastest.setdefault(_key(row), row)
-    rest = [
-        _row(candidate, f"at least {format_seconds(bound)} a step")
-        for candidate, bound in sorted(unfinished.items(), key=lambda pair: pair[1])
-    ]
-    for row in rest:
-        fastest.pop(_key(row), None)
+    rest = []
+    for candidate, bound in sorted(unfinished.items(), key=lambda pair: pair[1]):
+        row = _row(candidate, f"at least {format_seconds(bound)} a step")
+        rest.append(row)
+        planned = fastest.get(_key(row))
+        if planned is not None and bound < (planned.step_seconds or 0) * (1 - TOLERANCE):
+            del fastest[_key(row)]  # its keywords may give a faster plan than it shows
     rows = [row for row in fastest.values() if not _is_of(row, best)][:_MOST_ROWS]
     shown = {choice for row in rows for choice in _choices(row)}
     for row in (*rest, *(_row(candidate, _why_failed(candidate)) for candidate in failed)):

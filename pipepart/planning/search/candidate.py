@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from ...units import counted
 from ..costs.cut_costs import Borders, CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Floats, Ints, Mode, ModeChoice, StashCounts, with_modes
-from ..partition.local_search import EvaluatedCut
 from ..partition.reductions import runs_all_reduce
 from ..plans.plan import Plan
-from ..plans.stage_plan import StagePlan
 from ..request import ASYNCHRONOUS, BIDIRECTIONAL, DEFERRING
 from .parts import Part
 from .step_times import Levels, StepTimes, has_bandwidth
@@ -68,7 +66,7 @@ class Candidate:
     @property
     def costs(self) -> ChainCosts:
         """The costs of the layers."""
-        return self.part.costs(self.stages)
+        return self.part.costs
 
     @property
     def simulation_seconds(self) -> float:
@@ -141,15 +139,6 @@ class Candidate:
         modes, deficits = self.cut_costs.memory(borders, orders)
         return deficits, self.step_times.of(borders, modes, orders)
 
-    def least_with_splits(self, cuts: Sequence[EvaluatedCut]) -> float:
-        """Return a lower bound in seconds of the step of the plans of these cuts, for any choice of split backwards."""
-        borders = np.array([cut.borders for cut in cuts], dtype=np.int64).reshape(len(cuts), -1)
-        orders = np.array([cut.order for cut in cuts])
-        modes, _ = self.cut_costs.memory(borders, orders)
-        splits = self.costs.split is not None
-        least = self.step_times.of(borders, modes, orders, splits=splits).min()
-        return float(least) + self.cluster.step_seconds
-
     @cached_property
     def bare_schedule(self) -> schedules.Schedule:
         """The schedule of one replica, without recomputes."""
@@ -210,31 +199,10 @@ class Candidate:
             borders: the first layer of each stage but the first.
             order: the device of each schedule row, by its position in the cluster.
         """
-        request, groups, rows = self.part.request, self.part.groups, self.rows
         table = np.array([borders], dtype=np.int64).reshape(1, -1)
         modes = self.cut_costs.stage_modes(table, np.array([order]))
-        names = [info.name for info in self.part.profile.layers]
-        homes = [self.cluster.devices[order[row]].name for row in rows]
-        stages = tuple(
-            StagePlan(layers=tuple(names[first:end]), device=home).with_mode(mode)
-            for (first, end), home, mode in zip(
-                pairwise([0, *borders, len(names)]), homes, modes, strict=True
-            )
-        )
-        draft = Plan.model_construct(
-            stages=stages,
-            cluster=groups.all_devices,
-            schedule=self.schedule,
-            micro_batches=self.costs.micro_batches,
-            chunks=self.chunks,
-            replica_devices=tuple(
-                tuple(groups.members[home][replica] for home in homes)
-                for replica in range(1, groups.replicas)
-            ),
-            profile=self.part.profile,
-            constraints=request.asked,
-        )
-        return draft.predict(self.costs)
+        devices = [order[row] for row in self.rows]
+        return self.part.plan_of(borders, devices, modes, schedule=self.schedule, chunks=self.chunks)
 
 
 def candidates_of(part: Part) -> list[Candidate]:

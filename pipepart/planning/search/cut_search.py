@@ -21,7 +21,6 @@ from ..partition.local_search import EvaluatedCut, LocalSearch, proportional_bor
 from ..partition.order_search import OrderSpaces
 from ..plans.plan import Plan
 from .candidate import Candidate
-from .search_order import with_split_critical
 
 # Cuts times actions of the schedule to evaluate for each candidate: about 10 ms. It is fixed, so that the plan of a
 # candidate does not depend on the other candidates.
@@ -119,7 +118,7 @@ class CutSearch:
             starts = [smallest]
             if candidate.is_limited:
                 # A cut within the memory limits of one schedule is near those of all schedules on as many devices.
-                key = "limited cut", id(self._costs), candidate.devices, candidate.choice
+                key = "limited cut", candidate.devices, candidate.choice
                 with suppress(OutOfTime):
                     starts += filter(None, [self._part.once(key, self.smallest_bottleneck)])
             cuts = self._climb(starts)
@@ -130,7 +129,7 @@ class CutSearch:
     def _bottleneck_without_limits(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck without memory limits; None if no cut is possible."""
         recomputes = self._candidate.choice in ("always", "except-last")
-        key = "cut", id(self._costs), self._candidate.devices, recomputes
+        key = "cut", self._candidate.devices, recomputes
         return self._part.once(key, lambda: self._problem(limited=False).best())
 
     def _problem(self, *, limited: bool) -> ChainProblem:
@@ -205,7 +204,7 @@ class CutSearch:
 
 
 def best_plan(candidate: Candidate, cuts: Sequence[EvaluatedCut], clock: Clock) -> Plan | None:
-    """Return the fastest plan of these cuts, with backwards split where that helps; None if no plan fits.
+    """Return the fastest plan of these cuts; None if no plan fits.
 
     Cuts count memory as if all stages took equal times. In the simulated step of a plan more messages may wait. If no
     plan fits for that reason, devices without enough memory switch to modes that need less.
@@ -220,8 +219,7 @@ def best_plan(candidate: Candidate, cuts: Sequence[EvaluatedCut], clock: Clock) 
         fitting = [draft for draft in [_with_less_memory(drafts[0], candidate)] if draft.fits]
     if not fitting:
         return None
-    best = min(fitting, key=lambda draft: draft.predicted.step_seconds)
-    return best if clock.is_over else with_split_critical(best, candidate.costs)
+    return min(fitting, key=lambda draft: draft.predicted.step_seconds)
 
 
 def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from ...profiling import Profile
 from ..costs.layer_ranges import ChainCosts
+from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
-from ..joint.request import JointRequest
 from ..partition.replica_groups import ReplicaGroups, groupings
-from ..request import ASYNCHRONOUS, BIDIRECTIONAL, Request
+from ..plans.plan import Plan
+from ..plans.stage_plan import StagePlan
+from ..request import BIDIRECTIONAL, Request
 
 _Result = TypeVar("_Result")
 
@@ -25,21 +28,19 @@ class Part:
         request: the whole request.
         profile: the layers, with costs at this number of micro-batches only.
         groups: the devices, grouped for the replicas.
-        together: the costs of the layers with tied layers in one stage.
-        split: the costs with tied layers in any stages; None if the request does not allow that.
+        costs: the costs of the layers.
     """
 
     request: Request
     profile: Profile
     groups: ReplicaGroups
-    together: ChainCosts
-    split: ChainCosts | None
+    costs: ChainCosts
     _results: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def micro_batches(self) -> int:
         """The most micro-batches of one replica."""
-        return -(-self.together.micro_batches // self.groups.replicas)
+        return -(-self.costs.micro_batches // self.groups.replicas)
 
     @property
     def most_devices(self) -> int:
@@ -47,20 +48,23 @@ class Part:
         return min(len(self.groups.cluster), len(self.profile.layers))
 
     @property
-    def most_together(self) -> int:
-        """The largest number of stages of a cut with tied layers in one stage."""
-        return len(self.together.allowed_borders) + 1
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes that stages may use, fastest first."""
+        return tuple(
+            dict.fromkeys(mode for choice in self.request.mode_choices for mode in MODE_SETS[choice])
+        )
+
+    @property
+    def fixed_stages(self) -> int | None:
+        """The number of stages that the request demands; None for any."""
+        return None if self.request.stages == "auto" else self.request.stages
 
     @property
     def holds_weights(self) -> bool:
         """True if the devices of a replica together hold the parameters, gradients, optimizer state and buffers."""
         limits = [device.memory_bytes for device in self.groups.cluster.devices]
-        needed = float(self.together.sizes(slice(0, self.together.layers)).static[0, 0])
+        needed = float(self.costs.sizes(slice(0, self.costs.layers)).static[0, 0])
         return needed <= sum(math.inf if limit is None else limit for limit in limits)
-
-    def costs(self, stages: int) -> ChainCosts:
-        """Return the costs for cuts into this many stages. Tied layers are split only if no such cut keeps them."""
-        return self.together if self.split is None or self.most_together >= stages else self.split
 
     def least_seconds(self, devices: int) -> float:
         """Return a lower bound in seconds of the step of plans with this many devices per replica."""
@@ -81,39 +85,64 @@ class Part:
             self._results[key] = make()
         return self._results[key]
 
-    def joint(self) -> JointRequest:
-        """Return the request of the joint search."""
-        stages = self.request.stages
-        return JointRequest(
-            profile=self.profile,
-            groups=self.groups,
-            costs=self.costs(self.most_devices),
-            constraints=self.request.constraints,
-            asked=self.request.asked,
-            stages=None if stages == "auto" else stages,
-            chunks=self.request.chunks,
+    def plan_of(
+        self, borders: Sequence[int], devices: Sequence[int], modes: Sequence[Mode], **order: Any
+    ) -> Plan:
+        """Return the predicted plan of a cut, even if it does not fit.
+
+        Args:
+            borders: the first layer of each stage but the first.
+            devices: the device of each stage, by its position in the cluster of a replica.
+            modes: the mode of each stage.
+            order: the fields of the plan that determine the order of its actions.
+        """
+        groups, names = self.groups, [info.name for info in self.profile.layers]
+        homes = [groups.cluster.devices[device].name for device in devices]
+        stages = tuple(
+            StagePlan(layers=tuple(names[start:end]), device=home).with_mode(mode)
+            for (start, end), home, mode in zip(
+                pairwise((0, *borders, len(names))), homes, modes, strict=True
+            )
         )
+        draft = Plan.model_construct(
+            stages=stages,
+            cluster=groups.all_devices,
+            micro_batches=self.costs.micro_batches,
+            replica_devices=tuple(
+                tuple(groups.members[home][replica] for home in homes)
+                for replica in range(1, groups.replicas)
+            ),
+            profile=self.profile,
+            constraints=self.request.asked,
+            **order,
+        )
+        return draft.predict(self.costs)
 
 
 def parts_of(request: Request) -> Iterator[Part]:
     """Yield the parts of a request."""
-    tied = any(info.shares_with for info in request.profile.layers)
-    may_split = tied and request.asked.allow_split_ties and request.schedule not in ASYNCHRONOUS
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
     for count in request.micro_batches:
-        measured = request.profile.at(count)
-        profile = request.profile.model_copy(update={"costs": (measured,)})
-
-        def costs(allow_split_ties: bool, profile: Profile = profile) -> ChainCosts:
-            return ChainCosts(
-                profile,
-                profile.costs[0],
-                request.constraints.colocate,
-                request.constraints.no_border,
-                allow_split_ties,
-                request.gathers_outputs,
-            )
-
-        together, split = costs(False), costs(True) if may_split else None
+        profile = request.profile.model_copy(update={"costs": (request.profile.at(count),)})
+        together = _costs(request, profile, allow_split_ties=False)
+        apart = None
         for groups in all_groups:
-            yield Part(request, profile, groups, together, split)
+            costs = together
+            if request.may_split_ties and len(together.allowed_borders) + 1 < _most_stages(request, groups):
+                costs = apart = apart or _costs(request, profile, allow_split_ties=True)
+            yield Part(request, profile, groups, costs)
+
+
+def _costs(request: Request, profile: Profile, allow_split_ties: bool) -> ChainCosts:
+    colocate, no_border = request.constraints.colocate, request.constraints.no_border
+    return ChainCosts(
+        profile, profile.costs[0], colocate, no_border, allow_split_ties, request.gathers_outputs
+    )
+
+
+def _most_stages(request: Request, groups: ReplicaGroups) -> int:
+    """Return the number of stages that the request asks for, or else the most that its devices run."""
+    if request.stages != "auto":
+        return request.stages
+    chunks = max(request.chunks_of(name) or 1 for name in request.schedules)
+    return min(len(groups.cluster) * chunks, len(request.profile.layers))

@@ -1,4 +1,4 @@
-"""Changes the order of a plan's actions: splits backwards on the critical path, or searches for a new order."""
+"""Searches an order of a plan's actions, or writes the order of its schedule as actions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from dataclasses import replace
 
 import schedules
-from schedules import Kind
 
-from ..costs.layer_ranges import ChainCosts
 from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH, order_text
 
@@ -46,54 +44,11 @@ def search_within(
     )
 
 
-def as_searched(plan: Plan, costs: ChainCosts | None = None) -> Plan:
-    """Return the same plan under schedule "search", with the order of its named schedule written as actions.
-
-    Args:
-        plan: a plan under a named schedule. Its split backwards become actions, too.
-        costs: the costs of its layers; None to compute them.
-    """
+def as_searched(plan: Plan) -> Plan:
+    """Return the same plan under schedule "search", with the order of its named schedule written as actions."""
     replica = plan.first_replica
-    bare = schedules.build(replica.schedule, len(replica.workers), replica.micro_batches, replica.chunks)
-    split = [schedules.Action.parse(text) for text in plan.split_critical]
-    order = schedules.split_backward(bare, split) if split else bare
-    changed = plan.model_copy(
-        update={"schedule": SEARCH, "chunks": 1, "actions": order_text(order), "split_critical": ()}
-    )
-    return changed.predict(costs, plan.predicted.bottleneck_bound)
-
-
-def with_split_critical(plan: Plan, costs: ChainCosts | None = None) -> Plan:
-    """Split backwards (I, then W) where that shortens the step of the plan within the devices' memory.
-
-    Returns the plan unchanged if split backwards were not measured (as in a profile written by hand), or if its
-    schedule is asynchronous.
-
-    Args:
-        plan: a plan under a named schedule, without split backwards.
-        costs: the costs of its layers; None to compute them.
-    """
-    if any(stage.split_seconds is None for stage in plan.stages):
-        return plan
-    replica = plan.first_replica
-    plain, timeline = replica.build_schedule(), replica.simulate()
-    split_schedule = schedules.split_critical(
-        plain, replica.stage_costs(), _free_stash_bytes(replica, timeline)
-    )
-    if split_schedule is plain:
-        return plan
-    full = {action for row in split_schedule.actions for action in row if action.kind is Kind.B}
-    split = [
-        str(action)
-        for row in schedules.split_overlaps(plain).actions
-        for action in row
-        if action.kind is Kind.B and action not in full
-    ]
-    changed = plan.model_copy(update={"split_critical": tuple(split)})
-    changed = changed.predict(costs, plan.predicted.bottleneck_bound)
-    # With all replicas, or both copies of a bidirectional schedule, messages may take longer than the split assumes.
-    shorter = changed.predicted.step_seconds < plan.predicted.step_seconds
-    return changed if shorter and changed.fits else plan
+    order = schedules.build(replica.schedule, len(replica.workers), replica.micro_batches, replica.chunks)
+    return plan.model_copy(update={"schedule": SEARCH, "chunks": 1, "actions": order_text(order)})
 
 
 def _free_stash_bytes(plan: Plan, timeline: schedules.Timeline) -> list[float]:

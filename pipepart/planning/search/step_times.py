@@ -102,20 +102,18 @@ class StepTimes:
         """The number of actions of a step, with its messages if they take time."""
         return self._levels.actions
 
-    def of(self, borders: Borders, modes: Ints, orders: Ints, *, splits: bool = False) -> Floats:
+    def of(self, borders: Borders, modes: Ints, orders: Ints) -> Floats:
         """Return the seconds of a step of each cut: [cuts].
 
         Args:
             borders: the first layer of each stage but the first: [cuts, borders].
             modes: the index of the mode of each schedule row: [cuts, rows].
             orders: the device of each schedule row, by its position in the cluster: [cuts, rows].
-            splits: return a lower bound for any choice of backwards to split into I and W. Each gradient leaves after
-                I, and a backward takes the shorter of the full backward and of its two parts.
         """
         width = max(1, _MOST_ENDS // (self._levels.actions + 1))
         parts = [slice(first, first + width) for first in range(0, len(borders), width)]
         tables = (self._columns(borders[part], modes[part], orders[part]) for part in parts)
-        return np.concatenate([self._step(*table, splits) for table in tables] or [np.zeros(0)])
+        return np.concatenate([self._step(*table) for table in tables] or [np.zeros(0)])
 
     def _columns(self, borders: Borders, choices: Ints, orders: Ints) -> Columns:
         """Return the seconds and delays of cuts. The seconds of messages on links count as seconds, not as delays."""
@@ -146,26 +144,10 @@ class StepTimes:
         )
         return np.hstack(tables).T, np.hstack((latency, zeros)).T
 
-    def _step(self, seconds: Floats, delays: Floats, splits: bool) -> Floats:
-        sooner = np.zeros_like(seconds)  # from the output of an action to its end
-        if splits:
-            stages = len(self._cuts.rows)
-            _, inputs, weights, whole = seconds[: 4 * stages].reshape(4, stages, -1)
-            whole = np.minimum(whole, inputs + weights)
-            seconds = seconds.copy()
-            seconds[3 * stages : 4 * stages] = whole
-            sooner[3 * stages : 4 * stages] = np.maximum(whole - inputs, 0.0)
-        return self._simulate(seconds, delays, sooner)
-
-    def _simulate(self, seconds: Floats, delays: Floats, sooner: Floats) -> Floats:
+    def _step(self, seconds: Floats, delays: Floats) -> Floats:
         ends = np.zeros((self._levels.actions + 1, seconds.shape[1]))
-        early = sooner.any()
-        sent = ends.copy() if early else ends
         for level, before, source, border, kind in self._levels.rows:
-            ready = sent[source] + delays[border]
-            ends[level] = np.maximum(ends[before], ready) + seconds[kind]
-            if early:
-                sent[level] = ends[level] - sooner[kind]
+            ends[level] = np.maximum(ends[before], ends[source] + delays[border]) + seconds[kind]
         return ends.max(axis=0)
 
 

@@ -26,7 +26,7 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 # A request without ``seconds`` gets a fixed effort if it has no more layers and devices than these: estimated seconds
 # of its candidates, and operations of the joint search of a part. The clock ends the search of other requests.
 _SHORT_LAYERS, _SHORT_DEVICES = 50, 16
-_SHORT_EFFORT, _SHORT_OPERATIONS = 1.2, 300_000
+_SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
 _WITHOUT_PLAN = 3.0  # times the effort to spend as long as no plan fits
@@ -47,9 +47,8 @@ class _Results:
     """
 
     def __init__(self) -> None:
-        self._cuts: dict[
-            Candidate, list[EvaluatedCut]
-        ] = {}  # of unfinished candidates, if they were searched
+        # Of unfinished candidates, if they were searched.
+        self._cuts: dict[Candidate, list[EvaluatedCut]] = {}
         self.plans: dict[Candidate, Plan] = {}
         self.unfinished: dict[Candidate, float] = {}
         self.failed: list[Candidate] = []
@@ -66,9 +65,9 @@ class _Results:
     def try_candidate(self, candidate: Candidate, clock: Clock) -> None:
         """Search the cuts of a candidate. Make its plan if that may be the fastest."""
         cuts = CutSearch(candidate, clock).best_cuts()
-        at_least = candidate.least_with_splits(cuts) if cuts else math.inf
-        if cuts and not self.can_beat(at_least):
-            self.unfinished[candidate], self._cuts[candidate] = at_least, cuts
+        least = cuts[0].seconds + candidate.cluster.step_seconds if cuts else math.inf
+        if cuts and not self.can_beat(least):
+            self.unfinished[candidate], self._cuts[candidate] = least, cuts
         elif cuts and (plan := best_plan(candidate, cuts, clock)) is not None:
             self.plans[candidate] = plan
         else:
@@ -111,7 +110,7 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
     """
     parts = [part for part in parts_of(request) if part.holds_weights]
     parts.sort(key=lambda part: part.least_seconds(part.most_devices))
-    # The parts take turns. A part tries the most devices first: plans stay on them if fewer are as fast.
+    # The parts take turns.
     turns = zip_longest(*(_in_order(candidates_of(part)) for part in parts))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
     results = _plan_candidates(request, candidates, clock, progress)
@@ -191,7 +190,7 @@ def _search_jointly(
         return []
     ranked = results.best_first()
     best = list({id(candidate.part): candidate.part for candidate in ranked}.values())
-    possible = [part for part in best or parts if part.groups.replicas <= part.together.micro_batches]
+    possible = [part for part in best or parts if part.groups.replicas <= part.costs.micro_batches]
     chosen = possible[:_JOINT_PARTS]
     plans = []
     for number, part in enumerate(chosen):
@@ -199,7 +198,7 @@ def _search_jointly(
             break
         starts: dict[tuple[int, ...], Plan] = {}
         for candidate in ranked:
-            if candidate.part is not part or candidate.costs is not part.joint().costs:
+            if candidate.part is not part:
                 continue
             placement = candidate.bare_schedule.device_of
             if placement not in starts and (plan := results.finish(candidate, clock)) is not None:
@@ -214,10 +213,8 @@ def _search_jointly(
         if not _is_short(request):
             operations = int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / len(chosen))
         allowance = Allowance(operations, clock.part(1 / (len(chosen) - number)), tell)
-        plan = search_jointly(part.joint(), list(starts.values()), allowance)
-        splits_ties = part.joint().costs is not part.together
-        # As many stages may keep tied layers together.
-        if plan is not None and not (splits_ties and len(plan.stages) <= part.most_together):
+        plan = search_jointly(part, list(starts.values()), allowance)
+        if plan is not None:
             plans.append(plan)
     return plans
 
@@ -226,17 +223,21 @@ def _effort_seconds(request: Request) -> float:
     """Return the estimated CPU seconds to spend on candidates. On few devices they are enough for nearly all."""
     if not _is_short(request):
         return math.inf  # only the clock ends the search
-    return _SHORT_EFFORT * (len(request.micro_batches) if len(request.cluster) <= FEW_DEVICES else 1)
+    return _SHORT_EFFORT * (min(len(request.micro_batches), 2) if len(request.cluster) <= FEW_DEVICES else 1)
 
 
 def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Sort candidates by devices, then by likely step, in turns with one and with several stages a device."""
+    """Sort candidates by likely step, in turns of all numbers of devices and of stages a device, most devices first.
+
+    The effort of a request may end the search, so each number of devices gets its likeliest schedules before any gets
+    the others.
+    """
     turn: dict[Candidate, int] = {}
     classes: dict[tuple[int, int], int] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.likely_step):
         key = candidate.devices, candidate.chunks
         turn[candidate] = classes[key] = classes.get(key, 0) + 1
-    return sorted(turn, key=lambda candidate: (-candidate.devices, turn[candidate], candidate.chunks))
+    return sorted(turn, key=lambda candidate: (turn[candidate], -candidate.devices, candidate.chunks))
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pipepart import Pipeline, Plan
 from pipepart.capture import Chain, flatten
-from schedules import Kind
+from schedules import Kind, build, split_backward
 from tests.pipeline.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.chains import apart, plan_by_hand
 from tests.support.recorded import chain_for
@@ -155,10 +155,12 @@ class Mode:
 
 
 def split_on_the_critical_path(plan: Plan) -> Plan:
-    """Return the plan with most backwards of its later stages split."""
-    actions = [action for row in plan.build_schedule().actions for action in row]
+    """Return the plan with most backwards of its later stages split, as a searched order of actions."""
+    order = build(plan.schedule, len(plan.workers), plan.micro_batches, plan.chunks)
+    actions = [action for row in order.actions for action in row]
     split = [one for one in actions if one.kind is Kind.B and one.stage > 0 and one.micro_batch != 1]
-    return plan.model_copy(update={"split_critical": tuple(map(str, split))})
+    rows = tuple(tuple(map(str, row)) for row in split_backward(order, split).actions)
+    return plan.model_copy(update={"schedule": "search", "chunks": 1, "actions": rows})
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Plans written for torchtitan, Megatron-LM and DeepSpeed, read by these engines where they are installed."""
+"""Plans written for torchtitan and Megatron-LM, read by these engines where they are installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Cluster, Plan, Profile
 from pipepart.planning.export import ENGINES
-from tests.planning.export.language_model import LanguageModel, by_hand, names, profile_of
+from tests.planning.export.language_model import LanguageModel, by_hand, profile_of
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -82,7 +82,7 @@ def test_megatron_ties_the_embedding_and_the_head_itself() -> None:
     tied = profile_of(LanguageModel(tied=True))
     plan = planned(tied, cut_before=["layers.3"], allow_split_ties=True)
     assert "untie" not in plan.export("megatron").files["megatron.sh"]
-    for engine in ("torch-pipelining", "torchtitan", "deepspeed"):
+    for engine in ("torch-pipelining", "torchtitan"):
         with pytest.raises(
             ValueError, match=r"'tok_embeddings' .stage 0. and 'output' .stage 1. share tensors"
         ):
@@ -136,38 +136,6 @@ def test_torchtitan_refuses_what_it_would_silently_drop(profile: Profile) -> Non
         planned(opened).export("torchtitan")
 
 
-def test_deepspeeds_module_has_the_parts_of_the_plan(
-    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = planned(profile, cut_before=["layers.3"])
-    plan.export("deepspeed").save(tmp_path)
-
-    class PipelineModule:
-        """What DeepSpeed's class has when it asks for the parts."""
-
-        def __init__(self, layers: int, stages: int, rank: int) -> None:
-            self._layer_specs, self.global_rank = [None] * layers, rank
-            self._topo = types.SimpleNamespace(
-                get_dim=lambda axis: stages, get_coord=lambda rank: types.SimpleNamespace(pipe=rank)
-            )
-            self._partition_layers(method="parameters")
-
-        def _set_bounds(self, start: int, stop: int) -> None:
-            self.bounds = start, stop
-
-        def _partition_layers(self, method: str) -> None:
-            raise AssertionError("the written class has a partition of its own")
-
-    made = run_file(
-        tmp_path, "deepspeed_module.py", monkeypatch, deepspeed_pipe={"PipelineModule": PipelineModule}
-    )
-    planned_module = made["PlannedPipelineModule"]
-    assert made["LAYERS"] == names()
-    assert [planned_module(8, 2, rank).bounds for rank in range(2)] == [(0, 4), (4, 8)]
-    with pytest.raises(ValueError, match="2 stages of 8 layers, not 2 stages of 9 layers"):
-        planned_module(9, 2, 0)
-
-
 def with_batch_loss(plan: Plan) -> Plan:
     return plan.model_copy(update={"constraints": replace(plan.constraints, reduction="batch")})
 
@@ -205,13 +173,13 @@ def test_values_that_are_used_far_behind_are_named() -> None:
     says = "a value of 'tok_embeddings' (stage 0) in 'norm' (stage 2)"
     with pytest.raises(ValueError, match=re.escape(says)):
         plan.export("torch-pipelining")
-    for engine in ("torchtitan", "megatron", "deepspeed"):
+    for engine in ("torchtitan", "megatron"):
         exported = plan.export(engine)
         text = " ".join("".join(exported.files.values()).replace("#", "").split())
         assert says in text
 
 
-@pytest.mark.parametrize("engine", ["torchtitan", "megatron", "deepspeed"])
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron"])
 def test_a_part_of_recompute_is_refused(engine: str, profile: Profile) -> None:
     plan = planned(profile, cut_before=["layers.3"])
     one = (plan.stages[0].with_mode("always"), plan.stages[1])
@@ -220,9 +188,7 @@ def test_a_part_of_recompute_is_refused(engine: str, profile: Profile) -> None:
 
 
 def test_engines_without_the_order_are_told_which_they_have(profile: Profile) -> None:
-    with pytest.raises(ValueError, match=r"no schedule 'search': plan with schedule='1f1b'$"):
-        UNEVEN.export("deepspeed")
-    with pytest.raises(ValueError, match="schedule='1f1b' or schedule='interleaved-1f1b'"):
-        planned(profile, "gpipe").export("megatron")
+    with pytest.raises(ValueError, match=r"no schedule 'search': plan with schedule='1f1b' or"):
+        UNEVEN.export("megatron")
     with pytest.raises(ValueError, match=r"no engine is called 'jax'.*torch-pipelining, torchtitan"):
         UNEVEN.export("jax")

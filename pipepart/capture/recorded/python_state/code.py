@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import dis
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -96,23 +94,6 @@ class Code:
         if recorded not in self._holders:
             self._holders[recorded] = [*self._iterate_holders(recorded)]
         return self._holders[recorded]
-
-    def line_of(self, name: str) -> str:
-        """Return the file and line where the code sets or changes a name; empty if it does not use the name."""
-        found = ""
-        for function in self.functions:
-            try:
-                lines, first = inspect.getsourcelines(function)
-            except (OSError, TypeError):
-                continue
-            file = "/".join(Path(function.__code__.co_filename).parts[-2:])
-            for number, line in enumerate(lines, first):
-                if re.search(rf"\b{name}\b", line):
-                    at = f"{file}:{number}"
-                    if re.search(rf"\b{name}\b[^=]*(?<![=!<>])=(?!=)|\b{name}\b[^=(]*\.\w+\(", line):
-                        return at
-                    found = found or at
-        return found
 
     def _iterate_holders(self, recorded: bool) -> Iterator[Holder]:
         for table, names in self._globals:

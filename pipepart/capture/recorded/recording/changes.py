@@ -6,7 +6,7 @@ recording only. What a whole module changes in itself is its own: the replay cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -36,18 +36,16 @@ class Change(NamedTuple):
 
     Attributes:
         path: of the open module that did it, or is around those that may have.
-        who: that module, in words.
+        kind: class of that module.
         what: the value, as in ``"self.count"`` or ``"scale of module 'blocks.0'"``.
-        line: where its code names it; empty if it does not.
         difference: the value before and after.
         of_whole: whether a whole module holds it.
         by_whole: whether another whole module that holds it as well has changed it.
     """
 
     path: str
-    who: str
+    kind: str
     what: str
-    line: str
     difference: Difference
     of_whole: bool
     by_whole: bool
@@ -60,17 +58,19 @@ class Change(NamedTuple):
             instead: what to write; found out if empty.
         """
         holder, draws = self.difference.holder, self.difference.key == STATE
-        at = f" at {self.line}" if self.line else ""
         if self.of_whole:
             text = (
-                f"{self.what} changes outside of the calls of that module, in another one or in {self.who}{at}: "
+                f"{self.what} changes outside of the calls of that module, in another one or in the code around it: "
                 f"another micro-batch may be between the two. {_PASS}"
             )
         else:
             binds = holder.is_module or holder.root is None
             does = does or ("draws from" if draws else "sets" if binds else "changes")
             instead = instead or (_DRAW if draws else _SET)
-            text = f"{self.who} {does} {self.what}{at}, which a replay would not repeat. {instead}"
+            text = (
+                f"the forward of {self.path or 'the model'} ({self.kind}) {does} {self.what}, which a replay would not "
+                f"repeat. {instead}"
+            )
         error = SkeletonError(text)
         error.culprit = self.path
         return error
@@ -124,6 +124,7 @@ class Changes:
         self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
         self._found: dict[tuple[str, str], Change] = {}
         self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
+        self._open = {id(holder.owner) for holder, _ in before.found if self._is_open(holder)}
 
     def check_before(self, module: nn.Module, path: str) -> None:
         """Note the values of a module that have changed since its last call."""
@@ -138,20 +139,11 @@ class Changes:
             self._own[path] = self._snapshot(module)
 
     def all(self) -> list[Change]:
-        """Return the values that have changed in the forward, outside of the calls of the modules that hold them.
-
-        What the code between whole modules sets for some of their calls, and puts back, does not count.
-        """
+        """Return the values that have changed in the forward, outside of the calls of the modules that hold them."""
         for snapshot in self._own.values():
             self._note(snapshot.differences(), of_whole=True)
-        after = self._before.differences()
-        set_for_good = {_place(one) for one in after if not self._is_open(one.holder)}
-        found = [
-            one for one in self._found.values() if one.by_whole or _place(one.difference) in set_for_good
-        ]
-        self._found.clear()
-        self._note([one for one in after if self._is_open(one.holder)], of_whole=False)
-        return [*found, *self._found.values()]
+        self._note([one for one in self._before.differences() if self._is_open(one.holder)], of_whole=False)
+        return [*self._found.values()]
 
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""
@@ -161,6 +153,8 @@ class Changes:
     def _note(self, differences: Iterable[Difference], of_whole: bool) -> None:
         for one in differences:
             change = self._change(one, of_whole)
+            if of_whole and id(one.holder.owner) in self._open and not change.by_whole:
+                continue  # open code holds it, too, and alone has changed it
             self._found.setdefault((change.path, change.what), change)
 
     def _snapshot(self, module: nn.Module) -> Snapshot:
@@ -170,30 +164,14 @@ class Changes:
         return holder.recorded if holder.root is None else holder.root not in self._whole
 
     def _change(self, difference: Difference, of_whole: bool) -> Change:
-        """Describe a change, and find the code between whole modules that may have made it."""
         holder, key = difference.holder, difference.key
         path = "" if holder.root is None else self._paths.get(holder.root, "")
-        by = self._of_code(path, key) if of_whole or holder.root is None else path
-        module = self._opened.get(by, self._model)
-        line = self._surroundings.code_of(module).line_of(_last_name(holder, key))
-        who = f"the forward of {by or 'the model'} ({type(module).__name__})"
+        by = path
+        while by and (by not in self._opened or (by == path and of_whole)):
+            by = by.rpartition(".")[0]
         name = _name(holder, key, path, of_whole)
-        return Change(by, who, name, line, difference, of_whole, _place(difference) in self._by_whole)
-
-    def _of_code(self, path: str, key: object) -> str:
-        """Return the smallest open module around a path whose code names a key."""
-        ways = (
-            way for way in self._outwards(path) if key in self._surroundings.code_of(self._opened[way]).names
-        )
-        return next(ways, "")
-
-    def _outwards(self, path: str) -> Iterator[str]:
-        """Return the open modules around a path, the smallest first."""
-        while path:
-            path = path.rpartition(".")[0]
-            if path in self._opened:
-                yield path
-        yield ""
+        kind = type(self._opened.get(by, self._model)).__name__
+        return Change(by, kind, name, difference, of_whole, _place(difference) in self._by_whole)
 
 
 def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
@@ -218,10 +196,3 @@ def _name(holder: Holder, key: object, path: str, of_whole: bool) -> str:
         return holder.label_of(key)
     inner = str(key) if holder.is_module else holder.label.removeprefix(path).removeprefix(".")
     return f"{inner} of module {path!r}" if of_whole else f"self.{inner}"
-
-
-def _last_name(holder: Holder, key: object) -> str:
-    """Return the last name on the way to a value."""
-    if isinstance(key, str) and key.isidentifier():
-        return key
-    return holder.label.partition("[")[0].rpartition(".")[2]

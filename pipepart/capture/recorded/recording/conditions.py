@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS
@@ -33,7 +32,6 @@ class Conditions:
         self._storages = {
             p.untyped_storage()._cdata: paths[id(p)] for p in model.parameters() if p.layout is torch.strided
         }
-        self._modes = _modes()
         self._draws = _draws()
 
     def check_function(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
@@ -77,20 +75,6 @@ class Conditions:
                 continue
             raise SkeletonError(f"{name}() at {line_of_user()} is given a function that {why}. {_MOVE}")
 
-    def check_modes(self, what: str) -> None:
-        """Check that the torch modes are the same as around the model.
-
-        Raises:
-            SkeletonError: a mode is set that a replay would not set.
-        """
-        if (now := _modes()) == self._modes:
-            return
-        mode = "sdpa_kernel()" if now[1:] != self._modes[1:] else "saved_tensors_hooks() or save_on_cpu()"
-        raise SkeletonError(
-            f"{mode} is active around {what} at {line_of_user()}, between modules that are recorded: a replay would "
-            f"run without. {_MOVE}, or set the mode around the step"
-        )
-
     def check_draws(self, where: str) -> None:
         """Check that no number was drawn from Python's ``random`` or numpy since the last module.
 
@@ -121,19 +105,6 @@ class Conditions:
                     f"module {path!r} is called at {line_of_user()} with another {name} than its own (functional_call, "
                     f"or set by the forward): a replay would call it with its own. {_MOVE}"
                 )
-
-
-def _modes() -> tuple[Any, ...]:
-    hooks = _top_saved_tensors_default_hooks(True)
-    if hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint":
-        hooks = None  # a checkpoint changes no numbers, and plans decide what is recomputed
-    return (
-        hooks,
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
-    )
 
 
 def _draws() -> tuple[Any, ...]:

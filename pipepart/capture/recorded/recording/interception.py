@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,19 +23,6 @@ _HOOK = "_compiled_call_impl"
 _lock = threading.Lock()
 _replaced: dict[tuple[type, str], tuple[int, Any]] = {}  # how many threads record, and the original
 _local = threading.local()  # recorder: of this thread
-
-
-class TakesModules(Protocol):
-    """Interface of a recorder that receives the calls of modules."""
-
-    @property
-    def here(self) -> bool:
-        """True if calls of this thread are recorded."""
-        ...
-
-    def module(self, module: nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
-        """Record a module's call, and run it by ``call(module, *args, **kwargs)``."""
-        ...
 
 
 @contextmanager
@@ -65,7 +52,7 @@ def patched_functions(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def called_whole(recorder: TakesModules, whole: Mapping[nn.Module, str]) -> Iterator[None]:
+def called_whole(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]:
     """Within the block, route the calls of these modules to the recorder."""
     own = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
     outer = getattr(_local, "modules", None)
@@ -104,7 +91,7 @@ def _taken(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _call_of(module: nn.Module, recorder: TakesModules) -> Callable[..., Any]:
+def _call_of(module: nn.Module, recorder: Recorder) -> Callable[..., Any]:
     """Return what takes the calls of one module whose class has the ``__call__`` of torch."""
     compiled = vars(module).get(_HOOK)
 

@@ -7,7 +7,7 @@
     position = int(self.position)     of a buffer that the forward writes: refused
     scale = float(x.max())            a number that modules compute: refused
     if torch.isnan(x).any():          a truth that modules compute: checked at each replay
-    return loss, {"loss": loss.item()}   no call follows: read again at each replay
+    return loss, {"loss": loss.item()}   returned as it is, and no call follows: read again at each replay
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ from torch import Tensor, nn
 
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS, Call
-from ..replay.given import Ref
-from ..replay.read_numbers import Reading, as_read
+from ..replay.given import Reading, Ref
 from ..replay.subgraph import Subgraph, gives_the_same
 from .provenance import Provenance
 
-CONVERSIONS = frozenset(("__int__", "__float__", "__index__", "__bool__", "__complex__"))
-"""Functions that must return numbers of Python's own types, which do not tell where they come from."""
-
+_NUMBERS = (int, float, complex)
 _DRAWS = 64  # of a value, to find out whether it changes
 _MOVE = "Move that code into a module of its own, which is called as it is"
 
@@ -52,19 +49,14 @@ class Reads:
         self._opened = {id(module): path for path, module in opened.items()}
         self._calls = calls
         self._found: list[_Read] = []
-        self._used: set[Call] = set()  # what was read is compared or computed with
 
-    def note(self, call: Call, result: Any, made_of: Provenance, known: Mapping[int, Tensor]) -> Any:
+    def note(self, call: Call, made_of: Provenance, known: Mapping[int, Tensor]) -> None:
         """Note a call that reads.
 
         Args:
             call: the call.
-            result: what it returned.
             made_of: what its arguments are computed from.
             known: the arguments of the model and its constants, by their numbers.
-
-        Returns:
-            The result; a number of a single tensor notes what is done with it.
 
         Raises:
             SkeletonError: what it reads is a matter of chance.
@@ -80,23 +72,27 @@ class Reads:
                 f"{call.name}() at {line_of_user()} reads a value that is drawn: a replay would take the way of the "
                 f"forward that was recorded. Switch it off, as by layerdrop=0. {_MOVE}"
             )
-        if len(numbers) > 1 or call.name in CONVERSIONS:
-            return result
-        return as_read(result, Reading(call.func, call.given.only), lambda: self._used.add(call))
 
-    def check(self, output: set[int], returned: set[Any], written: set[int], made_of: Provenance) -> None:
+    def is_read(self, value: Any) -> bool:
+        """Return True for a number that a call has read from a tensor."""
+        return type(value) in _NUMBERS and any(value is out for call, _ in self._found for out in call.outs)
+
+    def output(self, leaves: Sequence[Any], written: set[int], made_of: Provenance) -> list[Any]:
         """Check the reads at the end of a forward.
 
         Args:
-            output: numbers of the tensors that the model returned.
-            returned: numbers of Python that it returned and that do not tell where they come from.
+            leaves: what the model returned, with refs in place of tensors.
             written: numbers of the parameters and buffers that were written.
             made_of: what tensors are computed from.
+
+        Returns:
+            The leaves, with readings in place of the numbers that a replay reads again.
 
         Raises:
             SkeletonError: a replay would read something else.
         """
-        followed = _followed_by_calls(self._calls, output)
+        found = list(leaves)
+        followed = _followed_by_calls(self._calls, {leaf.number for leaf in leaves if type(leaf) is Ref})
         for call, within in self._found:
             numbers = set(call.given.numbers())
             if numbers <= made_of.arguments:
@@ -104,14 +100,15 @@ class Reads:
             needed, outer = Subgraph.of(numbers, self._calls)
             if outer & written:
                 raise _refused(call, within, "of a buffer that the forward writes")
-            is_number = any(type(out) in (int, float, complex) for out in call.outs)
-            if not is_number or not any(one.module for one in needed):
+            read = [out for out in call.outs if type(out) in _NUMBERS]
+            if not read or not any(one.module for one in needed):
                 continue
-            if call in followed or call in self._used:
+            places = [place for place, leaf in enumerate(leaves) if leaf is read[0]]
+            if call in followed or not len(places) == len(call.outs) == len(numbers) == 1:
                 raise _refused(call, within, "that modules compute")
-            if call.name in CONVERSIONS and not returned.isdisjoint(call.outs):
-                raise _refused(call, within, "that it returns: return the tensor or its item()")
             call.asked = False
+            found[places[0]] = Reading(call.func, call.given.only)
+        return found
 
     def _reader(self) -> str:
         """Return the path of the innermost open module whose code is running."""

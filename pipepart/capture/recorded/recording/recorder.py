@@ -41,8 +41,6 @@ from ..refusal import (
 )
 from ..replay.calls import HOOKS, Call, autocast_now
 from ..replay.given import Given, Ref
-from ..replay.read_numbers import ReadFloat, ReadInteger, plain
-from ..replay.subgraph import Subgraph, computed
 from .changes import Changes
 from .conditions import Conditions
 from .provenance import Provenance
@@ -68,7 +66,6 @@ class Recorder(TorchFunctionMode):
         calls: in order.
         tensors: their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
-        values: of inputs whose tensors are on the meta device: real ones, from which reads are answered.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.calls: list[Call] = []
         self.aliases: list[tuple[int, frozenset[int]]] = []
-        self.values: dict[int, Tensor] = {}
         self.inside = ""
         self._thread = threading.get_ident()
         self._held, self._whole = held, whole
@@ -100,9 +96,9 @@ class Recorder(TorchFunctionMode):
 
     def is_of_this_forward(self, value: Any) -> bool:
         """Return True for a tensor that depends on the arguments or state, and for a number read from such a tensor."""
-        if isinstance(value, ReadInteger | ReadFloat):
-            return True
-        return isinstance(value, Tensor) and self.tensors.known(value) in self.tensors.varying
+        if isinstance(value, Tensor):
+            return self.tensors.known(value) in self.tensors.varying
+        return self._reads.is_read(value)
 
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return the leaves of the model's output, with refs in place of tensors, and their tree spec."""
@@ -110,10 +106,7 @@ class Recorder(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
         found = [Ref(self.tensors.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        refs = {out.number for out in found if type(out) is Ref}
-        numbers = {out for out in found if type(out) in (int, float, complex)}
-        self._reads.check(refs, numbers, self.tensors.written_state(), self._made_of)
-        return [out.reading if isinstance(out, ReadInteger | ReadFloat) else out for out in found], spec
+        return self._reads.output(found, self.tensors.written_state(), self._made_of), spec
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -139,9 +132,13 @@ class Recorder(TorchFunctionMode):
                 "not repeat it. Move that code into a module of its own"
             )
         self._conditions.check_function(func, name, args, kwargs)
-        self._conditions.check_modes(name)
         args, kwargs = together(args, kwargs)
-        result = self._called(func, args, kwargs, given)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if asks_for_values(error):
+                raise unknown_value(name, line_of_user()) from error
+            raise
         written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
         if name == "__set__":
             written.append(args[0])
@@ -150,50 +147,17 @@ class Recorder(TorchFunctionMode):
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
-        if asked is not None and not any(tensor.is_meta for tensor in passed):
+        if asked is not None:
             self._ask_size(call, asked)
-        if not call.reads:
-            return result
-        return self._reads.note(call, result, self._made_of, self.tensors.inputs | self.tensors.constants)
-
-    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, given: Given) -> Any:
-        """Call a function of torch; if it reads values that tensors on the meta device do not have, compute these."""
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if asks_for_values(error):
-                raise unknown_value(getattr(func, "__name__", ""), line_of_user()) from error
-            if not any(tensor.is_meta for tensor in tensors((args, kwargs))):
-                raise
-            return self._computed_on_cpu(func, given)
-
-    def _computed_on_cpu(self, func: Callable[..., Any], given: Given) -> Any:
-        """Return the result of a call on meta tensors that reads their values, from the inputs whose values are known.
-
-        Raises:
-            CaptureError: they depend on an unknown input, a module, a parameter, a draw or a write in place.
-        """
-        written = {number for call in self.calls for number in call.writes}
-        needed = Subgraph.of(given.numbers(), self.calls)
-        if not (needed.is_pure(written) and needed.outer <= self.values.keys()):
-            raise CaptureError(
-                f"the model reads a value at {line_of_user()}, which tensors on the meta device do not have. If it is "
-                "that of an argument, pass the sample on the CPU, or leave that argument out. Otherwise record the "
-                "model on a real device"
-            )
-        env = dict(self.values)
-        for call in needed.calls:
-            computed(call, env, _on_cpu)
-        args, kwargs = given.filled(env, _on_cpu)
-        return func(*args, **kwargs)
+        if call.reads:
+            self._reads.note(call, self._made_of, self.tensors.inputs | self.tensors.constants)
+        return result
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a whole module and record the call."""
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
-        self._conditions.check_modes(path)
         self._conditions.check_state(module, path)
-        args, kwargs = pytree.tree_map_only((ReadInteger, ReadFloat), plain, (args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
             self._check_passed(leaf, path)
@@ -337,7 +301,3 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             torch._C._push_on_torch_function_stack(self)
-
-
-def _on_cpu(leaf: Any) -> Any:
-    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

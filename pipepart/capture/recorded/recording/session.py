@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from ....autograd.own_copy import own_copy, tensors
 from ...restore import bindings_restored, draws_restored
 from ..fake_parameters import Fakes, on_fakes
-from ..placing import is_on_meta
 from ..python_state.snapshot import Snapshot
 from ..python_state.surroundings import Surroundings
 from ..python_state.values import Holder
@@ -138,8 +137,8 @@ class _Session:
         """Run the model; if Python values change outside of whole modules, return the second of two runs in a row.
 
         Values that only the first one changes are set up once, if the code between whole modules holds them or several
-        whole modules share them. An attribute that each run sets to a tensor is harmless
-        if the second one reads it, and not what the first one has left there.
+        whole modules share them. An attribute that each run sets to a tensor is harmless if the second one reads it,
+        and not what the first one has left there.
 
         Raises:
             SkeletonError: the second run changes anything else, or depends on tensors of the first.
@@ -159,14 +158,16 @@ class _Session:
             for change in first.changes:
                 if change.is_state:
                     raise change.refused_state()
-            _check_independent(first, second)
+            left = map(first.recorder.is_of_this_forward, second.recorder.tensors.constants.values())
+            names = [[call.name for call in run.recorder.calls] for run in (first, second)]
+            if any(left) or (second.changes and names[0] != names[1]):
+                raise first.changes[0].refused("reads again what it has set as")
         return second
 
     def _run(self, before: Snapshot) -> _Run:
         model, opening = self._model, self._opening
-        values = tensors(self._given)
-        fakes, on_meta = self._fakes, is_on_meta(model)
-        args, kwargs = own_copy(self._given, lambda t: t.to("meta") if on_meta else t.clone())
+        fakes = self._fakes
+        args, kwargs = own_copy(self._given)
         if fakes is not None:
             args, kwargs = pytree.tree_map_only(Tensor, fakes.if_on_meta, (args, kwargs))
         paths = {id(tensor): path for path, tensor in [*model.named_buffers(), *model.named_parameters()]}
@@ -181,10 +182,8 @@ class _Session:
             changes,
         )
         inputs = list(tensors((args, kwargs)))
-        for tensor, value in zip(inputs, values, strict=True):
-            number = recorder.tensors.input(tensor)
-            if tensor.is_meta and not value.is_meta:
-                recorder.values[number] = value
+        for tensor in inputs:
+            recorder.tensors.input(tensor)
         mode = nullcontext() if fakes is None else fakes.in_use()
         with called_whole(recorder, opening.whole), patched_functions(recorder), mode, recorder:
             try:
@@ -205,24 +204,6 @@ class _Session:
 
     def _holders(self) -> Iterator[Holder]:
         return self._surroundings.holders(module for _, module in self._opening.opened())
-
-
-def _check_independent(first: _Run, second: _Run) -> None:
-    """Check that a run does not use tensors that the run before it has left, and that depend on its arguments.
-
-    Raises:
-        SkeletonError: it does.
-    """
-    read = list(second.recorder.tensors.constants.values())
-    names = [[call.name for call in run.recorder.calls] for run in (first, second)]
-    again = {(change.path, change.what) for change in second.changes}
-    for change in first.changes:
-        is_again = (change.path, change.what) in again
-        is_read = any(tensor is change.tensor for tensor in read)
-        if is_again and (is_read or names[0] != names[1]):
-            raise change.refused("reads again what it has set as")
-    if any(first.recorder.is_of_this_forward(tensor) for tensor in read):
-        raise first.changes[0].refused("reads again what it has set as")
 
 
 def _check_not_compiled(opening: Opening) -> None:

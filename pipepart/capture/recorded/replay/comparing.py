@@ -19,6 +19,12 @@ from .recording import Recording
 Place = tuple[int, ...]
 """The place of an argument, and that of a size in a ``torch.Size``."""
 
+CHANGES = (
+    "a counter, a clock, a generator of random numbers, a context variable or a mode that the forward sets. Move that "
+    "code into a module of its own, which is called as it is, or compute it before the step and pass it as an argument"
+)
+"""What may differ from forward to forward, and what to do about it."""
+
 _known: WeakKeyDictionary[Recording, str] = WeakKeyDictionary()
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size, Ref, Slice)
 
@@ -34,25 +40,20 @@ def fingerprint(recording: Recording) -> str:
     return _known[recording]
 
 
-def changed(first: Recording, second: Recording, changes: str) -> str:
-    """Return a message about the first call that differs between two recordings; empty if none differs.
-
-    Args:
-        first, second: the recordings.
-        changes: what may be the reason, and what to do about it.
-    """
+def changed(first: Recording, second: Recording) -> str:
+    """Return a message about the first call that differs between two recordings; empty if none differs."""
     for one, other in zip(first.calls, second.calls, strict=False):
         if (one.name, one.line) != (other.name, other.line):
             return (
                 f"Two forwards with the same arguments take different ways: {other.name} is called at {other.line}, "
                 f"and before it was {one.name} at {one.line}. What decides about that changes from forward to "
-                f"forward: {changes}"
+                f"forward: {CHANGES}"
             )
         for place in _different(one, other)[:1]:
             was, now = _constants(one)[place], _constants(other)[place]
             return (
                 f"{one.name}() at {one.line} is given {was!r:.40} in one forward and {now!r:.40} in the next one "
-                f"with the same arguments. That value changes from forward to forward: {changes}"
+                f"with the same arguments. That value changes from forward to forward: {CHANGES}"
             )
     return ""
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .read_numbers import Reading, plain
-
 Env = MutableMapping[int, Any]  # the tensors of a replay by their numbers
 DeviceRule = Callable[[Any], Any]  # replaces a recorded device by that of the stage
 
@@ -21,6 +19,13 @@ _COMPARED = (bool, int, float, complex, str, bytes, type(None), list)
 class Ref(NamedTuple):
     """A tensor of a recording, by its number."""
 
+    number: int
+
+
+class Reading(NamedTuple):
+    """A Python number in the output of a model: the function that reads it, and the number of the tensor."""
+
+    func: Callable[..., Any]
     number: int
 
 
@@ -117,4 +122,4 @@ def _stored(leaf: Any, ref: Callable[[Tensor], int]) -> Any:
         return Ref(ref(leaf))
     if isinstance(leaf, slice):
         return Slice(*(_stored(part, ref) for part in (leaf.start, leaf.stop, leaf.step)))
-    return plain(leaf)
+    return leaf

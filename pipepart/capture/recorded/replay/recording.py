@@ -24,10 +24,9 @@ from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
 from .calls import HOOKS, Autocast, Call, as_text, is_plain_function
-from .given import Env, Ref, resolved
+from .given import Env, Reading, Ref, resolved
 from .layer_order import layers_of
 from .outputs import own_loss
-from .read_numbers import Reading
 from .subgraph import Subgraph
 
 
@@ -234,11 +233,6 @@ class Recording:
                 layers = found.setdefault(number, [])
                 layers += [] if layers[-1:] == [index] else [index]
         return found
-
-    @property
-    def on_meta(self) -> bool:
-        """True if the model was recorded on the meta device, where tensors have no values."""
-        return any(device.type == "meta" for device in self.devices)
 
     @property
     def _returned_state(self) -> frozenset[int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..placing import together
 from .calls import Call, is_plain_function
-from .given import DeviceRule, Env, same_value
+from .given import Env, same_value
 
 
 class Subgraph(NamedTuple):
@@ -52,16 +52,11 @@ class Subgraph(NamedTuple):
 
 def gives_the_same(calls: Iterable[Call], env: Env) -> bool:
     """Run calls again and store their tensors; return False if a call reads another value than in the recording."""
-    return all(all(same_value(out, leaf) for out, leaf in computed(call, env)) for call in calls)
-
-
-def computed(call: Call, env: Env, device: DeviceRule | None = None) -> list[tuple[Any, Any]]:
-    """Run a call again and store its tensors; return pairs (recorded value, new value) of the values that it reads."""
-    args, kwargs = together(*call.given.filled(env, device))
-    read = []
-    for out, leaf in zip(call.outs, pytree.tree_leaves(call.func(*args, **kwargs)), strict=True):
-        if isinstance(leaf, Tensor):
-            env[out.number] = leaf
-        else:
-            read.append((out, leaf))
-    return read
+    for call in calls:
+        args, kwargs = together(*call.given.filled(env))
+        for out, leaf in zip(call.outs, pytree.tree_leaves(call.func(*args, **kwargs)), strict=True):
+            if isinstance(leaf, Tensor):
+                env[out.number] = leaf
+            elif not same_value(out, leaf):
+                return False
+    return True
