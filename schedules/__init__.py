@@ -1,7 +1,7 @@
 """Pipeline schedules: generators, validation, simulation of time and memory, search and lower bounds."""
 
-from .analysis.idle import Idle
 from .analysis.timeline import Timeline
+from .analysis.waits import Idle
 from .analysis.write_trace import side_by_side
 from .by_name import build, names
 from .core.action import Action, Kind, ScheduleError

@@ -31,7 +31,7 @@ def version(tensor: Tensor | None) -> int:
 
 def note_sent(tensor: Tensor) -> None:
     """Store the version counter of a tensor when it leaves its stage."""
-    setattr(tensor, _SENT, version(tensor))
+    setattr(tensor, _SENT, 0 if tensor.is_inference() else tensor._version)
 
 
 def check_not_overwritten(parts: Sequence[Tensor]) -> None:

@@ -10,13 +10,12 @@ from .hooks import FORWARD_HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .placeholders import copied
 from .recorded.chain import RecordedChain, Verify
-from .recorded.live_values import LiveTensor, live_tensors
 from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay.comparing import fingerprint
 from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_values, used_by
 from .recorded.replay.outputs import own_loss
 from .recorded.replay.recording import Recording
-from .restore import bindings_restored, restored, shadow_parameters
+from .restore import restored, shadow_parameters
 from .sequential import flatten, holds_meta, state_of
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ __all__ = [
     "LayerGraph",
     "LayerInfo",
     "Live",
-    "LiveTensor",
     "RecordedChain",
     "Recording",
     "SharedTensor",
@@ -37,7 +35,6 @@ __all__ = [
     "Unfinished",
     "Verify",
     "Whole",
-    "bindings_restored",
     "chain_of",
     "copied",
     "describe",
@@ -47,7 +44,6 @@ __all__ = [
     "grouped_product",
     "has_hooks",
     "holds_meta",
-    "live_tensors",
     "loss_of",
     "own_loss",
     "reads_values",

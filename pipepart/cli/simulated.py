@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 import schedules
 from schedules import Kind, Schedule, StageCosts, Timeline
-from schedules.pictures.layout import Panel
+from schedules.pictures.svg import Panel
 
 from ..document import Document, Seconds, Value, fault_texts
 from ..planning import Plan

@@ -17,7 +17,7 @@ from ..units import parse_bandwidth, parse_bytes
 from .devices import HEADROOM, Device, describe_devices, find_accelerators, real_devices, virtual_devices
 from .links import VIRTUAL_LATENCY_SECONDS, CompressedType, Link, Network, PairLink, make_networks
 from .measuring import measure_links
-from .places import Places, Route
+from .places import Places
 from .processes import devices_of_processes
 
 # Assumed until links are measured: peer-to-peer copies over PCIe 4.
@@ -88,10 +88,6 @@ class Cluster(Document):
             KeyError: no device has one of the names.
         """
         return self.places.link(one, other)
-
-    def route_between(self, one: str, other: str) -> Route:
-        """Return the host ports that a message between two devices passes, each with its bandwidth."""
-        return self.places.route(one, other)
 
     def __len__(self) -> int:
         return len(self.devices)

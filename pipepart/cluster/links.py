@@ -47,6 +47,11 @@ class Link(Value):
     latency: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     compress: Compression | None = None
 
+    @classmethod
+    def from_seconds(cls, size: int, short_seconds: float, long_seconds: float) -> Link:
+        """Return the link that takes ``short_seconds`` for a short message, and ``long_seconds`` for ``size`` bytes."""
+        return Link(bandwidth=size / max(long_seconds - short_seconds, 1e-9), latency=short_seconds)
+
     @property
     def message_bandwidth(self) -> float | None:
         """Uncompressed bytes per second of messages between stages, with compression included; None for no limit."""

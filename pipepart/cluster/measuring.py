@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from .links import Link, PairLink
@@ -18,7 +17,7 @@ from .links import Link, PairLink
 TimeCopy = Callable[[str, str, int], float]  # source, target, bytes -> seconds of one copy
 HOST = "host"  # as the source or target of a copy: pinned host memory
 
-_SIZES = tuple(2**power for power in (16, 20, 23, 26))  # bytes of the timed copies
+_SHORT, _LONG = 2**12, 2**26  # bytes of the timed copies
 _REPEATS = 5  # copies of each size
 _TOLERANCE = 0.1  # relative difference up to which bandwidths count as equal
 
@@ -60,37 +59,22 @@ def measure_links(names: tuple[str, ...], time_copy: TimeCopy = copy_seconds) ->
     """
 
     def one_way(source: str, target: str) -> Link:
-        time_copy(source, target, _SIZES[0])  # the first copy sets up the connection
-        medians = [
-            statistics.median(time_copy(source, target, size) for _ in range(_REPEATS)) for size in _SIZES
-        ]
-        return fit_link(_SIZES, medians)
+        time_copy(source, target, _SHORT)  # the first copy sets up the connection
+        short, long = (
+            statistics.median(time_copy(source, target, size) for _ in range(_REPEATS))
+            for size in (_SHORT, _LONG)
+        )
+        return Link.from_seconds(_LONG, short, long)
 
     def slower_way(first: str, second: str) -> Link:
-        return max(one_way(first, second), one_way(second, first), key=lambda link: link.seconds(_SIZES[-1]))
+        return max(one_way(first, second), one_way(second, first), key=lambda link: link.seconds(_LONG))
 
     pairs = [PairLink(between=pair, **dict(slower_way(*pair))) for pair in itertools.combinations(names, 2)]
     return MeasuredLinks(
         *_common_link(pairs),
         host_bandwidth=tuple(slower_way(name, HOST).bandwidth for name in names),
-        method=f"measured: median of {_REPEATS} copies of {_SIZES[0]} to {_SIZES[-1]} bytes",
+        method=f"measured: median of {_REPEATS} copies of {_SHORT} and of {_LONG} bytes",
     )
-
-
-def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """Fit latency and bandwidth to the seconds of copies by least squares on relative errors.
-
-    >>> fit_link([1000, 2000, 4000], [2.0, 3.0, 5.0])
-    Link(bandwidth=1000.0, latency=1.0, compress=None)
-    """
-    # Minimise the sum of ((latency + size * per_byte) / time - 1)²; scaled, as the two units differ by 1e9.
-    rows = np.column_stack([np.ones(len(sizes)), np.array(sizes) / 1e9]) / np.array(seconds)[:, None]
-    latency, per_gigabyte = np.linalg.lstsq(rows, np.ones(len(sizes)))[0]
-    if latency < 0:
-        latency, per_gigabyte = 0.0, rows[:, 1].sum() / np.square(rows[:, 1]).sum()
-    if per_gigabyte <= 0:
-        return Link(latency=statistics.median(seconds))
-    return Link(bandwidth=float(f"{1e9 / per_gigabyte:.4g}"), latency=float(f"{latency:.3g}"))
 
 
 def _common_link(pairs: Sequence[PairLink]) -> tuple[Link, tuple[PairLink, ...]]:

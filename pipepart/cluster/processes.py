@@ -63,7 +63,7 @@ def _measured(pair: Sequence[int], ranks: Ranks) -> Link:
         ranks.run(partial(_round_trips, pair, ranks, size, trips))
         times.append(statistics.median(trips) if trips else 0.0)
     latency, long = ranks.gather(tuple(times))[pair[0]]
-    return Link(bandwidth=_BYTES / max(long - latency, 1e-9), latency=latency)
+    return Link.from_seconds(_BYTES, latency, long)
 
 
 def _round_trips(pair: Sequence[int], ranks: Ranks, size: int, trips: list[float]) -> None:

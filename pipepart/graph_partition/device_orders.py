@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -168,31 +169,22 @@ def distinct_orders(cluster: Cluster, devices: int) -> Iterator[tuple[int, ...]]
 
     Exchanging two devices of one type gives no distinct order.
     """
-    types = device_types(cluster)
-    used = [0] * len(types)
-    order: list[tuple[int, int]] = []  # the position and the type of each device
-
-    def following() -> Iterator[tuple[int, int]]:
-        """Return position and type of the first unused device of each type, in cluster order."""
-        free = [number for number, kind in enumerate(types) if used[number] < len(kind.devices)]
-        return iter(sorted((types[number].devices[used[number]], number) for number in free))
-
-    # Depth first, without recursion, as there may be thousands of devices. The stack has one entry per device in use.
-    stack = [following()]
+    groups = [kind.devices for kind in device_types(cluster)]
+    # Depth first, without recursion, as there may be thousands of devices. An entry is (type of the last device, entry
+    # of the devices before it).
+    stack: list[tuple] = [()]
     while stack:
+        entry, order = stack.pop(), []
+        rest = entry
+        while rest:
+            kind, rest = rest
+            order.append(kind)
         if len(order) == devices:
-            yield tuple(position for position, _ in order)
-            chosen = None
-        else:
-            chosen = next(stack[-1], None)
-        if chosen is not None:
-            order.append(chosen)
-            used[chosen[1]] += 1
-            stack.append(following())
+            yield devices_of(groups, order[::-1])
             continue
-        stack.pop()
-        if order:
-            used[order.pop()[1]] -= 1
+        used = Counter(order)
+        free = [kind for kind, group in enumerate(groups) if used[kind] < len(group)]
+        stack += [(kind, entry) for kind in sorted(free, key=lambda kind: -groups[kind][used[kind]])]
 
 
 def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | None, tuple[Link, ...]]:

@@ -62,18 +62,9 @@ class Downsets:
 
     def inside(self, smaller: Ints, larger: Ints) -> Bools:
         """Return whether each set in ``smaller`` is a subset of the set at the same position in ``larger``."""
-        blocks = self.block[smaller]
-        result = blocks < self.block[larger]
-        unclear = np.nonzero(blocks == self.block[larger])[0]
-        if not len(unclear):
-            return result
-        # Sets that end in the same block differ only in the words of that block.
-        numbers = blocks[unclear]
-        low, high = self.ranges[numbers.min()][0] >> 6, ((self.ranges[numbers.max()][1] - 1) >> 6) + 1
-        is_subset = np.ones(len(unclear), dtype=bool)
-        for word in range(low, high):
-            is_subset &= self.words[smaller[unclear], word] & ~self.words[larger[unclear], word] == 0
-        result[unclear] = is_subset
+        result = np.ones(len(smaller), dtype=bool)
+        for word in range(self.words.shape[1]):
+            result &= self.words[smaller, word] & ~self.words[larger, word] == 0
         return result
 
 

@@ -36,20 +36,15 @@ class Intervals:
 
     def stages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the first layer and the device type of each stage in the best cut of all layers."""
-        first_layers, edges = self.walk()
-        return first_layers, tuple(int(self.orders.type[edge]) for edge in edges)
-
-    def walk(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the first layer and the edge of each stage in the best cut of all layers."""
         full, start = self.orders.full, 0
         state = int(full[self.best[full, 0].argmin()])
-        first_layers, edges = [], []
+        first_layers, types = [], []
         while start < self.best.shape[1] - 1:
             edge = int(self.edge[state, start])
             first_layers.append(start)
-            edges.append(edge)
+            types.append(int(self.orders.type[edge]))
             state, start = int(self.orders.rest[edge]), int(self.end[state, start])
-        return tuple(first_layers), tuple(edges)
+        return tuple(first_layers), tuple(types)
 
 
 def best_intervals(

@@ -17,7 +17,6 @@ from ..pages import notebook_html
 from ..units import counted, format_bytes
 from .execution_order import best_interval_split
 from .parse import ParsedGraph, Tensors, parse
-from .presolve import presolve
 from .problem import UNLIMITED, Problem, Split
 from .search import SearchResult, search
 
@@ -134,10 +133,9 @@ def cut(
     problem = parsed.problem
     if int(problem.bytes.sum()) > sum(kind.memory * len(kind.devices) for kind in problem.types):
         raise _does_not_fit(parsed, "nothing fits", clock)
-    smaller = presolve(problem)
-    result = search(smaller.problem, clock)
+    result = search(problem, clock)
     if result.split is not None:
-        return _cut(parsed, cluster, smaller.restore(result.split), result)
+        return _cut(parsed, cluster, result.split, result)
     if result.optimal:
         raise _does_not_fit(parsed, "nothing fits", clock)
     limit = f"within {seconds} seconds" if clock.cut_short else "with the effort that a search may take"

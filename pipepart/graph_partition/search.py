@@ -55,7 +55,6 @@ MOST_PAIRS = 200_000_000  # maximum number of pairs of borders to check
 BEAM_SETS = 5_000  # maximum number of borders of a beam
 BEAM_PAIRS = 40_000_000  # maximum number of pairs of borders that a beam checks
 BEAM_GAP = 5e-4  # a beam stops at a gap of this fraction of the bottleneck
-BEAMS = 2  # maximum number of beams
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class _Search:
             return True
         sets = self._borders(1 - RESOLUTION, self._most_sets)
         if sets is None and self.split:
-            self._search_beams()
+            self._search_beam()
             sets = self._borders(1 - RESOLUTION, self._most_sets)
         if sets is not None and self._close(sets, MOST_PAIRS, RESOLUTION):
             return True
@@ -142,24 +141,18 @@ class _Search:
         capacity = Capacity(self._problem, self.high * fraction)
         return downsets(self._problem, capacity, most, self._clock, thin=thin)
 
-    def _search_beams(self) -> None:
+    def _search_beam(self) -> None:
         """Improve the cut by a search among borders that few tensors cross.
 
-        For each amount of work, a beam stores only the downsets with the smallest crossing seconds. A better cut rules
-        out more borders, so the next beam stores more of the useful borders.
+        For each amount of work, the beam stores only the downsets with the smallest crossing seconds.
         """
-        low = self.low
-        for _ in range(BEAMS):
-            high = self.high
-            sets = self._borders(1.0, BEAM_SETS, thin=True)
-            if sets is None:
-                return
-            try:
-                self._close(sets, BEAM_PAIRS, BEAM_GAP)
-            finally:
-                self.low = low  # the borders are not all borders, so their decisions prove nothing
-            if self.high > high * (1 - BEAM_GAP):
-                return
+        low, sets = self.low, self._borders(1.0, BEAM_SETS, thin=True)
+        if sets is None:
+            return
+        try:
+            self._close(sets, BEAM_PAIRS, BEAM_GAP)
+        finally:
+            self.low = low  # the borders are not all borders, so their decisions prove nothing
 
     def _close(self, sets: Downsets, pairs: int, resolution: float) -> bool:
         """Run decisions until the gap is below ``resolution``. Return False if that takes too much work.

@@ -14,11 +14,12 @@ from torch import nn
 
 from ..capture import (
     Chain,
+    Live,
     RecordedChain,
+    TensorSpec,
     chain_of,
     describe,
     holds_meta,
-    live_tensors,
     state_of,
     tensor_specs,
 )
@@ -237,12 +238,29 @@ def _costs(count: int, measured: Measured) -> Costs:
         layers=tuple(LayerCost(**time._asdict(), **vars(size)) for time, size in pairs),
         loss=LayerCost(**last._asdict(), **vars(memory.loss)),
         saved=memory.saved,
-        values=tuple(
-            LiveValue(bytes=tensor.spec.bytes, is_argument=tensor.is_argument, layers=tensor.layers)
-            for tensor in live_tensors(measured.part.value, memory.outputs)
-        ),
+        values=_live_values(measured.part.value, memory.outputs),
         repeats=measured.repeats,
         scale=measured.scale,
+    )
+
+
+def _live_values(value: Any, outputs: Sequence[tuple[TensorSpec, ...]]) -> tuple[LiveValue, ...]:
+    """Return the values that one layer of a recorded model produces and later layers use; none for other models.
+
+    Args:
+        value: the input of the first layer.
+        outputs: specs of the tensors that each layer returns.
+    """
+    if not isinstance(value, Live):
+        return ()
+    recording = value.recording
+    specs = dict(zip(recording.parts[0].takes, tensor_specs(value), strict=True))
+    for part, made in zip(recording.parts[:-1], outputs, strict=False):
+        specs |= zip(part.gives, made, strict=True)
+    return tuple(
+        LiveValue(bytes=specs[number].bytes, is_argument=number in recording.inputs, layers=tuple(layers))
+        for number, layers in recording.touched.items()
+        if len(layers) > 1
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import LayerInfo, chain_of, restored
-from ..cluster import Cluster
+from ..cluster import Cluster, as_cluster
 from ..data.arguments import Arguments, check_arguments
+from ..data.recorded import entered
 from ..data.split import Splitter, micro_batches_of
 from ..pipeline import Pipeline
 from ..planning import Plan, warn_of_changes
@@ -20,7 +22,7 @@ from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
 from .copies import own_dtype
-from .even_plans import even_plans, require, require_known
+from .even_plan import even_plan, require, require_known
 from .first_difference import LayerRecorder, find_first_difference
 from .numbers import Numbers, errors, first_different_step, tensor_errors
 from .plain import PlainSteps, Reference, make_reference
@@ -114,10 +116,19 @@ def check(
     infos: Sequence[LayerInfo] = ()
     if plan is None:
         chain = chain_of(model, layers=layers, split_loss=loss_fn is None)
-        cluster = (Cluster.of_ranks() if under_torchrun() else 2) if devices is None else devices
-        plans = even_plans(
-            chain, (value, target), split, cluster, schedules, micro_batches, recompute, samples
-        )
+        cluster = as_cluster((Cluster.of_ranks() if under_torchrun() else 2) if devices is None else devices)
+        count = 2 * len(cluster) if micro_batches is None else micro_batches
+        require(count >= 1, f"micro_batches must be at least 1, got {count}")
+        require(len(schedules) > 0, "no schedule is named: there is nothing to compare")
+        for mode in recompute:
+            require_known("recompute", mode, get_args(Recompute))
+        count = min(count, samples)
+        if not chain.layers:
+            batch = micro_batches_of(value, target, count, split)
+            entered(chain, batch._replace(inputs=batch.inputs[:1]))
+        names = [name for name, _ in chain.layers]
+        tried = itertools.product(dict.fromkeys(schedules), dict.fromkeys(recompute))
+        plans = [even_plan(names, cluster, schedule, count, mode) for schedule, mode in tried]
     else:
         require(layers is None, "layers=... and plan=... are given: a plan has its layers")
         infos = plan.profile.layers if plan.profile is not None else ()

@@ -8,7 +8,7 @@ from itertools import chain
 from ..core.action import Action
 from ..core.dependencies import dependencies
 from ..core.timed_schedule import TimedSchedule
-from .arrivals import arrivals
+from .waits import arrivals
 
 
 def critical_path(timeline: TimedSchedule) -> tuple[Action, ...]:

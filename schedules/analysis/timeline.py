@@ -13,8 +13,8 @@ from ..core.timed_schedule import TimedSchedule
 from ..pictures.draw import Drawn, Panel
 from ..pictures.text import draw
 from .critical_path import critical_path
-from .idle import Idle, idle
 from .read_trace import from_trace
+from .waits import Idle, idle
 from .write_trace import side_by_side
 
 
@@ -27,7 +27,7 @@ class Timeline(TimedSchedule, Drawn):
 
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
-        """The idle time of each device, by phase and by cause."""
+        """The idle time of each device, by cause."""
         return idle(self)
 
     @cached_property

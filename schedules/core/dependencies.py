@@ -15,6 +15,7 @@ from .schedule import Schedule
 EARLIER = {Kind.I: Kind.F, Kind.B: Kind.F, Kind.W: Kind.I}  # on the same stage, in the list of its device
 _KINDS = tuple(Kind)
 CODE = {kind: code for code, kind in enumerate(_KINDS)}
+_Edges = list[tuple[np.ndarray, ...]]  # parts of the columns source, target, source_stage, target_stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,34 +68,17 @@ def dependencies(schedule: Schedule, skips: Sequence[tuple[int, int]] = ()) -> D
     """
     actions = _Actions(schedule)
     actions.refuse_wrong_order()
-    edges = _Edges()
+    edges: _Edges = [(np.empty(0, dtype=np.int64),) * 4]
     actions.add_messages(edges, skips)
     if schedule.replicas > 1:
         actions.add_reductions(edges)
-    messages = edges.count
+    messages = sum(part[0].size for part in edges)
     actions.add_host_copies(edges)
-    columns = edges.columns()
+    columns = [np.concatenate(column) for column in zip(*edges, strict=True)]
     is_copy = np.arange(columns[0].size) >= messages
     return Dependencies(
         actions.offsets, actions.code, actions.stage, actions.micro_batch, *columns, is_copy=is_copy
     )
-
-
-class _Edges:
-    """Edges in the making, as four columns."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, dtype=np.int64),) * 4]
-
-    def add(self, *columns: np.ndarray) -> None:
-        self._parts.append(columns)
-
-    @property
-    def count(self) -> int:
-        return sum(part[0].size for part in self._parts)
-
-    def columns(self) -> list[np.ndarray]:
-        return [np.concatenate(column) for column in zip(*self._parts, strict=True)]
 
 
 class _Actions:
@@ -130,7 +114,7 @@ class _Actions:
             source = place[stage, self.micro_batch[rows]]
             neighbour = "F of the previous" if kind is Kind.F else "I or B of the next"
             self._refuse(rows[source < 0], f"needs {neighbour} stage, which is missing")
-            edges.add(source, rows, stage, self.stage[rows])
+            edges.append((source, rows, stage, self.stage[rows]))
         for first in range(0, self.schedule.stages, apart or 1):
             for source, target in sorted(skips, key=lambda skip: skip[1] - skip[0]):
                 self._add_skip(edges, self._place[Kind.F], first + source, first + target)
@@ -139,7 +123,7 @@ class _Actions:
     def _add_skip(self, edges: _Edges, place: np.ndarray, source: int, target: int) -> None:
         both = (place[source] >= 0) & (place[target] >= 0)
         stages = np.full((2, int(both.sum())), [[source], [target]])
-        edges.add(place[source][both], place[target][both], *stages)
+        edges.append((place[source][both], place[target][both], *stages))
 
     def refuse_wrong_order(self) -> None:
         """Raise ScheduleError if a backward comes before the forward of its stage, or a W before its I."""
@@ -160,7 +144,7 @@ class _Actions:
             stage = self.stage[row]
             copies = np.arange(stage % apart, self.schedule.stages, apart)
             copies = copies[last[copies] >= 0]
-            edges.add(last[copies], np.full(copies.size, row), copies, np.full(copies.size, stage))
+            edges.append((last[copies], np.full(copies.size, row), copies, np.full(copies.size, stage)))
 
     def add_host_copies(self, edges: _Edges) -> None:
         """Add the edges of host copies; raise ScheduleError if a copy starts after an action that needs it."""
@@ -173,7 +157,7 @@ class _Actions:
                 (self._place[Kind.F][at], rows) if kind is Kind.OFFLOAD else (rows, self._backward[at])
             )
             self._refuse(rows[(source < 0) | (target <= source)], "stands where its copy cannot")
-            edges.add(source, target, at[0], at[0])
+            edges.append((source, target, at[0], at[0]))
 
     def _places(self, kind: Kind) -> np.ndarray:
         rows = np.flatnonzero(self.code == CODE[kind])

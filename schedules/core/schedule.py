@@ -6,10 +6,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from .action import Action, ScheduleError
 
@@ -33,7 +32,6 @@ class Schedule:
         replicas: how many copies of the model it runs.
         versions: of an asynchronous schedule, versions[stage][micro_batch] is the number of optimizer steps in the
             weights that this micro-batch uses on that stage; empty when the schedule is synchronous.
-        meta: anything else worth keeping, JSON values only.
     """
 
     name: str
@@ -42,7 +40,6 @@ class Schedule:
     micro_batches: int
     replicas: int = 1
     versions: tuple[tuple[int, ...], ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def devices(self) -> int:
@@ -113,7 +110,7 @@ class Schedule:
 
         Empty cells and blank lines at the end are skipped. So are cells of torch's tables that send and receive, or
         gather and free the weights of FSDP: they follow from the order of the other actions. The placement and the
-        number of micro-batches are read off the actions; CSV keeps no name, versions or meta.
+        number of micro-batches are read off the actions; CSV keeps no name and no versions.
 
         Raises:
             ScheduleError: a cell is no action, or a stage is on no device or on two.
@@ -139,7 +136,6 @@ class Schedule:
                 "device_of": self.device_of,
                 "replicas": self.replicas,
                 "versions": self.versions,
-                "meta": dict(self.meta),
                 "actions": [[str(action) for action in row] for row in self.actions],
             }
         )
@@ -161,7 +157,6 @@ class Schedule:
             micro_batches=read.micro_batches,
             replicas=read.replicas,
             versions=read.versions,
-            meta=read.meta,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .action import ScheduleError
 
@@ -22,7 +22,6 @@ class ScheduleFields(BaseModel):
     device_of: _NUMBERS
     replicas: int = Field(ge=1)
     versions: tuple[_NUMBERS, ...]
-    meta: dict[str, JsonValue]
     actions: tuple[tuple[str, ...], ...]
 
 

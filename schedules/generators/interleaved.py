@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice, pairwise
 
-from ..core.action import Action, ScheduleError, backward, backward_input, backward_weight, forward
+from ..core.action import ScheduleError, backward, backward_input, backward_weight, forward
 from ..core.placement import looped
 from ..core.schedule import Schedule
 
@@ -42,29 +42,22 @@ def interleaved_zb(devices: int, micro_batches: int, chunks: int = 2) -> Schedul
     Source: ZB-H1 of Qi et al. 2024, arXiv 2401.10241, §2.1, on a looped placement, as in
     torch.distributed.pipelining; "GIS" of Wan et al. 2025, PipeOffload, arXiv 2503.01328, §3.1.
     """
-    return Schedule(
-        "interleaved-zb",
-        tuple(zero_bubble_row(devices, device, micro_batches, chunks) for device in range(devices)),
-        looped(devices, chunks),
-        micro_batches,
-    )
-
-
-def zero_bubble_row(devices: int, device: int, micro_batches: int, chunks: int) -> tuple[Action, ...]:
-    """Return the actions of one device of the interleaved zero-bubble schedule."""
     groups = _groups(devices, micro_batches, chunks)
-    forwards, backwards = _orders(devices, device, groups, chunks)
-    warm_up = min((chunks - 1) * len(groups[0]) + devices - 1 - device, len(forwards))
-    weights = iter(backwards)
-    row = [forward(*where) for where in forwards[:warm_up]]
-    coming = iter(forwards[warm_up:])
-    for done, where in enumerate(backwards):
-        row += (forward(*next_forward) for next_forward in islice(coming, 1))
-        row.append(backward_input(*where))
-        if done >= device:
-            row.append(backward_weight(*next(weights)))
-    row += (backward_weight(*where) for where in weights)
-    return tuple(row)
+    actions = []
+    for device in range(devices):
+        forwards, backwards = _orders(devices, device, groups, chunks)
+        warm_up = min((chunks - 1) * len(groups[0]) + devices - 1 - device, len(forwards))
+        weights = iter(backwards)
+        row = [forward(*where) for where in forwards[:warm_up]]
+        coming = iter(forwards[warm_up:])
+        for done, where in enumerate(backwards):
+            row += (forward(*next_forward) for next_forward in islice(coming, 1))
+            row.append(backward_input(*where))
+            if done >= device:
+                row.append(backward_weight(*next(weights)))
+        row += (backward_weight(*where) for where in weights)
+        actions.append(tuple(row))
+    return Schedule("interleaved-zb", tuple(actions), looped(devices, chunks), micro_batches)
 
 
 def _groups(devices: int, micro_batches: int, chunks: int) -> list[range]:

@@ -1,8 +1,11 @@
 """1F1B: alternates forwards and backwards, so that few micro-batches are in flight."""
 
+from dataclasses import replace
+
 from ..core.action import Action, backward, forward
 from ..core.placement import linear
 from ..core.schedule import Schedule
+from .interleaved import interleaved_1f1b
 
 
 def one_f_one_b(devices: int, micro_batches: int) -> Schedule:
@@ -13,8 +16,15 @@ def one_f_one_b(devices: int, micro_batches: int) -> Schedule:
 
     Source: Narayanan et al. 2021, PipeDream-Flush, arXiv 2006.09503, §3.2.
     """
-    rows = tuple(_device_actions(stage, devices - 1 - stage, micro_batches) for stage in range(devices))
-    return Schedule("1f1b", rows, linear(devices), micro_batches)
+    rows: list[tuple[Action, ...]] = []
+    for stage in range(devices):
+        warm_up = min(devices - 1 - stage, micro_batches)
+        row = [forward(stage, k) for k in range(warm_up)]
+        for k in range(micro_batches - warm_up):
+            row += forward(stage, warm_up + k), backward(stage, k)
+        row += (backward(stage, k) for k in range(micro_batches - warm_up, micro_batches))
+        rows.append(tuple(row))
+    return Schedule("1f1b", tuple(rows), linear(devices), micro_batches)
 
 
 def eager_1f1b(devices: int, micro_batches: int) -> Schedule:
@@ -24,15 +34,4 @@ def eager_1f1b(devices: int, micro_batches: int) -> Schedule:
 
     Source: Fan et al. 2021, DAPPLE, arXiv 2007.01045, §3.2, policy B.
     """
-    rows = tuple(_device_actions(stage, 2 * (devices - 1 - stage), micro_batches) for stage in range(devices))
-    return Schedule("eager-1f1b", rows, linear(devices), micro_batches)
-
-
-def _device_actions(stage: int, warm_up: int, micro_batches: int) -> tuple[Action, ...]:
-    warm_up = min(warm_up, micro_batches)
-    steady = micro_batches - warm_up
-    actions = [forward(stage, k) for k in range(warm_up)]
-    for k in range(steady):
-        actions += forward(stage, warm_up + k), backward(stage, k)
-    actions += (backward(stage, k) for k in range(steady, micro_batches))
-    return tuple(actions)
+    return replace(interleaved_1f1b(devices, micro_batches, chunks=1), name="eager-1f1b")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..core.action import Action, backward_input, backward_weight, forward
 from ..core.placement import linear
 from ..core.schedule import Schedule
-from .interleaved import zero_bubble_row
+from .interleaved import interleaved_zb
 
 
 def zb_h1(devices: int, micro_batches: int) -> Schedule:
@@ -17,8 +19,7 @@ def zb_h1(devices: int, micro_batches: int) -> Schedule:
 
     Source: Qi et al. 2024, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, §2.1, Figure 2.
     """
-    rows = tuple(zero_bubble_row(devices, device, micro_batches, chunks=1) for device in range(devices))
-    return Schedule("zb-h1", rows, linear(devices), micro_batches)
+    return replace(interleaved_zb(devices, micro_batches, chunks=1), name="zb-h1")
 
 
 def zb_h2(devices: int, micro_batches: int) -> Schedule:

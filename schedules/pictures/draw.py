@@ -1,4 +1,4 @@
-"""Drawn: the base class of what has a picture, as SVG, PNG or in a notebook."""
+"""Drawn: the base class of what has a picture, as SVG or in a notebook."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from .layout import Panel, PictureError, figures
-from .svg import to_svg
+from .svg import Panel, PictureError, figures, to_svg
 
 _NOTEBOOK_WIDTH = 860  # pixels
 
@@ -51,28 +50,6 @@ class Drawn(ABC):
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
-
-    def png(
-        self,
-        path: str | Path | None = None,
-        *,
-        width: int = 900,
-        labels: Sequence[str] | None = None,
-        title: str | None = None,
-        scale: float = 2.0,
-    ) -> bytes:
-        """Return the same picture as PNG, of ``scale * width`` pixels. Needs Pillow: ``pip install pipepart[png]``.
-
-        Raises:
-            ValueError, OSError: as for `svg`.
-            ImportError: Pillow is not installed.
-        """
-        from .png import to_png  # Pillow, which is an optional extra
-
-        data = to_png(self.panels(labels), width, title, scale)
-        if path is not None:
-            Path(path).write_bytes(data)
-        return data
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook."""

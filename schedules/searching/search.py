@@ -113,10 +113,7 @@ class _Search:
         self.random = Random(seed)
         self.work = 0.0
         self.orders: list[tuple[float, list[Row]]] = []
-        # Named schedules with whole backwards.
-        self.named: list[tuple[float, Schedule]] = []
-        # Hashes of the named schedules so far: several names give equal schedules.
-        self.simulated: set[int] = set()
+        self.named: list[tuple[float, Schedule]] = []  # with whole backwards
 
     @property
     def seconds(self) -> float:
@@ -135,11 +132,8 @@ class _Search:
         for number in range(_RULES):
             if self._meets_goal or (self.seconds < math.inf and allowance.is_over):
                 break
-            rule = (
-                RULES[number]
-                if number < len(RULES)
-                else best.varied(self.random, self.problem.memory is not None)
-            )
+            limited = self.problem.memory is not None
+            rule = RULES[number] if number < len(RULES) else best.varied(self.random, limited)
             allowance.spend(dispatching_work(self.problem))
             dispatched = dispatch(self.problem, rule)
             if dispatched is not None and self._add(dispatched.rows) and dispatched.makespan < shortest:
@@ -162,27 +156,17 @@ class _Search:
     def best(self, clock: Clock) -> tuple[float, Schedule]:
         """Return the objective in seconds of the shortest schedule, and the schedule.
 
-        In dispatched and annealed orders, an I followed by its W becomes one B, unless that makes the step longer.
+        If there is time, an I followed by its W becomes one B, and backwards on the critical path are split again.
         """
-        if clock.is_over:
-            order = min(self.orders, key=itemgetter(0), default=(math.inf, []))
-            named = min(self.named, key=itemgetter(0), default=(math.inf, None))
-            if named[1] is not None and named[0] <= order[0]:
-                return named[0], named[1]
-            return order[0], self.problem.schedule_of("search", order[1])
-        count = _MOST_STARTS if self._parts_cost else 1
-        split = [
-            self.problem.schedule_of("search", rows)
-            for _, rows in sorted(self.orders, key=itemgetter(0))[:count]
-        ]
-        fused = [self._timed(fuse_backward(order)) for order in split]
+        few = sorted(self.orders, key=itemgetter(0))[: _MOST_STARTS if self._parts_cost else 1]
+        split = [(seconds, self.problem.schedule_of("search", rows)) for seconds, rows in few]
         named = sorted(self.named, key=itemgetter(0))
-        resplit = [
-            self._timed(split_critical(order, self.costs, self.memory))
-            for _, order in (named + fused)[:_MOST_STARTS] + fused[:1]
-            if self._parts_cost
-        ]
-        choices = [*fused, *named, *resplit, *map(self._timed, split[:1])]
+        choices = [*named, *split]
+        if not clock.is_over:
+            fused = [self._timed(fuse_backward(order)) for _, order in split]
+            again = [*(named + fused)[:_MOST_STARTS], *fused[:1]] if self._parts_cost else []
+            resplit = [self._timed(split_critical(order, self.costs, self.memory)) for _, order in again]
+            choices = [*fused, *named, *resplit, *split]
         shortest = min(seconds for seconds, _ in choices)
         return next(choice for choice in choices if choice[0] <= shortest * (1 + _TOLERANCE))
 
@@ -217,14 +201,12 @@ class _Search:
         Returns True if the schedule is synchronous, has one copy of the model, and has this placement.
         """
         schedule = _placed(name, self.problem, 1) and _placed(name, self.problem, self.problem.micro_batches)
-        if schedule is None or hash(schedule.actions) in self.simulated:
-            return schedule is not None
-        self.simulated.add(hash(schedule.actions))
+        if schedule is None:
+            return False
         rows = self.problem.rows_of(schedule)
         if not self.problem.in_order(rows):
             return True
-        fits = self._add(rows)
-        if fits and not self._parts_cost:
+        if self._add(rows) and not self._parts_cost:
             return True
         timeline = simulate(schedule, self.costs)
         if all(peak <= room * SLACK for peak, room in zip(timeline.peak_bytes, self.memory, strict=False)):

@@ -13,9 +13,8 @@ from ..simulation.simulate import simulate
 from ..transforms.passes import split_backward, split_overlaps
 
 _ROUNDS = 4
-_ACCEPTED_RATIO = (
-    0.995  # accept a split if new / old makespan is at most this: measured costs are no more accurate
-)
+# Accept a split if new / old makespan is at most this: measured costs are no more accurate.
+_ACCEPTED_RATIO = 0.995
 _CHEAP_RATIO = 0.98  # split all backwards of a stage if (I + W) / B seconds are below this
 _SLACK = 1 + 1e-9
 
@@ -55,9 +54,6 @@ def split_critical(schedule: Schedule, costs: StageCosts, memory: Sequence[float
 def _candidates(plain: Schedule, timeline: Timeline, costs: StageCosts) -> Iterator[Timeline]:
     """Yield timelines of the schedule with some backwards split, from few to many."""
     awaited = set(_awaited(timeline))
-    last = {action for action in awaited if action.micro_batch == plain.micro_batches - 1}
-    if last and last != awaited:
-        yield simulate(split_backward(plain, last), costs)
     yield from _split_repeatedly(plain, awaited, costs)
     # Equal stages have many critical paths, all of which must become shorter.
     every = [action for row in plain.actions for action in row if action.kind is Kind.B]

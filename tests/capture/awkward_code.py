@@ -82,16 +82,6 @@ class ReentrantCheckpoint(Base):
 
 
 @right
-class IfInBlock(Base):
-    def make(self):
-        class Block(nn.Linear):
-            def forward(self, input):
-                return super().forward(input) * (2 if input.sum() > 0 else 3)
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
-
-
-@right
 class IfOnArgument(Base):
     def forward(self, x):
         return super().forward(x) * (2 if x.sum() > 0 else 3)
@@ -104,17 +94,6 @@ class IfBetweenBlocks(Base):
             x = block(x)
             x = x * 2 if (x.sum() * 1e4).long() % 2 == 0 else x * 3
         return x
-
-
-@right
-class NumpyInBlock(Base):
-    def make(self):
-        class Block(nn.Linear):
-            def forward(self, input):
-                scale = np.abs(input.detach().numpy()).max()
-                return super().forward(input) / float(scale)
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
 
 
 @right
@@ -203,13 +182,6 @@ class NoGradBetween(Base):
 
 
 @right
-class DetachBetween(Base):
-    def forward(self, x):
-        y = self.blocks[0](x)
-        return self.blocks[2](self.blocks[1](y) + y.detach())
-
-
-@right
 class AutocastBetween(Base):
     def forward(self, x):
         x = self.blocks[0](x)
@@ -246,13 +218,6 @@ class PicksAndScatters(Base):
 
 
 @right
-class ComplexNumbers(Base):
-    def forward(self, x):
-        x = self.blocks[1](self.blocks[0](x))
-        return self.blocks[2](torch.fft.irfft(torch.fft.rfft(x) * 2, n=D))
-
-
-@right
 class ManyOutputs(Base):
     def make(self):
         @dataclass
@@ -285,15 +250,6 @@ class NoBlocks(nn.Module):
     def forward(self, x):
         y = self.first(x)
         return self.gate(self.second(y), x) + y
-
-
-@right
-class Recursive(Base):
-    def walk(self, x, depth):
-        return x if depth == len(self.blocks) else self.walk(self.blocks[depth](x) + x, depth + 1)
-
-    def forward(self, x):
-        return self.walk(x, 0)
 
 
 class TakesAFunction(Base):

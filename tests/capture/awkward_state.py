@@ -25,19 +25,6 @@ class AsksForRequiresGrad(Base):
         return x
 
 
-@right
-class CounterInBlock(Base):
-    def make(self):
-        class Block(nn.Linear):
-            calls = 0
-
-            def forward(self, input):
-                self.calls += 1
-                return super().forward(input) * 0.5
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
-
-
 @refused(r"sets self\.calls")
 class CounterBetweenBlocks(Base):
     calls = 0
@@ -153,14 +140,6 @@ class InPlaceActivations(Base):
 
 
 @right
-class SharedBlock(Base):
-    def forward(self, x):
-        x = self.blocks[0](x)
-        x = self.blocks[1](torch.tanh(x))
-        return self.blocks[0](torch.tanh(x))
-
-
-@right
 class WeightUsedDirectly(Base):
     def forward(self, x):
         return F.linear(super().forward(x), self.blocks[0].weight)
@@ -231,23 +210,6 @@ class Parametrized(Base):
     def make(self):
         parametrizations.weight_norm(self.blocks[0])
         parametrizations.orthogonal(self.blocks[1])
-
-
-@right
-class Frozen(Base):
-    def make(self):
-        for block in self.blocks[:2]:
-            block.requires_grad_(False)
-
-
-@right
-class Norms(Base):
-    def make(self):
-        self.norm = nn.BatchNorm1d(D)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D)) for _ in range(3)])
-
-    def forward(self, x):
-        return self.norm(super().forward(x))
 
 
 @refused("reads again what it has set as self.memory")

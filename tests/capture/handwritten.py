@@ -49,53 +49,6 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-class _Residual(nn.Module):
-    def __init__(self, ins: int, outs: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(ins, outs, 3, padding=1, bias=False), nn.BatchNorm2d(outs)
-        self.conv2, self.bn2 = nn.Conv2d(outs, outs, 3, padding=1, bias=False), nn.BatchNorm2d(outs)
-        self.short = nn.Conv2d(ins, outs, 1) if ins != outs else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.relu(self.bn2(self.conv2(y)) + self.short(x))
-
-
-class ResNet(nn.Module):
-    """As torchvision's: stages of blocks, a functional pool, a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.relu = nn.ReLU(inplace=True)
-        self.layer1 = nn.Sequential(_Residual(8, 8), _Residual(8, 8))
-        self.layer2 = nn.Sequential(_Residual(8, 16), _Residual(16, 16))
-        self.fc = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.layer2(F.max_pool2d(self.layer1(x), 2))
-        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
-
-
-class Inception(nn.Module):
-    """Branches side by side, and a second classifier while training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 1)
-        self.branches = nn.ModuleList([nn.Conv2d(8, 4, size, padding=size // 2) for size in (1, 3, 5)])
-        self.mixed = nn.Conv2d(12, 8, 1)
-        self.aux, self.fc = nn.Linear(8, 5), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Any:
-        x = F.relu(self.stem(x))
-        x = torch.cat([branch(x) for branch in self.branches], 1)
-        aux = self.aux(x[:, :8].mean((2, 3))) if self.training else None
-        out = self.fc(self.mixed(F.relu(x)).mean((2, 3)))
-        return (out, aux) if self.training else out
-
-
 class EncoderDecoder(nn.Module):
     """torch's transformer layers: the decoder's layers all read what the encoder made."""
 
@@ -121,18 +74,6 @@ class EncoderDecoder(nn.Module):
         for layer in self.decoder:
             x = layer(x, memory, tgt_mask=mask, memory_key_padding_mask=padding, tgt_is_causal=True)
         return self.out(x)
-
-
-class Siamese(nn.Module):
-    """One tower for two inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tower = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8))
-        self.compare = nn.Linear(8, 3)
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.compare((self.tower(left) - self.tower(right)).abs())
 
 
 class Experts(nn.Module):

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from typing import Any
 
 import networkx as nx
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -43,13 +42,6 @@ def test_chains_that_do_more_than_run_their_children_stay_one_layer():
         Residual(nn.Linear(2, 2), nn.ReLU()), Named(nn.Linear(2, 2), nn.ReLU()), hooked, nn.Sequential()
     )
     assert names(model) == ["0", "1.0", "1.1", "2", "3"]
-
-
-def test_hooks_on_the_outermost_chain_are_warned_of():
-    model = nn.Sequential(nn.Linear(2, 2))
-    model.register_forward_hook(lambda module, inputs, output: None)
-    with pytest.warns(UserWarning, match="hooks on the outermost Sequential do not run"):
-        flatten(model)
 
 
 def test_a_graph_is_a_chain_whose_edges_carry_tensors():

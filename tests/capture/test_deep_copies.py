@@ -40,10 +40,3 @@ def test_what_is_frozen_is_frozen_in_the_copy(kind):
     (twin,) = deep_copies(model)
     assert [p.requires_grad for p in twin.parameters()] == [p.requires_grad for p in model.parameters()]
     assert [p.requires_grad for p in twin.parameters()].count(False) == 1
-
-
-def test_copies_share_what_the_things_share():
-    shared = nn.Linear(2, 2)
-    model, loss = deep_copies(nn.Sequential(shared), nn.ModuleList([shared]))
-    assert model[0] is loss[0]
-    assert model[0] is not shared

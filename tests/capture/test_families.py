@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from pipepart import Pipeline
 from pipepart.capture.deep_copies import deep_copies
-from tests.capture.families import FAMILIES, build, quick, text
+from tests.capture.families import FAMILIES, build, quick
 from tests.support.recorded import (
     assert_same_step,
     assert_that_of_the_whole,
@@ -54,31 +53,6 @@ def test_a_plan_with_free_placement(name):
         pipe.step(**sample)
     plainly(reference, sample, weights=own.get("weights"))
     assert differing(model, reference) == []
-
-
-@pytest.mark.parametrize("name", quick(["gpt2"], ["gpt2", "vit"]))
-def test_a_loss_function_on_the_output(name):
-    model, sample = build(name)
-    labels = sample.pop("labels")
-
-    def loss_fn(output: Any, target: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(output.logits.flatten(0, -2), target.flatten())
-
-    assert_same_step(model, sample, target=labels, loss_fn=loss_fn, stages=3)
-
-
-@pytest.mark.parametrize("name", quick(["llama"], ["llama", "gemma2"]))
-def test_another_length_at_every_step(name):
-    model, sample = build(name)
-    plain, _ = build(name)
-    with piped(model, sample, stages=3) as pipe:
-        for length in (5, 12, 7):
-            sample: dict[str, Any] = {**text(length, masked=False)}
-            model.zero_grad()
-            plain.zero_grad()
-            pipe.step(**sample)
-            plainly(plain, sample)
-            assert differing(model, plain) == []
 
 
 @pytest.mark.parametrize("parts", quick([3], [3, 4]))

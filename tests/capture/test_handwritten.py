@@ -1,18 +1,16 @@
 """Models in plain PyTorch, cut into stages, against the plain model on the same micro-batches."""
 
-import copy
 import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from pipepart import Arguments
 from tests.capture import handwritten
 from tests.capture.families import quick
-from tests.support.recorded import assert_same_step, assert_that_of_the_whole, piped, plainly
+from tests.support.recorded import assert_same_step
 
 
 def _noise(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -25,10 +23,6 @@ def _ids(*shape: int, high: int = 20, seed: int = 2) -> torch.Tensor:
 
 def _classes(output: Any, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target)
-
-
-def _with_aux(output: Any, target: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(output[0], target) + 0.3 * F.cross_entropy(output[1], target)
 
 
 def _levels(output: list[torch.Tensor], target: list[torch.Tensor]) -> torch.Tensor:
@@ -47,10 +41,7 @@ PADDING = torch.zeros(8, 6, dtype=torch.bool)
 PADDING[:, -1] = True
 CASES: dict[str, tuple[Any, ...]] = {  # sample, target, loss
     "UNet": (_noise(8, 3, 8, 8), _noise(8, 2, 8, 8, seed=3), F.mse_loss),
-    "ResNet": (_noise(8, 3, 8, 8), _ids(8, high=5), _classes),
-    "Inception": (_noise(8, 3, 4, 4), _ids(8, high=5), _with_aux),
     "EncoderDecoder": (Arguments(_ids(8, 6), _ids(8, 5, seed=4), padding=PADDING), _ids(8, 5, seed=5), _words),
-    "Siamese": ((_noise(8, 6), _noise(8, 6, seed=6)), _ids(8, high=3), _classes),
     "Experts": (_ids(8, 5), _ids(8, 5, seed=7), _words),
     "Recurrent": ({"ids": _ids(8, 6), "lengths": torch.tensor([6, 4, 5, 2, 3, 6, 1, 4])}, _ids(8, high=3), _classes),
     "Diffusion": (
@@ -91,24 +82,3 @@ def test_gradients_are_those_of_plain_micro_batches(name, how):
         # The lengths of one are on the CPU, which is another device than a stage's.
         strict=strict and name != "Recurrent",
     )
-
-
-# A sample's output depends on other samples.
-OF_A_MICRO_BATCH = ("ResNet", "Codebook")
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_A_MICRO_BATCH])
-def test_gradients_are_those_of_the_mini_batch(name):
-    sample, target, loss_fn = CASES[name]
-    torch.manual_seed(0)
-    model = getattr(handwritten, name)().double()
-    sample, target = (_double(one) for one in (sample, target))
-    plain = copy.deepcopy(model)
-    with piped(model, sample, loss_fn=loss_fn, stages=3, parts=4) as pipe:
-        loss = pipe.step(Arguments.of(sample), target=target)
-    expected = plainly(plain, sample, target=target, loss_fn=loss_fn, parts=1)
-    assert_that_of_the_whole(model, plain, loss, expected, rtol=1e-12, atol=1e-12)
-
-
-def _double(nest: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, nest)

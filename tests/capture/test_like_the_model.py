@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-import pipepart
 from pipepart.capture import CaptureError
 from tests.capture.families import build, quick
 from tests.support.recorded import assert_same_step, assert_that_of_the_whole, differing, piped, plainly
@@ -31,15 +30,6 @@ def test_outputs_are_what_the_model_returns(name):
         torch.testing.assert_close(output.logits, expected.logits, rtol=1e-5, atol=1e-6)
 
 
-def test_outputs_without_labels():
-    model, sample = build("bert")
-    with piped(model, sample) as pipe, torch.no_grad():
-        del sample["labels"]
-        found = pipe(**sample)
-        assert found.loss is None
-        torch.testing.assert_close(found.logits, model(**sample).logits, rtol=1e-5, atol=1e-6)
-
-
 def test_the_loss_of_a_call_has_the_gradients_of_the_mini_batch():
     (model, sample), (plain, _) = build("llama"), build("llama")
     sample["labels"][0] = -100
@@ -59,22 +49,6 @@ def test_evaluation_changes_nothing():
         model.eval()
         with torch.no_grad():
             torch.testing.assert_close(loss, model(**sample).loss, rtol=1e-6, atol=0)
-
-
-@pytest.mark.slow
-def test_a_plan_from_a_file_and_a_saved_model(tmp_path):
-    model, sample = build("gpt2")
-    profile = pipepart.profile(model, sample, micro_batches=2, seconds=0)
-    assert [layer.name for layer in profile.layers][-2:] == ["transformer.ln_f", "lm_head"]
-    assert profile.layers[-1].shares_with == ("transformer.wte",)
-    plan = pipepart.plan(profile, pipepart.Cluster.virtual(2, threads=1), schedule="1f1b")
-    plan.save(tmp_path / "plan.json")
-    with pipepart.Pipeline(model, pipepart.Plan.load(tmp_path / "plan.json")) as pipe:
-        pipe.step(**sample)
-        assert pipe.module is model
-        model.save_pretrained(tmp_path / "model")
-        again = type(model).from_pretrained(tmp_path / "model")
-        assert list(again.state_dict()) == list(pipe.state_dict())
 
 
 TARGETS: dict[str, list[str]] = {"llama": ["q_proj"], "gpt2": ["c_attn"], "bert": ["query"], "t5": ["q", "v"]}
@@ -133,25 +107,6 @@ def test_a_target_beside_the_models_own_loss_is_refused():
     model, sample = build("llama")
     with piped(model, sample) as pipe, pytest.raises(TypeError, match="computes its own loss"):
         pipe.step(**sample, target=sample["labels"])
-
-
-@pytest.mark.slow
-def test_check_compares_recorded_models():
-    model, sample = build("llama")
-    report = pipepart.check(model, sample, steps=1, schedules=["1f1b"], dtypes=["own"])
-    assert report.ok
-    assert report.rows[0].same
-
-
-@pytest.mark.slow
-def test_replicas_and_optimizers_of_stages():
-    (model, sample), (plain, _) = build("llama"), build("llama")
-    for one, stages in ((model, 1), (plain, 3)):
-        options: dict[str, Any] = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
-        with piped(one, sample, stages=stages, **options) as pipe:
-            pipe.step(**sample)
-    assert differing(model, plain) == []
-    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 @pytest.mark.parametrize("name", quick(["llama"], ["llama", "bert"]))

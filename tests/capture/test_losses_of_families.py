@@ -73,25 +73,6 @@ def test_two_towers_train_on_the_whole_batch_by_a_loss_beside_the_model():
     assert_that_of_the_whole(model, plain, loss, plain(**sample, return_loss=True).loss)
 
 
-@pytest.mark.slow
-def test_routers_train_on_the_whole_batch_by_a_loss_beside_the_model():
-    model, sample = build("mixtral")
-    model.config.output_router_logits = True
-    labels, _ = sample.pop("labels"), sample.pop("attention_mask")
-    (plain,) = deep_copies(model)
-    module: Any = transformers.models.mixtral.modeling_mixtral
-
-    def balanced(out: Any, labels: Tensor) -> Tensor:
-        own = module.load_balancing_loss_func(out.router_logits, model.num_experts, model.num_experts_per_tok)
-        return model.loss_function(out.logits, labels, model.vocab_size) + model.router_aux_loss_coef * own
-
-    with piped(
-        model, sample, target=labels, loss_fn=balanced, reduction="batch", schedule="gpipe", stages=3
-    ) as pipe:
-        loss = pipe.step(**sample, target=labels)
-    assert_that_of_the_whole(model, plain, loss, plain(**sample, labels=labels).loss)
-
-
 @pytest.mark.parametrize("name", quick(["clip"], ["clip", "mixtral"]))
 def test_a_loss_over_the_batch_is_refused_with_what_to_write(name):
     model, sample = build(name)

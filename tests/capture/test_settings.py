@@ -75,18 +75,6 @@ def test_adapters_are_switched():
     )
 
 
-def test_hidden_states_are_asked_for_between_steps():
-    model, sample = build("llama")
-    with piped(model, sample, stages=3) as pipe:
-        _, without = pipe.step(**sample, return_outputs=True)
-        model.config.output_hidden_states = True
-        _, out = pipe.step(**sample, return_outputs=True)
-    assert without.hidden_states is None
-    with torch.no_grad():
-        expected = model(**sample).hidden_states
-    torch.testing.assert_close(out.hidden_states, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_arguments_and_lengths_differ_at_every_step():
     model, sample = build("llama")
     (plain,) = deep_copies(model)

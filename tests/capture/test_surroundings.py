@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pipepart import Arguments
 from pipepart.capture import CaptureError
-from pipepart.capture.recorded.python_state.values import value_key
 from tests.capture import other_file
 from tests.support.recorded import piped, plainly
 
@@ -265,42 +264,3 @@ def test_a_change_inside_an_argument_is_noticed():
         for options.scale in (1.0, 2.0):
             expected = torch.cat([model(X[:4], Y[:4], options), model(X[4:], Y[4:], options)])
             assert torch.equal(pipe(X, Y, options), expected)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (1, 1.0),
-        (1, True),
-        ([1], (1,)),
-        ([[1], [2]], [[2], [1]]),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        ([0] * 5000, [0] * 5001),
-        (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)),
-    ],
-)
-def test_keys_of_other_values_differ(before, after):
-    assert value_key(before) == value_key(before)
-    assert value_key(before) != value_key(after)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: [1, {"a": (2.0, None)}], lambda: {1, 2}, lambda: partial(torch.add, other=[1])]
-)
-def test_keys_of_equal_collections_are_equal(make):
-    assert value_key(make()) == value_key(make())
-
-
-def test_a_key_tells_which_of_two_equal_lists_is_held():
-    one, other = [1], [1]
-    assert value_key([one, other, one]) != value_key([one, other, other])
-
-
-@pytest.mark.parametrize("levels", [1, 7, 8, 9, 20])
-def test_a_key_tells_nests_apart_however_deep_they_are(levels):
-    def nest(value: Any) -> Any:
-        for _ in range(levels):
-            value = [value]
-        return value
-
-    assert value_key(nest([1])) != value_key(nest([2]))

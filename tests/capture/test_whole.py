@@ -84,12 +84,3 @@ def test_a_saved_plan_says_so(tmp_path: Path):
     plan = pipepart.Plan.load(tmp_path / "plan.json")
     with pipepart.Pipeline(Model().double(), plan, F.mse_loss) as pipe:
         pipe.step(X, target=Y)
-
-
-def test_it_stands_alone():
-    with pytest.raises(ValueError, match="is the model itself, which cannot be a layer beside"):
-        pipepart.profile(Model().double(), X, loss_fn=F.mse_loss, target=Y, layers=["", "encoder"], seconds=0)
-    with pipepart.Pipeline.auto(
-        Model().double(), X, target=Y, loss_fn=F.mse_loss, layers=[""], devices=2
-    ) as pipe:
-        assert len(pipe.plan.stages) == 1

@@ -6,7 +6,7 @@ import torch
 import pipepart.cluster.cluster as cluster_module
 from pipepart import Cluster, Device, Link
 from pipepart.cluster import Network, PairLink
-from pipepart.cluster.measuring import HOST, MeasuredLinks, fit_link, measure_links
+from pipepart.cluster.measuring import HOST, MeasuredLinks, measure_links
 
 BOXES = Cluster.parse(
     ["24GiB"], hosts=2, devices_per_host=8, link="300GB/s", network="25GB/s", network_latency=1e-5
@@ -29,22 +29,22 @@ def test_two_devices_are_joined_by_the_lowest_tier_that_has_both():
 def test_a_message_is_no_faster_than_the_slowest_tier_on_its_way():
     groups = Cluster.parse(["1GiB"], hosts=(2, 2), link=9.0, network=[2.0, 100.0])
     assert groups.link_between("device:0", "device:3").bandwidth == 2.0
-    assert [rate for _, rate in groups.route_between("device:0", "device:3")] == [2.0, 2.0, 100.0, 100.0]
+    assert [rate for _, rate in groups.places.route("device:0", "device:3")] == [2.0, 2.0, 100.0, 100.0]
 
 
 def test_the_devices_of_a_host_share_its_ports():
-    outs = {BOXES.route_between(f"device:{n}", "device:9")[0] for n in range(8)}
+    outs = {BOXES.places.route(f"device:{n}", "device:9")[0] for n in range(8)}
     assert outs == {(("host:0", 0, "out"), 25e9)}
     two = Cluster.parse(["1GiB"] * 4, hosts=2, network=Network(bandwidth=1.0, ports=2))
-    assert [two.route_between(f"device:{n}", "device:4")[0][0][1] for n in range(4)] == [0, 0, 1, 1]
-    assert BOXES.route_between("device:0", "device:1") == ()
+    assert [two.places.route(f"device:{n}", "device:4")[0][0][1] for n in range(4)] == [0, 0, 1, 1]
+    assert BOXES.places.route("device:0", "device:1") == ()
 
 
 def test_a_link_of_a_pair_goes_before_its_tier():
     own = PairLink(between=("device:0", "device:8"), bandwidth=1.0)
     cluster = BOXES.model_copy(update={"links": (own,)})
     assert cluster.link_between("device:8", "device:0") is own
-    assert cluster.route_between("device:0", "device:8") == ()
+    assert cluster.places.route("device:0", "device:8") == ()
     assert BOXES.link_between("device:8", "device:0").bandwidth == 25e9
 
 
@@ -78,15 +78,6 @@ def test_hosts_need_a_network_and_a_network_hosts():
         Cluster(devices=far)
     with pytest.raises(ValueError, match="device 'a' is in host '': with a network of 1 tiers write"):
         Cluster(devices=(Device(name="a", kind="x"),), network=(Network(bandwidth=1.0),))
-
-
-def test_least_squares_find_latency_and_bandwidth():
-    sizes = [2**16, 2**20, 2**26]
-    found = fit_link(sizes, [20e-6 + size / 50e9 for size in sizes])
-    assert found.bandwidth == pytest.approx(50e9, rel=1e-3)
-    assert found.latency == pytest.approx(20e-6, rel=1e-2)
-    assert fit_link([1, 2], [1.0, 2.0]).latency == pytest.approx(0.0, abs=1e-9)
-    assert fit_link([1000, 2000], [1.0, 1.0]).seconds(10**9) == pytest.approx(1.0)
 
 
 class Machine:

@@ -50,16 +50,6 @@ def test_chunks_divide_the_ramps_of_interleaved_1f1b_and_looped_bfs(p, m, chunks
         assert timeline(name, p, m, costs, chunks=chunks).makespan == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8)])
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_latency_costs_interleaved_1f1b_two_hops_per_stage(p, m, chunks):
-    schedule = build("interleaved-1f1b", p, m, chunks=chunks)
-    assert simulate(schedule, equal(schedule, latency=1e-3)).makespan >= m * 3 + (p - 1) * 3 / chunks
-    if m == p * (m // p) and chunks > 1:
-        expected = m * 3 + (p - 1) * 3 / chunks + 2 * (p * chunks - 1) * 1e-3
-        assert simulate(schedule, equal(schedule, latency=1e-3)).makespan == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(("p", "m"), SIZES)
 @pytest.mark.parametrize("seed", range(2))
 def test_zb_h1_idles_for_f_plus_i_less_w(p, m, seed):
@@ -89,16 +79,6 @@ def test_dualpipe_v_run_one_after_the_other_idles_like_interleaved_zb(p, m, seed
     f, i, w = costs = random_costs(seed)
     expected = m * (f + i + w) + (p - 1) * (f + i - w) / 2
     assert timeline("dualpipe-v", p, m, costs).makespan == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("p", [4, 6, 8, 16])
-def test_v_half_idles_for_three_halves_of_a_forward_per_device(p):
-    assert timeline("v-half", p, 3 * p).makespan == pytest.approx(9 * p + 1.5 * p - 3.5)
-
-
-@pytest.mark.parametrize("p", [4, 8, 16])
-def test_v_min_idles_for_two_forwards_per_device(p):
-    assert timeline("v-min", p, 3 * p).makespan == pytest.approx(9 * p + 2 * p - 2.5)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 
 from schedules import Schedule, StageCosts, Timeline, build, simulate
 
@@ -127,21 +124,3 @@ def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
         with pytest.raises(ValueError, match=f"256 devices and 20,000 actions, and gpipe has {devices} and "):
             timeline("gpipe", devices, micro_batches).svg()
     assert "step of 0 s" in Timeline(Schedule("none", ((), ()), (0, 1), 0), ((), ()), ((), ())).svg()
-
-
-def test_png_has_the_boxes_of_the_svg(tmp_path: Path) -> None:
-    one = timeline("1f1b", 2, 3)
-    data = one.png(tmp_path / "a.png", width=600, scale=2)
-    assert (tmp_path / "a.png").read_bytes() == data
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    assert image.width == 1200
-    for _, left, top, width, fill in boxes(one.svg(width=600)):
-        corner = image.getpixel((round(2 * (left + width) - 3), round(2 * top) + 3))
-        assert corner == tuple(bytes.fromhex(fill[1:]))
-
-
-def test_png_without_pillow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.delitem(sys.modules, "schedules.pictures.png", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'pipepart\[png\]'"):
-        timeline("1f1b", 2, 2).png()

@@ -11,7 +11,6 @@ from schedules import (
     insert_reduce_grad,
     replicate,
     simulate,
-    split_backward,
 )
 
 
@@ -64,15 +63,6 @@ def test_copies_of_copies_are_copies():
     check(whole)
     assert whole.replicas == 4
     assert whole.device_of == (0, 1, 1, 0, 2, 3, 3, 2)
-
-
-def test_what_a_pass_added_is_in_every_copy():
-    one = split_backward(build("gpipe", 2, 2))
-    whole = replicate(one, 2)
-    check(whole)
-    kinds = [[action.kind for action in row] for row in whole.actions]
-    assert kinds[:2] == kinds[2:]
-    assert [kind for kind in kinds[0] if kind is not Kind.REDUCE_GRAD] == [a.kind for a in one.actions[0]]
 
 
 def test_reductions_that_are_there_stay_where_they_are():

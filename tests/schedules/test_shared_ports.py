@@ -88,14 +88,6 @@ def test_no_port_carries_two_messages_at_a_time(micro_batches, sizes):
     assert timeline.makespan >= simulate(order, costs).makespan
 
 
-def test_a_deadlock_is_named_with_ports_too():
-    rows = (("1F0", "0F0"), ())
-    actions = tuple(tuple(Action.parse(text) for text in row) for row in rows)
-    stuck = Schedule("stuck", actions, (0, 0), 1)
-    with pytest.raises(ScheduleError, match="deadlock"):
-        simulate(stuck, StageCosts([1, 1], [1, 1], [1, 1], ports=TWO_HOSTS), contention=True)
-
-
 def test_ports_and_links_that_cannot_be_are_refused():
     with pytest.raises(ScheduleError, match="port 'out' from device 0 to device 1 carries 0"):
         StageCosts([1], [1], [1], ports={(0, 1): [("out", 0.0)]})

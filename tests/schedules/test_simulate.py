@@ -81,11 +81,6 @@ def test_1f1b_keeps_one_micro_batch_more_on_each_earlier_stage():
         assert timeline.peak_bytes == expected
 
 
-def test_peak_bytes_follow_the_micro_batches_in_flight():
-    timeline = simulate(build("1f1b", 4, 8), equal(4, stash_bytes=[10, 20, 30, 40]))
-    assert timeline.peak_bytes == (40, 60, 60, 40)
-
-
 @pytest.mark.parametrize("name", names())
 def test_the_largest_of_the_moments_is_the_peak_for_any_sizes(name):
     draw = random.Random(name)

@@ -32,12 +32,6 @@ def test_idle_time_is_split_by_what_the_device_waits_for():
     assert (second.producer, second.transfer, second.finished) == (2.0, 1.0, 3.0)
 
 
-def test_idle_time_is_split_by_phase():
-    first, second = measured().idle
-    assert (first.warm_up, first.steady, first.cool_down) == (5.0, 0.0, 0.0)
-    assert (second.warm_up, second.steady, second.cool_down) == (3.0, 0.0, 3.0)
-
-
 def test_the_drawing_is_to_scale_with_one_line_per_device():
     drawn = simulate(build("1f1b", 4, 8), equal(4)).draw(width=36).splitlines()
     assert drawn == [

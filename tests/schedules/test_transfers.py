@@ -62,16 +62,6 @@ def test_nothing_is_awaited_between_two_actions_of_one_device():
     assert (idle.producer, idle.transfer, idle.delay) == (0.0, 0.0, 1.0)
 
 
-def test_a_chrome_trace_shows_each_message_on_its_way():
-    events = simulate(build("1f1b", 2, 1), equal(2, latency=0.5)).to_trace()["traceEvents"]
-    begun, ended = ([event for event in events if event["ph"] == phase] for phase in "be")
-    assert [(event["name"], event["args"]["micro_batch"], event["ts"]) for event in begun] == [
-        ("F 0→1", 0, 1e6),
-        ("B 1→0", 0, 4.5e6),
-    ]
-    assert [(event["id"], event["ts"]) for event in ended] == [("1f1b 0", 1.5e6), ("1f1b 1", 5e6)]
-
-
 def test_measured_and_predicted_share_one_trace():
     costs = equal(2, latency=0.5)
     measured, predicted = late(3.0, 7.0), simulate(build("1f1b", 2, 1), costs)

@@ -113,12 +113,6 @@ def test_each_micro_batch_alone_and_recompute_of_all_of_them() -> None:
     assert all(row.same for row in report.rows)
 
 
-def test_more_micro_batches_than_samples() -> None:
-    report = checked(faults.chain(), micro_batches=50, schedules=["1f1b"], dtypes=["float64"])
-    assert report.micro_batches == 12
-    assert report.ok
-
-
 def test_batch_norm_differs_at_once_by_nature_and_is_named() -> None:
     report = checked(faults.chain(nn.BatchNorm1d(8)), schedules=["1f1b"], dtypes=["float64"])
     (row,), (facts,) = report.rows, report.plain
@@ -209,20 +203,6 @@ def test_micro_batches_of_ones_own() -> None:
     assert all(row.same and row.mini_batch is None for row in report.rows)
 
 
-def test_uneven_counts_of_ignored_targets() -> None:
-    y = torch.tensor([0, -100, -100, -100, 1, 2, 0, 1, -100, 2, 2, 1])
-    report = checked(faults.chain(), target=y, schedules=["1f1b"], dtypes=["float64"])
-    assert report.rows[0].same
-    assert (report.rows[0].mini_batch or 0) < 1e-14
-
-
-def test_class_weights_follow_the_dtype() -> None:
-    weights = torch.tensor([1.0, 0.2, 3.0])
-    report = checked(faults.chain(), loss_fn=nn.CrossEntropyLoss(weights), schedules=["1f1b"])
-    assert report.ok
-    assert weights.dtype == torch.float32
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_models_own_dtype(dtype: torch.dtype) -> None:
     x, y = faults.batch()
@@ -232,14 +212,6 @@ def test_the_models_own_dtype(dtype: torch.dtype) -> None:
     own = str(dtype).removeprefix("torch.")
     assert [row.dtype for row in report.rows] == list(dict.fromkeys(["float64", own]))
     assert report.ok
-
-
-def test_a_frozen_model_in_evaluation() -> None:
-    model = faults.chain(nn.BatchNorm1d(8)).eval()
-    model[0].requires_grad_(False)
-    report = checked(model, schedules=["gpipe", "zb-h1"], dtypes=["float64"])
-    assert all(row.same for row in report.rows)
-    assert report.plain[0].mixes == ""
 
 
 def test_nothing_to_train() -> None:
@@ -289,11 +261,6 @@ def test_a_plan_for_the_model_warns_of_no_change_in_another_dtype(recwarn: pytes
         checked(model, plan=made)
 
 
-def test_a_report_goes_through_json() -> None:
-    report = checked(faults.chain(faults.ForwardOfMainThread()), schedules=["1f1b"], dtypes=["float64"])
-    assert CheckReport.model_validate_json(report.model_dump_json()) == report
-
-
 def test_a_difference_is_raised_with_schedule_layer_and_reason() -> None:
     report = checked(faults.chain(faults.ForwardOfMainThread()), schedules=["1f1b"], dtypes=["float64"])
     with pytest.raises(
@@ -340,16 +307,6 @@ def test_a_layer_that_cannot_do_the_dtype_fails_with_what_to_do() -> None:
 def test_what_cannot_be_checked_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         checked(faults.chain(), **options)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_layers_of_torchscript_are_checked():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4))
-    x, y = torch.randn(6, 4), torch.randn(6, 4)
-    report = pipepart.check(model, x, target=y, loss_fn=nn.MSELoss(), steps=2, schedules=["1f1b"])
-    assert [row.parameters for row in report.rows] == [0.0, 0.0]
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_layers_that_hold_a_sparse_buffer_are_checked() -> None:

@@ -148,12 +148,10 @@ class RecordedChain(Chain):
     def _bind_all(self, calls: Sequence[_Arguments]) -> list[BoundCall]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
         if state is not self._state:
-            number = self._states.pop(state, None)
-            while len(self._states) >= _STATES:
-                self._states.pop(next(iter(self._states)))
-            self._states[state] = next(self._state_numbers) if number is None else number
+            if len(self._states) >= _STATES:
+                self._states.clear()
+            self._around = self._states.setdefault(state, next(self._state_numbers))  # the state is large
             self._state = state
-            self._around = self._states[state]  # a number, as the state is large
         flat = [pytree.tree_flatten(call) for call in calls]
         passed = [[leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves, _ in flat]
         keys = [_key(*one, self._around) for one in flat]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,7 @@ _MOST_SECONDS = 1e6  # of one action
 _NUMBERS = "Stages described by numbers"
 _PER_STAGE = "one number for a device, shared by its stages, or one per stage as in 1,2,1"
 _WIDTH = 900  # pixels of a picture
-_SUFFIXES = (".svg", ".png", ".csv", ".json")
+_SUFFIXES = (".svg", ".csv", ".json")
 
 
 def _seconds(text: str) -> list[float]:
@@ -89,7 +88,7 @@ def simulate_command(
         list[Path] | None,
         option(
             "FILE",
-            "Save FILE.svg or FILE.png: a picture; FILE.csv: the schedule; FILE.json: the figures. Repeatable.",
+            "Save FILE.svg: a picture; FILE.csv: the schedule; FILE.json: the figures. Repeatable.",
             "--output",
             "-o",
         ),
@@ -161,14 +160,11 @@ def _check_suffixes(files: list[Path], schedules: int) -> None:
             raise UsageError(f"-o {file}: the suffix says what to save, give one of {', '.join(_SUFFIXES)}")
         if file.suffix == ".csv" and schedules > 1:
             raise UsageError(f"-o {file} holds one schedule, and {schedules} are given: save each by itself")
-        if file.suffix == ".png" and find_spec("PIL") is None:
-            raise UsageError(f"-o {file} needs Pillow: pip install 'pipepart[png]', or save a .svg")
 
 
 def _save(file: Path, steps: list[Simulated], figures: str) -> None:
     """Write a file of -o; several steps share a picture."""
-    from schedules.pictures.layout import PictureError
-    from schedules.pictures.svg import to_svg
+    from schedules.pictures.svg import PictureError, to_svg
 
     from ..output import write_file
 
@@ -176,10 +172,6 @@ def _save(file: Path, steps: list[Simulated], figures: str) -> None:
     try:
         if file.suffix == ".svg":
             write_file(file, to_svg(panels, _WIDTH, None))
-        elif file.suffix == ".png":
-            from schedules.pictures.png import to_png  # Pillow, which is an optional extra
-
-            write_file(file, to_png(panels, _WIDTH, None))
     except PictureError as error:
         raise UsageError(f"-o {file}: {error}") from None
     if file.suffix == ".csv":

@@ -7,6 +7,7 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from schedules import Action, Kind, Timeline
+from schedules.analysis.waits import Wait, waits
 from schedules.pictures.colours import LOOKS
 
 from ...units import format_seconds
@@ -15,7 +16,6 @@ from ..quantity import TimeUnit, percent
 from ..table import Column, FittingTable
 from .bars import Bars, Part, bars
 from .run import Run, timelines_of
-from .waits import Wait, waits
 
 _MOST_BOXES = 3000  # of a timeline; more actions are drawn as paths, without numbers and tips
 _PATH_UNITS = 100_000  # of the axis, in the coordinates of paths
@@ -239,8 +239,8 @@ def _wait_tip(run: Run, device_of: Sequence[int], action: Action, wait: Wait) ->
     if wait.producer > least and wait.source is not None:
         producer = run.row_names[device_of[wait.source.stage]]
         lines.append(f"{format_seconds(wait.producer)} until {wait.source} on {producer} ends")
-    if wait.message > least:
-        lines.append(f"{format_seconds(wait.message)} until its message arrives")
+    if wait.transfer > least:
+        lines.append(f"{format_seconds(wait.transfer)} until its message arrives")
     if wait.delay > least:
         lines.append(f"{format_seconds(wait.delay)} delay: its inputs are there")
     return "\n".join(lines)

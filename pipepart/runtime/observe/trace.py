@@ -12,7 +12,7 @@ from pydantic_core import to_json
 import schedules
 from schedules import Timeline
 from schedules.pictures.draw import Drawn
-from schedules.pictures.layout import Panel
+from schedules.pictures.svg import Panel
 
 from ...input_error import InputError
 from ...pages import notebook_html, to_html

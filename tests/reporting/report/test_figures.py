@@ -8,8 +8,8 @@ from pipepart import Cluster, Plan, Profile, Trace, plan
 from pipepart.reporting.report import Run
 from pipepart.reporting.report.memory import memory_section
 from pipepart.reporting.report.timelines import timelines_section
-from pipepart.reporting.report.waits import waits
 from schedules import StageCosts, build, simulate
+from schedules.analysis.waits import waits
 
 PLANS = {
     "1f1b": {"cluster": Cluster.virtual(2)},
@@ -30,7 +30,7 @@ def test_the_waits_of_a_device_sum_up_to_its_idle_time(schedule: str):
     timeline = simulate(build(schedule, devices=3, micro_batches=6), costs)
     for row, idle in zip(waits(timeline), timeline.idle, strict=True):
         assert sum(wait.producer for wait in row) == pytest.approx(idle.producer)
-        assert sum(wait.message for wait in row) == pytest.approx(idle.transfer)
+        assert sum(wait.transfer for wait in row) == pytest.approx(idle.transfer)
         assert sum(wait.delay for wait in row) == pytest.approx(idle.delay)
 
 
@@ -39,7 +39,7 @@ def test_a_wait_names_the_action_of_the_other_device():
         build("1f1b", devices=2, micro_batches=2), StageCosts([1, 1], [1, 1], [1, 1], latency=0.5)
     )
     first, *_ = waits(timeline)[1]
-    assert (first.begin, first.producer, first.message, first.delay, str(first.source)) == (
+    assert (first.begin, first.producer, first.transfer, first.delay, str(first.source)) == (
         0,
         1,
         0.5,

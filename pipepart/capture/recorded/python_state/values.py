@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from operator import is_
 from types import CellType, MethodType
@@ -43,10 +44,11 @@ DEPTH = 8
 _STRUCTURAL = (dict, list, set, deque, tuple, frozenset, partial, MethodType, ref)
 
 
+@dataclass(slots=True, eq=False)
 class Holder:
     """An object that holds values: a module, a list, a generator, the globals of a file.
 
-    Args:
+    Attributes:
         above: the holder that has it, or the path of a module or name of a file.
         key: where that has it.
         owner: the object.
@@ -56,20 +58,13 @@ class Holder:
         is_module: whether these are the attributes of the root.
     """
 
-    __slots__ = ("above", "access", "is_module", "key", "owner", "recorded", "root")
-
-    def __init__(
-        self,
-        above: Holder | str,
-        key: Any,
-        owner: Any,
-        access: Access,
-        root: nn.Module | None = None,
-        recorded: bool = True,
-        is_module: bool = False,
-    ) -> None:
-        self.above, self.key, self.owner, self.access = above, key, owner, access
-        self.root, self.recorded, self.is_module = root, recorded, is_module
+    above: Holder | str
+    key: Any
+    owner: Any
+    access: Access
+    root: nn.Module | None = None
+    recorded: bool = True
+    is_module: bool = False
 
     @property
     def label(self) -> str:

@@ -22,55 +22,45 @@ from .recorder import Recorder
 _HOOK = "_compiled_call_impl"
 _lock = threading.Lock()
 _replaced: dict[tuple[type, str], tuple[int, Any]] = {}  # how many threads record, and the original
-_local = threading.local()  # recorder: of this thread
+_local = threading.local()  # recording: of this thread, its recorder and the modules that stay whole
+_apply_of_base: Any = torch._C._FunctionBase.__dict__["apply"]
 
 
 @contextmanager
-def patched_functions(recorder: Recorder) -> Iterator[None]:
-    """Within the block, record custom autograd functions as single calls, and run reentrant checkpoints inline.
+def routed(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]:
+    """Within the block, record calls of these modules and of custom autograd functions in this thread as single calls.
 
-    ``Function.apply`` itself stays: models keep it under other names (``ste = Round.apply``). It calls that of its base
-    class, which is replaced.
+    Reentrant checkpoints run inline.
     """
-    original = torch._C._FunctionBase.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        taking = getattr(_local, "functions", None)
-        if taking is None or not taking.here:
-            return original.__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:
-            return args[0](*args[2:])
-        return taking.function(_Applied(cls), cls.__name__, args, kwargs)
-
-    outer = getattr(_local, "functions", None)
-    with _replaced_in(_SingleLevelFunction, "apply", classmethod(apply)):
-        _local.functions = recorder
-        try:
-            yield
-        finally:
-            _local.functions = outer
-
-
-@contextmanager
-def called_whole(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Within the block, route the calls of these modules to the recorder."""
     own = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
-    outer = getattr(_local, "modules", None)
+    outer = getattr(_local, "recording", None)
     hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]
     with ExitStack() as stack:
+        # Models keep Function.apply under other names (ste = Round.apply); it calls that of its base class.
+        stack.enter_context(_replaced_in(_SingleLevelFunction, "apply", classmethod(_apply)))
         for kind, original in own.items():
             stack.enter_context(_replaced_in(kind, "__call__", _taken(original)))
-        _local.modules = recorder, whole
+        _local.recording = recorder, whole
         try:
             for module in whole:
                 vars(module)[_HOOK] = _call_of(module, recorder)
             yield
         finally:
-            _local.modules = outer
+            _local.recording = outer
             for attributes, compiled in hooked:
                 del attributes[_HOOK]
                 if compiled is not None:
                     attributes[_HOOK] = compiled
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Apply a custom autograd function; in place of ``apply`` of the base class of ``torch.autograd.Function``."""
+    recorder, _ = getattr(_local, "recording", None) or (None, ())
+    if recorder is None or not recorder.here:
+        return _apply_of_base.__get__(None, cls)(*args, **kwargs)
+    if cls is CheckpointFunction:
+        return args[0](*args[2:])
+    return recorder.function(_Applied(cls), cls.__name__, args, kwargs)
 
 
 def _own_call(module: nn.Module) -> type | None:
@@ -83,7 +73,7 @@ def _taken(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``__call__`` that gives calls of whole modules to the recorder of this thread."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recorder, whole = getattr(_local, "modules", None) or (None, ())
+        recorder, whole = getattr(_local, "recording", None) or (None, ())
         if recorder is None or self not in whole or not recorder.here:
             return original(self, *args, **kwargs)
         return recorder.module(self, original, args, kwargs)

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS, Call
 from ..replay.given import Reading, Ref
 from ..replay.subgraph import Subgraph, gives_the_same
-from .provenance import Provenance
+from .tensor_numbers import TensorNumbers
 
 _NUMBERS = (int, float, complex)
 _DRAWS = 64  # of a value, to find out whether it changes
@@ -43,47 +43,45 @@ class Reads:
     Args:
         opened: the modules whose forward is recorded, by their paths.
         calls: of the recording so far.
+        tensors: their numbers.
     """
 
-    def __init__(self, opened: Mapping[str, nn.Module], calls: Sequence[Call]) -> None:
+    def __init__(
+        self, opened: Mapping[str, nn.Module], calls: Sequence[Call], tensors: TensorNumbers
+    ) -> None:
         self._opened = {id(module): path for path, module in opened.items()}
-        self._calls = calls
+        self._calls, self._tensors = calls, tensors
         self._found: list[_Read] = []
 
-    def note(self, call: Call, made_of: Provenance, known: Mapping[int, Tensor]) -> None:
+    def note(self, call: Call) -> None:
         """Note a call that reads.
-
-        Args:
-            call: the call.
-            made_of: what its arguments are computed from.
-            known: the arguments of the model and its constants, by their numbers.
 
         Raises:
             SkeletonError: what it reads is a matter of chance.
         """
         self._found.append(_Read(call, self._reader()))
-        numbers = set(call.given.numbers())
-        if (
-            numbers & made_of.drawn
-            and numbers <= made_of.drawn | made_of.arguments
-            and self._changes(call, known)
-        ):
+        if self._is_chance(call):
             raise SkeletonError(
                 f"{call.name}() at {line_of_user()} reads a value that is drawn: a replay would take the way of the "
                 f"forward that was recorded. Switch it off, as by layerdrop=0. {_MOVE}"
             )
 
+    def are_of_arguments(self, numbers: Iterable[int]) -> bool:
+        """Return True if tensors can be computed from the model's arguments and constants, before the first layer."""
+        needed = Subgraph.of(numbers, self._calls)
+        written = {number for call in self._calls for number in call.writes}
+        return needed.is_pure(written) and needed.outer <= self._known.keys()
+
     def is_read(self, value: Any) -> bool:
         """Return True for a number that a call has read from a tensor."""
         return type(value) in _NUMBERS and any(value is out for call, _ in self._found for out in call.outs)
 
-    def output(self, leaves: Sequence[Any], written: set[int], made_of: Provenance) -> list[Any]:
+    def output(self, leaves: Sequence[Any], written: set[int]) -> list[Any]:
         """Check the reads at the end of a forward.
 
         Args:
             leaves: what the model returned, with refs in place of tensors.
             written: numbers of the parameters and buffers that were written.
-            made_of: what tensors are computed from.
 
         Returns:
             The leaves, with readings in place of the numbers that a replay reads again.
@@ -95,7 +93,7 @@ class Reads:
         followed = _followed_by_calls(self._calls, {leaf.number for leaf in leaves if type(leaf) is Ref})
         for call, within in self._found:
             numbers = set(call.given.numbers())
-            if numbers <= made_of.arguments:
+            if self.are_of_arguments(numbers):
                 continue
             needed, outer = Subgraph.of(numbers, self._calls)
             if outer & written:
@@ -104,10 +102,12 @@ class Reads:
             if not read or not any(one.module for one in needed):
                 continue
             places = [place for place, leaf in enumerate(leaves) if leaf is read[0]]
-            if call in followed or not len(places) == len(call.outs) == len(numbers) == 1:
+            is_known = len(places) == 1 or (places and type(read[0]) is float)  # equal ints may be one object
+            if call in followed or not is_known or not len(call.outs) == len(numbers) == 1:
                 raise _refused(call, within, "that modules compute")
             call.asked = False
-            found[places[0]] = Reading(call.func, call.given.only)
+            for place in places:
+                found[place] = Reading(call.func, call.given.only)
         return found
 
     def _reader(self) -> str:
@@ -120,14 +120,22 @@ class Reads:
             frame = frame.f_back  # type: ignore[assignment]
         return ""
 
-    def _changes(self, call: Call, known: Mapping[int, Tensor]) -> bool:
-        """Draw a value again, many times; return True if it changes."""
+    @property
+    def _known(self) -> dict[int, Tensor]:
+        return self._tensors.inputs | self._tensors.constants
+
+    def _is_chance(self, call: Call) -> bool:
+        """Return True if a call reads what is computed from draws and arguments, and changes from draw to draw."""
         calls, outer = Subgraph.of(call.given.numbers(), self._calls)
-        writing = [one for one in self._calls if not outer.isdisjoint(one.writes)]
-        if writing or not outer <= known.keys():
+        used = outer.union(*(one.new for one in calls))
+        writing = [one for one in self._calls if not used.isdisjoint(one.writes)]
+        draws = any(one.draws for one in (*calls, *writing))
+        if not draws or any(one.module for one in calls) or not outer <= self._known.keys():
             return False
+        if writing:
+            return True
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            return not all(gives_the_same([*calls, call], dict(known)) for _ in range(_DRAWS))
+            return not all(gives_the_same([*calls, call], self._known) for _ in range(_DRAWS))
 
 
 def _followed_by_calls(calls: Sequence[Call], output: set[int]) -> set[Call]:

@@ -43,9 +43,8 @@ from ..replay.calls import HOOKS, Call, autocast_now
 from ..replay.given import Given, Ref
 from .changes import Changes
 from .conditions import Conditions
-from .provenance import Provenance
 from .reads import Reads
-from .sizes import asking
+from .sizes import Sizes, asking
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 from .tensor_numbers import TensorNumbers
 
@@ -85,9 +84,9 @@ class Recorder(TorchFunctionMode):
         self._thread = threading.get_ident()
         self._held, self._whole = held, whole
         self._tracking, self._changes, self._conditions = tracking, changes, conditions
-        self._made_of = Provenance()
-        self._reads = Reads(opened, self.calls)
-        self.tensors = TensorNumbers(state, held, self._made_of)
+        self.tensors = TensorNumbers(state, held)
+        self._reads = Reads(opened, self.calls, self.tensors)
+        self._sizes = Sizes(self._reads.are_of_arguments)
 
     @property
     def here(self) -> bool:
@@ -106,7 +105,7 @@ class Recorder(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
         found = [Ref(self.tensors.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return self._reads.output(found, self.tensors.written_state(), self._made_of), spec
+        return self._reads.output(found, self.tensors.written_state()), spec
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,7 +119,7 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in SIZES:
             if (number := self.tensors.known(args[0])) is not None:
-                self._made_of.read_size(number)
+                self._sizes.read(number)
             return func(*args, **kwargs)
         passed = tensors((args, kwargs))
         before = [version(tensor) for tensor in passed]
@@ -150,7 +149,7 @@ class Recorder(TorchFunctionMode):
         if asked is not None:
             self._ask_size(call, asked)
         if call.reads:
-            self._reads.note(call, self._made_of, self.tensors.inputs | self.tensors.constants)
+            self._reads.note(call)
         return result
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -262,14 +261,14 @@ class Recorder(TorchFunctionMode):
             draws,
         )
         self.calls.append(call)
-        self._made_of.note(call, leaves, own=bool(path) or custom)
+        self._sizes.note(call, leaves, own=bool(path) or custom)
         return call
 
     def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
         """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
         func, args, kwargs = asked
         given = Given(args, kwargs, self.tensors.number)
-        self._made_of.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
+        self._sizes.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
 
     def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
         """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""

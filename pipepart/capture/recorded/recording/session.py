@@ -21,7 +21,7 @@ from ..replay.joining import joined
 from ..replay.recording import Recording
 from .changes import Change, Changes, innermost
 from .conditions import Conditions
-from .interception import called_whole, patched_functions
+from .interception import routed
 from .opening import Opening
 from .recorder import Recorder
 
@@ -185,7 +185,7 @@ class _Session:
         for tensor in inputs:
             recorder.tensors.input(tensor)
         mode = nullcontext() if fakes is None else fakes.in_use()
-        with called_whole(recorder, opening.whole), patched_functions(recorder), mode, recorder:
+        with routed(recorder, opening.whole), mode, recorder:
             try:
                 result = model(*args, **kwargs)
             except CaptureError:

@@ -1,4 +1,4 @@
-"""Finds calls whose result sizes depend on values, and the calls that compute these sizes in a replay.
+"""Finds sizes of tensors that depend on values, and the calls that compute these sizes in a replay.
 
 ::
 
@@ -10,7 +10,7 @@ Sizes of tensors that are computed from these depend on the same values. What a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,55 +18,90 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ....autograd.own_copy import tensors
+from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import Call
+from ..replay.given import Ref
+from .tables import words
 
-_MASKS = frozenset(("nonzero", "argwhere", "where", "masked_select", "__getitem__"))
-_OTHERS = frozenset(
-    (
-        *(
-            "unique",
-            "_unique",
-            "_unique2",
-            "unique_consecutive",
-            "unique_dim",
-            "unique_dim_consecutive",
-            "bincount",
-        ),
-        *("one_hot", "repeat_interleave", "tensor_split", "_pack_padded_sequence", "_pad_packed_sequence"),
-    )
+_MASKS = words("nonzero argwhere where masked_select __getitem__")
+_OTHERS = words(
+    "unique _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount one_hot repeat_interleave "
+    "tensor_split _pack_padded_sequence _pad_packed_sequence"
 )
-VALUE_SIZED = _MASKS | _OTHERS
-"""Functions whose results may have sizes that depend on values."""
 
 
-class SizeOrigin(NamedTuple):
-    """The call that determines the size of a tensor, if the shapes of the model's arguments do not.
+class Sizes:
+    """The calls that determine the sizes of tensors, where the shapes of the model's arguments do not.
 
-    Attributes:
-        call: asks for the size; or calls the whole module that returned the tensor.
-        number: of the tensor that a module returned; None if the call asks.
-        shape: of that tensor.
+    Args:
+        of_arguments: returns True if tensors can be computed from the model's arguments, before the first layer.
     """
 
-    call: Call
-    number: int | None = None
-    shape: torch.Size | None = None
+    def __init__(self, of_arguments: Callable[[Iterable[int]], bool]) -> None:
+        self._of_arguments = of_arguments
+        self._origins: dict[int, frozenset[_Origin]] = {}
 
-    def read(self) -> None:
-        """Make replays check the size, because the model has read it."""
-        if self.number is None:
-            self.call.asked = True
-        else:
-            assert self.shape is not None
-            self.call.shapes = {**self.call.shapes, self.number: self.shape}
+    def note(self, call: Call, leaves: Sequence[Any], own: bool) -> None:
+        """Note what the sizes of a call's results depend on.
+
+        Args:
+            call: the call.
+            leaves: what it returned.
+            own: whether it may return tensors of any size, as modules do.
+        """
+        before = frozenset[_Origin]().union(
+            *(self._origins.get(number, frozenset()) for number in call.given.numbers())
+        )
+        if len(call.new) > 1 and not own:  # so many parts as there are
+            self._read(before)
+        for out, leaf in zip(call.outs, leaves, strict=True):
+            if type(out) is Ref and out.number in call.new:
+                found = frozenset((_Origin(call, out.number, leaf.shape),)) if own else before
+                if found:
+                    self._origins[out.number] = found
+
+    def guard(self, call: Call, asking: Call) -> None:
+        """Note that ``asking`` computes the sizes of a call's results. It is checked once the model reads a size."""
+        asking.asked = False
+        for number in call.new:
+            self._origins[number] = self._origins.get(number, frozenset()) | {_Origin(asking)}
+
+    def read(self, number: int) -> None:
+        """Note that the model has read the size of a tensor: replays check that it is the same.
+
+        Raises:
+            SkeletonError: it depends on values that cannot be asked before the first layer.
+        """
+        self._read(self._origins.get(number, frozenset()))
+
+    def _read(self, origins: frozenset[_Origin]) -> None:
+        for call, number, shape in origins:
+            if shape is not None:
+                call.shapes = {**call.shapes, number: shape}
+            elif self._of_arguments(call.given.numbers()):
+                call.asked = True
+            else:
+                raise SkeletonError(
+                    f"the size of a tensor made at {call.line} depends on values that modules compute, and is "
+                    f"read at {line_of_user()}: the code that follows may do other things for other values. Move that "
+                    "code into a module of its own, or compute with masks (torch.where)"
+                )
+
+
+class _Origin(NamedTuple):
+    """A call that asks for a size; or that of a whole module, which returned a tensor of this number and shape."""
+
+    call: Call
+    number: int = -1
+    shape: torch.Size | None = None
 
 
 def asking(name: str, func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any, Any] | None:
     """Return the call that computes the result sizes of a function; None if they do not depend on values."""
-    if name not in VALUE_SIZED:
-        return None
     if name in _OTHERS:
         return _SizesOf(func), args, kwargs
+    if name not in _MASKS:
+        return None
     if name == "__getitem__" or name == "masked_select":
         index = (*args[1:], *kwargs.values())
         masks = [one for one in tensors(index) if one.dtype in (torch.bool, torch.uint8)]

@@ -11,7 +11,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ....autograd.in_place import version
 from ..refusal import LeftAsideError, line_of_user
-from .provenance import Provenance
 
 
 class TensorNumbers:
@@ -20,7 +19,6 @@ class TensorNumbers:
     Args:
         paths: path of each parameter and buffer, by its id.
         held: where the other attributes of the model's modules are kept, by the ids of these and of tensors in them.
-        made_of: is told which tensors depend on the arguments alone.
 
     Attributes:
         state: path of each parameter and buffer that was used, by its number.
@@ -31,14 +29,14 @@ class TensorNumbers:
         count: of the numbers so far.
     """
 
-    def __init__(self, paths: Mapping[int, str], held: Mapping[int, str], made_of: Provenance) -> None:
+    def __init__(self, paths: Mapping[int, str], held: Mapping[int, str]) -> None:
         self.state: dict[int, str] = {}
         self.constants: dict[int, Tensor] = {}
         self.inputs: dict[int, Tensor] = {}
         self.varying: set[int] = set()
         self.made_in: Any = WeakIdKeyDictionary()
         self.count = 0
-        self._paths, self._held, self._made_of = paths, held, made_of
+        self._paths, self._held = paths, held
         self._numbers: Any = WeakIdKeyDictionary()
         self._versions: dict[int, tuple[Tensor, int]] = {}  # of the state, before the forward
 
@@ -64,7 +62,6 @@ class TensorNumbers:
             number = self.new(tensor)
             self.inputs[number] = tensor
             self.varying.add(number)
-            self._made_of.arguments.add(number)
         return number
 
     def number(self, tensor: Tensor) -> int:
@@ -86,7 +83,6 @@ class TensorNumbers:
         if id(tensor) in self._held:
             number = self.new(tensor)
             self.constants[number] = tensor
-            self._made_of.arguments.add(number)
             return number
         shape = list(tensor.shape)
         if tensor in self.made_in:
