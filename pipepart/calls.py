@@ -140,7 +140,7 @@ class Calls(AsModule):
         recorder = self._traces.recorder(order.schedule, self._stages)
         step = self._engine.new_step(order, messages, sink, None, recorder, optimizers, form, seed)
         try:
-            self._engine.execute(step, scaled=scaler is not None)
+            self._engine.execute(step)
             self._side.end(step, scaled=scaler is not None)
             factor = sink.correction()
             gradients.finish(factor)

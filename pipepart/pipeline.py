@@ -28,7 +28,7 @@ from .options import RunOptions, check_functions, check_keywords, check_runs
 from .planning import Plan, warn_of_changes
 from .planning.compression import Compress
 from .ranks import Ranks, join_ranks, under_torchrun
-from .runtime.build import build_stages, guard_stages
+from .runtime.build import build_stages
 from .runtime.compiled import CompileOptions
 from .runtime.engine import Engine
 from .runtime.observe.trace import Traces
@@ -76,9 +76,6 @@ class Pipeline(Calls):
             gradient of the stage is there.
         timeout: seconds after which a step in which no action ends fails with a TimeoutError that says which device
             waits for what. A backward of ``pipe(x)`` on accelerators has no timeout.
-        nan_guard: raise FloatingPointError at the first number of a step that is not finite, with its layer, stage and
-            micro-batch. Costs a pass over every output and gradient, and a wait for the devices once a step. Gradients
-            under ``scaler`` are not checked. Layers are not compiled.
         varying_shapes: under torchrun, send the shapes of every message with it, for stages that pass tensors whose
             shapes depend on values. Otherwise they are sent once for each shape of the mini-batch.
         verify: compare the first replay of each recording of the model with the model itself, bit for bit
@@ -87,8 +84,7 @@ class Pipeline(Calls):
             for the values that the model has, or that ``initialize`` gives it.
         initialize: for a model whose parameters are on the meta device, a function that initializes the tensors of one
             module in place. It is called with each module that this process has, after its children, as by
-            ``model.apply(initialize)``; or ``"reset_parameters"`` for that method of each module. None for models of
-            transformers, which know how their modules are initialized.
+            ``model.apply(initialize)``. A model of transformers has one: ``model._init_weights``.
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
@@ -119,7 +115,6 @@ class Pipeline(Calls):
         optimizer: OptimizerFactory | None = None,
         compile: CompileOptions = False,
         timeout: float | None = None,
-        nan_guard: bool = False,
         varying_shapes: bool = False,
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
@@ -137,7 +132,6 @@ class Pipeline(Calls):
             "optimizer": optimizer,
             "compile": compile,
             "timeout": timeout,
-            "nan_guard": nan_guard,
             "varying_shapes": varying_shapes,
             "verify": verify,
             "initialize": initialize,
@@ -178,8 +172,6 @@ class Pipeline(Calls):
             self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
             warn_of_changes(plan, chain, stacklevel=2)
             super().__init__(side.part, chain.places, StageOptimizers(optimizer, chain, plan, side.stages))
-            if nan_guard:
-                guard_stages(self._stages, len(plan.stages))
             local = None if side.links is None else side.links.local
             self._emulation = emulation_of(plan, self._stages, loss_fn, strict, local)
             self._orders = Orders(plan, with_optimizers=optimizer is not None)

@@ -25,7 +25,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from .in_place import note_sent
+from .in_place import check_not_overwritten, note_sent
 from .own_copy import own_copy, tensors
 
 Gradients = Sequence[Tensor | None]
@@ -98,6 +98,21 @@ def _root(tensor: Tensor) -> GradientEdge:
     if node is None or isinstance(node, BackwardCFunction):
         return get_gradient_edge(tensor)
     return GradientEdge(node, tensor.output_nr)
+
+
+def received(message: Any, device: torch.device) -> tuple[Any, Sequence[Tensor]]:
+    """Return a message on ``device``, and its tensors.
+
+    Raises:
+        RuntimeError: the stage that sent it has overwritten it.
+    """
+    parts = tensors(message)
+    check_not_overwritten(parts)
+    for part in parts:
+        if emulated.bring is not None or part.device != device:
+            message = move(message, device)
+            return message, tensors(message)
+    return message, parts
 
 
 def move(message: Any, device: torch.device, wait: bool = True) -> Any:
@@ -176,9 +191,11 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence
 
     Roots without a gradient are ignored.
     """
-    used = [index for index, gradient in enumerate(gradients) if gradient is not None]
-    if len(used) < len(gradients):
-        roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
+    for gradient in gradients:
+        if gradient is None:
+            used = [index for index, gradient in enumerate(gradients) if gradient is not None]
+            roots, gradients = [roots[index] for index in used], [gradients[index] for index in used]
+            break
     if not roots:
         return
     # torch.autograd.backward calls this after checks of the gradients, which are correct here by construction.

@@ -22,7 +22,7 @@ from ..planning import Plan
 from ..ranks import Ranks, join_ranks
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward
-from ..runtime.state.replicas import refuse_copies, refuse_hooks
+from ..runtime.state.replicas import refuse_copies
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
@@ -195,7 +195,7 @@ class MultiProcess(SingleProcess):
             if is_sharding_imported():
                 refuse_wrapped(self._layers)  # fully_shard changes modules in place
             if self.mesh is not None and torch.is_grad_enabled():
-                refuse_hooks(self._layers)
+                refuse_copies(self._layers, forward=False, backward=True)
             if self._ownership.pairs:
                 refuse_copies(self._layers, forward=True, backward=torch.is_grad_enabled())
             batch = call.make(args, kwargs, target)

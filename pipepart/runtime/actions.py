@@ -60,8 +60,8 @@ class Exchange:
         schedule, sink: of the step.
         inputs: the first stage's input for each micro-batch.
         transport: carries the messages.
-        reductions: over replicas on other ranks, if there are any.
         awaiting: for each worker the key of the message that it waits for.
+        reductions: over replicas on other ranks, if there are any.
         input_gradients: of each micro-batch's input, once the step has ended.
     """
 
@@ -69,12 +69,11 @@ class Exchange:
     sink: LossSink
     inputs: Sequence[Any]
     transport: Transport
+    awaiting: list[Key | None]
     reductions: Reductions | None = None
-    awaiting: list[Key | None] = field(init=False)
     input_gradients: list[graph_cut.Gradients] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.awaiting = [None for _ in self.schedule.actions]
         self.input_gradients = [()] * self.schedule.micro_batches
 
     def forget(self) -> None:
@@ -92,81 +91,77 @@ class StageActions:
     """
 
     def __init__(self, run: StageRun, exchange: Exchange) -> None:
-        schedule = exchange.schedule
         self.run = run
         self._exchange = exchange
         self._stage = run.index
-        self._worker = schedule.device_of[run.index]
-        self._is_first = schedule.previous_stage(run.index) is None
-        self._transport = exchange.transport
-        self._awaiting = exchange.awaiting
+        self._is_first = exchange.schedule.previous_stage(run.index) is None
+        self._send, self._recv = exchange.transport.send, exchange.transport.recv
 
     def table(self, around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
         """Return the function for each kind of action; ``around`` wrap its computation, the last one outermost."""
         run = self.run
-        compute: dict[Kind, Compute] = {
-            Kind.F: run.forward,
-            Kind.B: run.backward,
-            Kind.I: run.backward_inputs,
-            Kind.W: run.backward_weights,
-            Kind.RECOMPUTE: run.recompute,
-            Kind.OFFLOAD: run.offload,
-            Kind.RELOAD: run.reload,
-            Kind.REDUCE_GRAD: run.reduce,
-            Kind.OPT_STEP: run.update,
+        kinds: dict[Kind, tuple[Callable[[Compute, Any], None], Compute]] = {
+            Kind.F: (self._forward, run.forward),
+            Kind.B: (self._backward, run.backward),
+            Kind.I: (self._backward, run.backward_inputs),
+            Kind.W: (_alone, run.backward_weights),
+            Kind.RECOMPUTE: (_alone, run.recompute),
+            Kind.OFFLOAD: (self._offload, run.offload),
+            Kind.RELOAD: (_alone, run.reload),
+            Kind.REDUCE_GRAD: (self._reduce, run.reduce),
+            Kind.OPT_STEP: (_alone, run.update),
         }
-        for wrap in around:
-            compute = {kind: wrap(kind, run, one) for kind, one in compute.items()}
-        acts = {
-            Kind.F: self._forward,
-            Kind.B: self._backward,
-            Kind.I: self._backward,
-            Kind.OFFLOAD: self._offload,
-            Kind.REDUCE_GRAD: self._reduce,
-        }
-        return {kind: partial(acts.get(kind, _alone), one) for kind, one in compute.items()}
+        acts: dict[Kind, Act] = {}
+        for kind, (act, compute) in kinds.items():
+            for wrap in around:
+                compute = wrap(kind, run, compute)
+            acts[kind] = partial(act, compute)
+        return acts
 
     def _forward(self, compute: Compute, micro_batch: int) -> None:
         """Receive the input of the stage, and send its output to the next one."""
         run, stage = self.run, self._stage
-        key = Kind.F, stage, micro_batch
-        message = compute(
-            micro_batch, self._exchange.inputs[micro_batch] if self._is_first else self._recv(key)
-        )
+        if self._is_first:
+            message = compute(micro_batch, self._exchange.inputs[micro_batch])
+        else:
+            message = compute(micro_batch, self._recv(stage, (Kind.F, stage, micro_batch)))
         if not run.is_last:
-            self._transport.send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
+            self._send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
         if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
-            saved.start_out(run.stashes[micro_batch].inputs.leaves)
+            saved.start_out(run.stashes[micro_batch].entered.leaves)
 
     def _backward(self, compute: Compute, micro_batch: int) -> None:
         """Receive the gradients of the output, and send those of the input and of shared parameters."""
         run, stage = self.run, self._stage
-        found = compute(micro_batch, self._gradients(run, stage, micro_batch))
-        for route in run.routes:
-            if route.previous is not None:
-                key = route.number, route.previous, micro_batch
-                self._transport.send(stage, route.previous, key, route.tensor.grad)
-                route.tensor.grad = None
-        if self._is_first:
-            self._exchange.input_gradients[micro_batch] = found
-        elif found:
-            self._transport.send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
-
-    def _gradients(self, run: StageRun, stage: int, micro_batch: int) -> graph_cut.Gradients:
-        """Return the gradients that a backward starts from, for all roots of the stash."""
         if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
             saved.wait()
         stash = run.stashes[micro_batch]
         gradients: graph_cut.Gradients = ()
         if stash.roots and not run.is_last:
-            gradients = self._recv((Kind.B, stage, micro_batch))
+            gradients = self._recv(stage, (Kind.B, stage, micro_batch))
         elif stash.roots:
             gradients = self._exchange.sink.gradients(micro_batch)
         if stash.added:
             gradients = (*gradients, *self._exchange.sink.added_gradients(stage, micro_batch))
+        if run.routes:
+            gradients = self._with_shared(gradients, micro_batch)
+        found = compute(micro_batch, gradients)
+        for route in run.routes:
+            if route.previous is not None:
+                key = route.number, route.previous, micro_batch
+                self._send(stage, route.previous, key, route.tensor.grad)
+                route.tensor.grad = None
+        if self._is_first:
+            self._exchange.input_gradients[micro_batch] = found
+        elif found:
+            self._send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+
+    def _with_shared(self, gradients: graph_cut.Gradients, micro_batch: int) -> graph_cut.Gradients:
+        """Return gradients with those of shared parameters, which arrive from later stages."""
+        run = self.run
         for route in run.routes:
             if route.following is not None:
-                arrived = self._recv((route.number, stage, micro_batch))
+                arrived = self._recv(self._stage, (route.number, self._stage, micro_batch))
                 if arrived is not None:
                     run.add_root(micro_batch, route.tensor)
                     gradients = (*gradients, arrived)
@@ -184,22 +179,17 @@ class StageActions:
         apart = exchange.schedule.model_stages
         arrived: list[Any] = []
         if exchange.reductions is not None:
-            self._awaiting[self._worker] = Kind.REDUCE_GRAD, stage, 0
-            exchange.reductions.add_up(self._worker, run.stage.shared.own_parameters())
-            self._awaiting[self._worker] = None
+            worker = exchange.schedule.device_of[stage]
+            exchange.awaiting[worker] = Kind.REDUCE_GRAD, stage, 0
+            exchange.reductions.add_up(worker, run.stage.shared.own_parameters())
+            exchange.awaiting[worker] = None
         elif not run.stage.replica:
             others = range(stage + apart, exchange.schedule.stages, apart)
-            arrived = [self._recv((Kind.REDUCE_GRAD, stage, 0, other)) for other in others]
+            arrived = [self._recv(stage, (Kind.REDUCE_GRAD, stage, 0, other)) for other in others]
         gradients = compute(micro_batch, arrived)
         if run.stage.replica:
             first = stage % apart
-            self._transport.send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
-
-    def _recv(self, key: Key) -> Any:
-        self._awaiting[self._worker] = key
-        message = self._transport.recv(self._stage, key)
-        self._awaiting[self._worker] = None
-        return message
+            self._send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
 
 
 def _alone(compute: Compute, micro_batch: int) -> None:

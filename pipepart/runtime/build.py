@@ -12,7 +12,6 @@ from ..cluster import Device
 from ..input_error import InputError
 from ..planning import Plan
 from .compiled import CompileOptions, compile_options
-from .failure.nonfinite import StageGuard
 from .placing import InitialValues, Places, move, release
 from .stage import Stage
 from .state.replicas import replicate
@@ -85,14 +84,6 @@ def build_stages(
             number = one * count + index
             stages.append(Stage(number, own, starts[index], home, device.name, guarded, options))
     return stages
-
-
-def guard_stages(stages: Sequence[Stage], in_model: int) -> None:
-    """Check the numbers that stages make from now on; ``stages`` are those of all replicas."""
-    for number, stage in enumerate(stages):
-        place = number % in_model
-        where = f"stage {place} of {in_model} on {stage.where}"
-        stage.guard = StageGuard(stage.layers, stage.first, where, is_last=place == in_model - 1)
 
 
 def _homes(devices: Sequence[Device]) -> list[torch.device]:

@@ -11,7 +11,7 @@ layer runs by itself. The regions are chosen when a step begins and hold for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, groupby
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ from torch import nn
 from ..capture import has_hooks
 from ..input_error import InputError, InputTypeError
 from ..planning import Plan
-from .replay.randomness import draws_now
 
 CompileOptions = bool | Mapping[str, Any]
+RunLayers = Callable[[Any], Any]
 
 _NUMBERS = count()
 _MODES_WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -60,16 +60,24 @@ def compile_options(wish: CompileOptions, plan: Plan) -> Mapping[str, Any] | Non
     return options
 
 
-class Region(NamedTuple):
-    """Consecutive layers that run as one compiled function.
+class Part(NamedTuple):
+    """Consecutive layers of a stage that run by one call.
 
     Attributes:
-        places: the positions of the layers in the stage.
+        start, end: the positions of the first layer, and behind the last.
         run: maps the input of the first layer to the output of the last.
+        is_compiled: whether they run as one compiled function.
     """
 
-    places: tuple[int, ...]
-    run: Callable[[Any], Any]
+    start: int
+    end: int
+    run: RunLayers
+    is_compiled: bool
+
+
+def single_layers(calls: Iterable[RunLayers]) -> list[Part]:
+    """Return the parts of a stage that runs its layers one by one."""
+    return [Part(index, index + 1, run, False) for index, run in enumerate(calls)]
 
 
 class Regions:
@@ -77,43 +85,53 @@ class Regions:
 
     Args:
         modules: the stage's layers.
+        singles: the same layers as parts.
         options: keywords for torch.compile.
 
     Attributes:
-        current: the regions of this step, by the position of their first layer.
+        unfit: the positions of layers that run by themselves.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], singles: Sequence[Part], options: Mapping[str, Any]
+    ) -> None:
+        self.unfit: set[int] = set()
         self._modules = modules
         self._submodules = [tuple(module.modules()) for module in modules]
+        self._singles = singles
         self._options = options
-        self._compiled: dict[tuple[int, ...], Region] = {}
-        self._plain: dict[tuple[int, bool], bool] = {}
-        self.current: Mapping[int, Region] = {}
+        self._compiled: dict[tuple[int, int], Part] = {}
+        self._modes: set[tuple[bool, ...]] = set()  # that had a step
 
-    def begin(self) -> None:
-        """Choose the regions of a step from the hooks and settings that the layers have now."""
-        groups = groupby(range(len(self._modules)), self._may_share)
-        regions = (self._region(tuple(places)) for shared, places in groups if shared)
-        self.current = {region.places[0]: region for region in regions}
+    def program(self, draws_nothing: Sequence[bool]) -> Sequence[Part]:
+        """Return the parts of a step, from the hooks and modes that the layers have now.
 
-    def note(self, place: int, plain: bool) -> None:
-        """Record that a layer ran by itself; ``plain`` if it neither drew random numbers nor added a loss."""
-        self._plain[place, self._modules[place].training] = plain
+        Args:
+            draws_nothing: for each layer, whether it is known to draw no random numbers.
+        """
+        mode = tuple(module.training for module in self._modules)
+        if mode not in self._modes:
+            self._modes.add(mode)
+            return self._singles
+        fits = [
+            draws_nothing[index] and index not in self.unfit and not any(map(_has_hooks, submodules))
+            for index, submodules in enumerate(self._submodules)
+        ]
+        program: list[Part] = []
+        for fit, group in groupby(self._singles, lambda part: fits[part.start]):
+            parts = list(group)
+            program += [self._region(parts)] if fit else parts
+        return program
 
-    def _may_share(self, place: int) -> bool:
-        module = self._modules[place]
-        plain = self._plain.get((place, module.training), False)
-        return plain and not draws_now(module) and not any(map(_has_hooks, self._submodules[place]))
-
-    def _region(self, places: tuple[int, ...]) -> Region:
-        if places not in self._compiled:
-            modules = [self._modules[place] for place in places]
-            self._compiled[places] = Region(places, torch.compile(_in_order(modules), **self._options))
-        return self._compiled[places]
+    def _region(self, parts: Sequence[Part]) -> Part:
+        place = parts[0].start, parts[-1].end
+        if place not in self._compiled:
+            run = torch.compile(_in_order([part.run for part in parts]), **self._options)
+            self._compiled[place] = Part(*place, run, True)
+        return self._compiled[place]
 
 
-def _in_order(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
+def _in_order(calls: Sequence[RunLayers]) -> RunLayers:
     """Return a function that runs the layers in order, with a code object of its own.
 
     torch stops compiling a code object after eight versions, and treats sizes that differ between calls of functions
@@ -121,8 +139,8 @@ def _in_order(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
     """
 
     def layers(value: Any) -> Any:
-        for module in modules:
-            value = module(value)
+        for call in calls:
+            value = call(value)
         return value
 
     code = layers.__code__.replace(co_name=f"layers_{next(_NUMBERS)}")

@@ -32,7 +32,6 @@ from ..ranks.failure import serialize_exception
 from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
 from .actions import Emulation
-from .failure.nonfinite import first_not_finite
 from .failure.out_of_memory import explained
 from .failure.stalled import StepTimeoutError, doing, wait_for
 from .observe.recorder import Recorder
@@ -238,12 +237,11 @@ class Engine:
 
         return self.exclusively(run)
 
-    def execute(self, step: Step, scaled: bool = False, on_workers: bool = True) -> None:
+    def execute(self, step: Step, on_workers: bool = True) -> None:
         """Run a step to its end.
 
         Args:
             step: a step that has not run.
-            scaled: whether gradients are scaled, so that they may overflow.
             on_workers: otherwise it is a backward that runs on the calling thread, without a timeout.
 
         Raises:
@@ -253,7 +251,7 @@ class Engine:
                 left the step, or the engine is closed.
         """
         self.check_open()
-        step.begin(scaled)
+        step.begin()
         if on_workers:
             self._run_on_workers(step)
         try:
@@ -263,8 +261,6 @@ class Engine:
                 step.backward_here()
         except BaseException as error:  # the error of a worker comes first, and says more
             step.fail(error)
-        if step.guards:
-            step.failure = first_not_finite(step.guards, step.sink, step.failure)
         if step.failure is not None:
             failure = explained(step, self._plan)
             step.forget()

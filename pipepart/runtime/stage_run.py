@@ -33,16 +33,17 @@ from ..capture import state_of
 from ..loss import Added, losses_of_stage
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
-from .input_gradients import Awaited
 from .offload import CopyQueue, SavedTensors, check_no_hooks, storages_of
 from .order import Order
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
 from .sinks import LossSink
-from .stage import Made, Stage
+from .stage import Entered, Stage
 from .state.replicas import Gradients, add_gradients
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
+
+RunBackward = Callable[[Sequence[GradientEdge], graph_cut.Gradients], None]
 
 _NOTHING = nullcontext()
 _CPU_QUEUE = CopyQueue()
@@ -52,13 +53,13 @@ class Stash(NamedTuple):
     """The graph of one micro-batch, kept from its forward to its backward.
 
     Attributes:
-        inputs: where the gradients of the stage's input will be.
+        entered: the stage's input, and where its gradients will be.
         roots: where gradients of its output enter its graph.
         added: where gradients of losses that its layers added enter its graph.
         saved: what autograd saved for it, if that is offloaded.
     """
 
-    inputs: Awaited
+    entered: Entered
     roots: tuple[GradientEdge, ...]
     added: tuple[GradientEdge, ...] = ()
     saved: SavedTensors | None = None
@@ -143,11 +144,12 @@ class StageRun:
         """F: run the layers; return the message for the next stage, None from the last."""
         if self._is_plain:
             with self._added:
-                made = self.stage.run(message, micro_batch, self._keys)
-            output, stash = self._pass_on(micro_batch, made, self._added.taken())
+                output, _, entered = self.stage.run(message, micro_batch, self._keys)
+            losses = self._added.taken() if self._added.found else ()
+            message, stash = self._pass_on(micro_batch, output, entered, losses)
             if self._modes.grad:
                 self.stashes[micro_batch] = stash
-            return output
+            return message
         kept = None
         saved = None
         if micro_batch in self._offloaded:
@@ -157,19 +159,19 @@ class StageRun:
         with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
             with self._added:
                 if micro_batch in self._repeated:
-                    made, kept = self._repeatable_forward(micro_batch, message)
+                    output, entered, kept = self._repeatable_forward(micro_batch, message)
                 else:
-                    made = self.stage.run(message, micro_batch, self._keys)
+                    output, _, entered = self.stage.run(message, micro_batch, self._keys)
             losses = self._added.taken()
-            if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(made.output):
+            if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(output):
                 self.inputs[micro_batch] = kept
                 return None
-            output, stash = self._pass_on(micro_batch, made, losses, saved)
+            message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
         if kept and stash.roots:
             self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
         elif self._modes.grad:
             self.stashes[micro_batch] = stash
-        return output
+        return message
 
     def saved_of(self, micro_batch: int) -> SavedTensors | None:
         """Return what autograd saved for a micro-batch, if that is offloaded."""
@@ -203,8 +205,10 @@ class StageRun:
             )
         with torch.enable_grad(), self._modes.autocasting():
             with self._added, self.stage.buffers.replaced(kept.buffers):
-                made = self.stage.run(kept.message, micro_batch, self._keys, ForwardPass.SECOND)
-            _, stash = self._pass_on(micro_batch, made, self._added.taken())
+                output, _repeatable, entered = self.stage.run(
+                    kept.message, micro_batch, self._keys, ForwardPass.SECOND
+                )
+            _, stash = self._pass_on(micro_batch, output, entered, self._added.taken())
         if kept.roots is not None and len(stash.roots) != kept.roots:
             raise RuntimeError(
                 f"the second forward made {len(stash.roots)} tensors that ask for a gradient, the first "
@@ -212,9 +216,15 @@ class StageRun:
             )
         self.stashes[micro_batch] = stash
 
-    def backward(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
+    def backward(
+        self, micro_batch: int, gradients: graph_cut.Gradients, run: RunBackward = graph_cut.backward
+    ) -> graph_cut.Gradients:
         """B: run the backward from the gradients of the output; return the gradients of the input."""
-        return self._backward(micro_batch, gradients, graph_cut.backward)
+        stash = self.stashes.pop(micro_batch)
+        if stash.saved is not None:
+            stash.saved.return_()
+        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
+        return self.stage.gradients_of(stash.entered)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """I: run the backward without the deferred weight gradients; return the gradients of the input."""
@@ -222,7 +232,7 @@ class StageRun:
         def run(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> None:
             self.deferred[micro_batch] = backward_inputs(roots, gradients)
 
-        return self._backward(micro_batch, gradients, run)
+        return self.backward(micro_batch, gradients, run)
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
@@ -238,8 +248,6 @@ class StageRun:
 
     def update(self, _: None = None, __: None = None) -> None:
         """OPT_STEP: the stage's optimizer steps; the stages of further replicas have none."""
-        if self.stage.guard is not None:
-            self.stage.guard.check()
         try:
             if self.versions:
                 self.versions.step()
@@ -271,44 +279,35 @@ class StageRun:
         for held in (self.stashes, self.inputs, self.deferred):
             held.clear()
 
-    def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Made, KeptInput | None]:
-        """Run the layers; the second value is None if they cannot be run a second time."""
+    def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Any, Entered, KeptInput | None]:
+        """Run the layers; the last value is None if they cannot be run a second time."""
         message = graph_cut.move(message, self.stage.device)
         versions = _versions(message)
         noted = self.stage.buffers.note()
-        made = self.stage.run(message, micro_batch, self._keys, ForwardPass.FIRST)
+        output, repeatable, entered = self.stage.run(message, micro_batch, self._keys, ForwardPass.FIRST)
         buffers = self.stage.buffers.values(noted)
-        if buffers is None or not made.repeatable or _versions(message) != versions:
-            return made, None
-        return made, KeptInput(message, versions, buffers)
+        if buffers is None or not repeatable or _versions(message) != versions:
+            return output, entered, None
+        return output, entered, KeptInput(message, versions, buffers)
 
     def _pass_on(
-        self, micro_batch: int, made: Made, losses: Sequence[Added], saved: SavedTensors | None = None
+        self,
+        micro_batch: int,
+        output: Any,
+        entered: Entered,
+        losses: Sequence[Added],
+        saved: SavedTensors | None = None,
     ) -> tuple[Any, Stash]:
         """Return the message for the next stage, or hand the output over; and what the backward needs."""
         added = self._sink.receive_added(self.index, micro_batch, losses) if losses else ()
         if self.is_last:
             with self._sink.receiving:
-                message, roots = None, self._sink.receive(micro_batch, made.output)
+                message, roots = None, self._sink.receive(micro_batch, output)
         else:
-            check_nest(made.output, "the output of a stage", "return its tensors themselves")
-            message, roots = graph_cut.cut(made.output)
-        return message, Stash(made.inputs, roots, added, saved)
-
-    def _backward(
-        self,
-        micro_batch: int,
-        gradients: graph_cut.Gradients,
-        run: Callable[[Sequence[GradientEdge], graph_cut.Gradients], None],
-    ) -> list[Tensor | None]:
-        stash = self.stashes.pop(micro_batch)
-        if stash.saved is not None:
-            stash.saved.return_()
-        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
-        found = self.stage.input_gradients.collect(stash.inputs)
-        if self.stage.guard is not None:
-            self.stage.guard.went_back(micro_batch, found)
-        return found
+            if type(output) is not Tensor:
+                check_nest(output, "the output of a stage", "return its tensors themselves")
+            message, roots = graph_cut.cut(output)
+        return message, Stash(entered, roots, added, saved)
 
 
 def _versions(message: Any) -> tuple[int, ...]:

@@ -68,7 +68,6 @@ class Step:
         failure: the exception that ended the step, if any did.
         failed_on: the device whose worker raised it; None for the caller's thread.
         recorder: of the times of actions and messages, if they are taken.
-        guards: of the stages, if they are guarded against numbers that are not finite.
         skips: the transport, if live values go past stages.
     """
 
@@ -96,7 +95,6 @@ class Step:
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
         self.here = range(len(schedule.actions)) if links is None else links.local
-        self.guards = [stage.guard for stage in stages if stage.guard is not None]
         self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
         self.modes = Modes.current()
         self._over = False
@@ -124,7 +122,9 @@ class Step:
         )
         self._mailboxes = ThreadTransport(schedule)
         self._reductions = links and links.reductions
-        self._exchange = exchange = Exchange(schedule, sink, inputs, self._mailboxes)
+        self._exchange = exchange = Exchange(
+            schedule, sink, inputs, self._mailboxes, self._mailboxes.awaiting
+        )
         self.awaiting, self.input_gradients = exchange.awaiting, exchange.input_gradients
         around: list[Around] = []
         transport: Transport = self._mailboxes
@@ -136,7 +136,7 @@ class Step:
         self._remote: RankTransport | None = None
         if links is not None and table is not None:
             transport = self._remote = RankTransport(
-                transport, schedule, links, table, self._follower, inputs, self.fail
+                transport, schedule, links, table, self._follower, inputs, self.fail, self.awaiting
             )
             exchange.reductions = self._reductions
         if recorder is not None:
@@ -150,7 +150,7 @@ class Step:
             around.append(_on_version)
         self.skips = forward.skips if forward else None
         if (past := routes.of(inputs) if routes else {}) or self.skips:
-            transport = self.skips = SkipTransport(transport, schedule, past, self.awaiting, self.skips)
+            transport = self.skips = SkipTransport(transport, schedule, past, self.skips)
         exchange.transport = transport
         self._tables = {
             number: StageActions(run, exchange).table(around) for number, run in self.runs.items()
@@ -162,12 +162,9 @@ class Step:
         if streams:
             streams.begin(self._callers)
 
-    def begin(self, scaled: bool) -> None:
-        """Before the step, on the caller's thread; ``scaled`` gradients may overflow."""
-        kinds = self._kinds
-        for guard in self.guards:
-            guard.begin(scaled, not kinds.isdisjoint((Kind.B, Kind.I)))
-        if self._reductions is not None and Kind.REDUCE_GRAD in kinds:
+    def begin(self) -> None:
+        """Before the step, on the caller's thread."""
+        if self._reductions is not None and Kind.REDUCE_GRAD in self._kinds:
             for run in self.runs.values():
                 self._reductions.begin(run.stage.shared.own_parameters())
 

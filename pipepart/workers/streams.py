@@ -28,7 +28,6 @@ class Wait(Enum):
     HELD_FOR_COPY = auto()  # the message at the sender
     FETCH_BEHIND_COMPUTE = auto()  # the same two where the receiver copies the message
     HELD_FOR_FETCH = auto()
-    COPY_BEHIND_HOST_COPY = auto()  # its second half, where it goes by way of the host
     COMPUTE_BEHIND_COPY = auto()  # what reads the message at the receiver
     HOST_BEHIND_COPY = auto()  # the same where the receiver is the CPU
     HELD_FOR_COMPUTE = auto()  # the message at the receiver

@@ -19,7 +19,7 @@ from tests.distributed.cases.layers import cut_recorded
 from tests.distributed.cases.models import classifier, labelled
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, rank, small
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.deferred import twins
+from tests.support.deferred import reset_parameters, twins
 from tests.support.local_stages import AsksBetween, AsksForMask, Blocks
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import Failed, assert_as_in_one_process, ranks
@@ -215,9 +215,7 @@ def shares() -> tuple[int, int, int]:
 
     plain, model = twins(make)
     plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=2)
-    with Pipeline(
-        model, plan, nn.functional.mse_loss, timeout=TIMEOUT, initialize="reset_parameters"
-    ) as pipe:
+    with Pipeline(model, plan, nn.functional.mse_loss, timeout=TIMEOUT, initialize=reset_parameters) as pipe:
         pipe.step(torch.randn(4, 16), target=torch.randn(4, 16))
         held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.is_meta)
         own = sum(tensor.nbytes for tensor in pipe.state_dict().values())

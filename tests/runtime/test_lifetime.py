@@ -37,15 +37,6 @@ def tagged(tensor: Tensor) -> tuple[Tensor, weakref.ref[Tag]]:
     return tensor, weakref.ref(tag)
 
 
-def test_a_worker_for_each_stage_until_it_is_closed():
-    pipe = cut_by_hand(network(), [1, 2], loss_fn=nn.MSELoss())
-    assert sorted(thread.name for thread in workers()) == [f"pipepart-virtual:{index}" for index in range(3)]
-    pipe.step(X, target=Y)
-    assert len(workers()) == 3
-    pipe.close()
-    assert workers() == []
-
-
 def test_closing_twice_does_nothing_and_use_after_it_is_refused():
     pipe = cut_by_hand(network(), [1], loss_fn=nn.MSELoss())
     output = pipe(X)
@@ -193,25 +184,6 @@ def test_activations_are_released_as_soon_as_the_schedule_allows(schedule, recom
         # Each backward is counted once, and so is each forward.
         assert len(watch.alive) - 6 == {"never": 6, "except-last": 11, "always": 12}[recompute]
         assert sum(tag() is not None for tag in watch.seen) == 0
-
-
-def test_pipelines_step_at_the_same_time_from_threads_of_their_own():
-    pipes = [cut_by_hand(network(), [1], loss_fn=nn.MSELoss()) for _ in range(3)]
-    losses: dict[int, list[float]] = {index: [] for index in range(3)}
-
-    def train(index: int) -> None:
-        for _ in range(20):
-            losses[index].append(float(pipes[index].step(X, target=Y)))
-
-    threads = [threading.Thread(target=train, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for index, pipe in enumerate(pipes):
-        pipe.close()
-        assert len(losses[index]) == 20
-        assert len(set(losses[index])) == 1
 
 
 def test_intra_operation_threads_of_the_caller_stay():

@@ -1,8 +1,6 @@
 """Steps, closing and the collector from whatever thread, at whatever time: refused, waited for, never hanging."""
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -145,50 +143,3 @@ def test_closing_while_steps_begin_and_end():
         thread.join(60)
         assert ends == ["the pipeline is closed"]
     assert workers() == []
-
-
-def test_two_pipelines_of_one_model_in_turns():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    with (
-        cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as one,
-        cut_by_hand(model, [2], loss_fn=nn.MSELoss(), schedule="gpipe", recompute="always") as other,
-    ):
-        for pipe in (one, other, one):
-            pipe.step(X, target=Y)
-            plain.micro_batched_step(reference, X, Y, nn.MSELoss(), 3)
-            plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-class Fails(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("on purpose")
-
-
-class Full(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("on purpose")
-
-
-@pytest.mark.parametrize("layer", [Fails, Full])
-def test_a_pipeline_whose_last_holder_was_a_traceback_is_collected_with_it(layer):
-    def fail() -> BaseException:
-        pipe = cut(layer())
-        weights.append(weakref.ref(pipe.module))
-        try:
-            pipe.step(X, target=Y)
-        except (ValueError, torch.OutOfMemoryError) as caught:
-            return caught
-        raise AssertionError
-
-    weights: list[weakref.ref[nn.Module]] = []
-    error = fail()
-    threads = workers()
-    assert len(threads) == 2
-    assert error.__traceback__ is not None
-    del error
-    gc.collect()
-    for thread in threads:
-        thread.join(60)
-    assert workers() == []
-    assert weights[0]() is None

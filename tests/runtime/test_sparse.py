@@ -61,7 +61,6 @@ def passing() -> tuple[nn.Sequential, Any]:
 WAYS: dict[str, dict[str, Any]] = {
     "traced": {"trace": True},
     "strict": {"strict": True},
-    "guarded": {"nan_guard": True},
     "twice": {"recompute": "always"},
     "twice and strict": {"recompute": "always", "strict": True},
     "in two parts": {"schedule": "zb-h1"},

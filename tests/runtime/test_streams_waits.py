@@ -35,7 +35,6 @@ SHOWS_IN = [
     (Wait.HELD_FOR_COPY, "forwards"),
     (Wait.FETCH_BEHIND_COMPUTE, "skipping forwards"),
     (Wait.HELD_FOR_FETCH, "skipping forwards"),
-    (Wait.COPY_BEHIND_HOST_COPY, "steps by way of the host"),
     (Wait.HOST_BEHIND_COPY, "steps to the CPU"),
     (Wait.COMPUTE_BEHIND_COPY, "steps"),
     (Wait.COMPUTE_BEHIND_COPY, "shared steps"),

@@ -21,6 +21,11 @@ def initialize(module: nn.Module) -> None:
         nn.init.normal_(parameter, std=0.3)
 
 
+def reset_parameters(module: nn.Module) -> None:
+    """Initialize a layer of torch as its constructor does."""
+    getattr(module, "reset_parameters", getattr(module, "_reset_parameters", int))()
+
+
 def deferred(make: Callable[[], nn.Module]) -> nn.Module:
     """Construct a model whose parameters have no memory."""
     torch.manual_seed(0)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ import pipepart
 import schedules
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.pinned import PinnedCopies
 from pipepart.workers.streams import on_streams
 from tests.support import plain
@@ -56,12 +54,6 @@ def steps(devices: tuple[str, ...] = TWO, pinned: bool = False, batches: int = 2
                 plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
                 theirs.step()
             plain.assert_same(gradients(model), plain.gradients(reference))
-
-
-def steps_by_way_of_the_host() -> None:
-    """Training on devices that do not write each other's memory."""
-    with mock.patch.object(cuda, "are_joined", return_value=False):
-        steps()
 
 
 def forwards(devices: tuple[str, ...] = TWO, source: str = "vdev:0") -> None:
@@ -254,7 +246,6 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "steps": steps,
     "shared steps": partial(steps, SHARED),
     "steps to the CPU": partial(steps, ("vdev:0", "cpu")),
-    "steps by way of the host": steps_by_way_of_the_host,
     "offloaded steps": partial(steps, schedule="gpipe", offload="stash"),
     "offloaded shared steps": partial(steps, SHARED, schedule="gpipe", offload="stash"),
     "pinned steps": partial(steps, pinned=True, batches=5),

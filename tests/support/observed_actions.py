@@ -16,8 +16,8 @@ def around_each_action(
     """Call ``around(step, action, run)`` in place of each action, which ``run()`` runs."""
     begin = Step.begin
 
-    def begin_observed(step: Step, scaled: bool) -> None:
-        begin(step, scaled)
+    def begin_observed(step: Step) -> None:
+        begin(step)
 
         def act(kind: Kind, stage: int, run: Callable[[int | None], None], micro_batch: int | None) -> None:
             around(step, Action(kind, stage, micro_batch), partial(run, micro_batch))

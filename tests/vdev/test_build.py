@@ -21,11 +21,6 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.M
             vdev.load()
 
 
-def test_without_ninja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
-    assert vdev.reason_unavailable() == "there is no ninja: pip install ninja"
-
-
 def test_the_mark_of_a_killed_build_stops_no_later_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     names = []

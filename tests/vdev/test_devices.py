@@ -33,16 +33,6 @@ def test_an_index_of_the_host_is_read_by_any_device():
     assert table[torch.tensor([2, 0])].tolist() == [[4.0, 5.0], [0.0, 1.0]]
 
 
-def test_a_device_beyond_the_last_is_refused():
-    with pytest.raises(RuntimeError, match="invalid device ordinal: vdev:8 of 8"):
-        torch.empty(1, device="vdev:8")
-
-
-def test_more_devices_than_at_first_are_refused():
-    with pytest.raises(RuntimeError, match="devices=9: the first load of this process made 8"):
-        vdev.load(devices=9)
-
-
 def test_torch_finds_the_devices_until_they_are_hidden():
     assert torch.accelerator.is_available()
     assert torch.accelerator.device_count() == 8
@@ -135,25 +125,6 @@ def test_each_device_draws_from_its_own_generator():
     assert torch.equal(first.cpu(), second.cpu())
     assert torch.equal(first.cpu(), torch.randn(4, device="vdev:0").cpu())
     assert not torch.equal(first.cpu(), torch.randn(4, device="vdev:0").cpu())
-
-
-def test_layers_draw_from_the_generator_of_their_device():
-    layer, x = torch.nn.Dropout(0.5), torch.ones(64, device="vdev:1")
-    on_host = torch.get_rng_state()
-    torch.vdev.manual_seed_all(9)  # pyright: ignore[reportAttributeAccessIssue]
-    dropped = layer(x).cpu()
-    assert torch.equal(torch.get_rng_state(), on_host)
-    torch.manual_seed(9)
-    assert torch.equal(layer(torch.ones(64)), dropped)
-
-
-def test_forked_random_states_are_put_back():
-    torch.manual_seed(0)
-    expected = torch.rand(2, device="vdev:1").cpu()
-    torch.manual_seed(0)
-    with torch.random.fork_rng(devices=[0, 1], device_type="vdev"):
-        torch.rand(5, device="vdev:1")
-    assert torch.equal(torch.rand(2, device="vdev:1").cpu(), expected)
 
 
 def test_backward_of_each_device_runs_on_a_thread_of_its_own():

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from ...capture import CaptureError, holds_meta, state_of
+from ...capture import CaptureError, holds_meta
 from ...input_error import InputTypeError
-from .initialization import Initialize, initialize_modules, own_initializer
+from .initialization import Initialize, initialize_modules
 from .moving import Places, swap_values, without_weak_references
 from .weights import WeightFiles
 
@@ -46,7 +46,7 @@ class InitialValues:
     def __init__(self, model: nn.Module, files: WeightFiles | None, initialize: Initialize | None) -> None:
         self._model = model
         self._files = files
-        self._initialize: Initialize | None = initialize
+        self._initialize = initialize
         self._read: dict[Tensor, list[str]] = {}
         self._initialized: dict[Tensor, str] = {}
         held = list(_held(model))
@@ -68,14 +68,12 @@ class InitialValues:
 
         Raises:
             CaptureError: nothing initializes a tensor.
-            TypeError: ``initialize`` is neither a function nor ``"reset_parameters"``.
+            TypeError: ``initialize`` is no function.
             ValueError: the files have other tensors than the model.
             FileNotFoundError: there are no such files.
         """
-        if not (initialize is None or callable(initialize) or initialize == "reset_parameters"):
-            raise InputTypeError(
-                f"initialize must be a function of a module, or 'reset_parameters', got {initialize!r}"
-            )
+        if initialize is not None and not callable(initialize):
+            raise InputTypeError(f"initialize must be a function of a module, got {initialize!r}")
         if weights is None and not holds_meta(model):
             return None
         values = cls(model, None if weights is None else WeightFiles(weights), initialize)
@@ -97,7 +95,7 @@ class InitialValues:
         }
 
         def run() -> None:
-            if homes:
+            if homes and self._initialize is not None:
                 what = {tensor: self._initialized[tensor] for tensor in homes}
                 initialize_modules(self._model, homes, what, self._initialize)
             if self._files is not None:
@@ -108,12 +106,6 @@ class InitialValues:
 
     def _check_initialized(self, weights: bool) -> None:
         """Refuse tensors for which nothing says how they are initialized."""
-        of_transformers = {
-            tensor
-            for module in self._model.modules()
-            if own_initializer(module) is not None
-            for tensor in state_of(module)
-        }
         unsaved = " and the weights do not have it" if weights else ""
         for tensor, what in self._initialized.items():
             if is_lazy(tensor):
@@ -122,13 +114,14 @@ class InitialValues:
                 )
             if what.startswith("attribute"):
                 raise CaptureError(f"{what} is on the meta device{unsaved}: register it as a buffer")
-            if self._initialize is None and tensor not in of_transformers:
+            if self._initialize is None:
                 others = "" if weights else ", weights='folder or file.safetensors'"
                 raise CaptureError(
                     f"{what} is on the meta device{unsaved}, and what the constructor wrote into it is lost. Pass "
                     "initialize=, a function that initializes the tensors of one module as in "
-                    f"model.apply(initialize), or initialize='reset_parameters'{others}; or give the model real "
-                    "tensors: model.to_empty(device='cpu'), then model.load_state_dict(state)"
+                    "model.apply(initialize), such as model._init_weights of a model of transformers, or lambda "
+                    f"module: getattr(module, 'reset_parameters', int)(){others}; or give the model real tensors: "
+                    "model.to_empty(device='cpu'), then model.load_state_dict(state)"
                 )
         valued = (name for name, parameter in self._model.named_parameters() if not parameter.is_meta)
         name = next(valued, None)

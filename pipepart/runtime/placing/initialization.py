@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,14 @@ from torch import Tensor, nn
 from ...capture import CaptureError, state_of
 from .moving import swap_values
 
-Initialize = Callable[[nn.Module], object] | Literal["reset_parameters"]
+Initialize = Callable[[nn.Module], object]
 
 
 def initialize_modules(
     model: nn.Module,
     homes: Mapping[Tensor, torch.device],
     what: Mapping[Tensor, str],
-    initialize: Initialize | None,
+    initialize: Initialize,
 ) -> None:
     """Give tensors memory and their initial values.
 
@@ -39,9 +38,9 @@ def initialize_modules(
     """
     versions: dict[Tensor, int] = {}
     seed = int(torch.randint(2**62, ()))  # moves the caller's generator: a second model gets other values
-    with _generators_kept(set(homes.values())):
+    with torch.random.fork_rng(devices=[]):
         run = _Run(homes, what, versions, seed, initialize)
-        run.settle(run.visit(model, "", None))
+        run.settle(run.visit(model, ""))
     held = set(state_of(model))  # an initializer may bind buffers anew
     for tensor, description in what.items():
         if tensor in held and _is_unfilled(tensor, versions[tensor]):
@@ -49,15 +48,6 @@ def initialize_modules(
                 f"nothing initializes {description}: the initial values of this model must come from initialize=, "
                 "called with each module after its children, or from weights='folder or file.safetensors'"
             )
-
-
-def own_initializer(module: nn.Module) -> Callable[[nn.Module], object] | None:
-    """Return the function by which a model of transformers initializes each of its modules; None for other modules."""
-    is_one = any(
-        kind.__name__ == "PreTrainedModel" and kind.__module__.startswith("transformers.")
-        for kind in type(module).__mro__
-    )
-    return module._init_weights if is_one else None  # type: ignore[return-value]
 
 
 class _Run:
@@ -69,32 +59,24 @@ class _Run:
         what: Mapping[Tensor, str],
         versions: dict[Tensor, int],
         seed: int,
-        initialize: Initialize | None,
+        initialize: Initialize,
     ) -> None:
         self._homes = homes
         self._what = what
         self._versions = versions
         self._seed = seed
         self._initialize = initialize
-        self._reset_by: dict[Tensor, tuple[type[nn.Module], str]] = {}
         self._visited: set[nn.Module] = set()
 
-    def visit(
-        self, module: nn.Module, path: str, of_model: Callable[[nn.Module], object] | None
-    ) -> list[Tensor]:
-        """Initialize the children of a module and the module; return its own tensors, which are still on the CPU.
-
-        Args:
-            of_model: the function of the nearest model of transformers around the module.
-        """
+    def visit(self, module: nn.Module, path: str) -> list[Tensor]:
+        """Initialize the children of a module and the module; return its own tensors, which are still on the CPU."""
         if module in self._visited:
             return []
         self._visited.add(module)
-        of_model = own_initializer(module) or of_model
         of_children = [
             tensor
             for name, child in module.named_children()
-            for tensor in self.visit(child, f"{path}.{name}" if path else name, of_model)
+            for tensor in self.visit(child, f"{path}.{name}" if path else name)
         ]
         own = [
             tensor
@@ -105,7 +87,7 @@ class _Run:
             if tensor not in self._versions:
                 self._allocate(tensor)
         if any(tensor in self._versions for tensor in (*module.parameters(), *module.buffers())):
-            self._call(module, path, of_model, own)
+            self._call(module, path)
         self.settle(of_children)
         return own
 
@@ -127,40 +109,15 @@ class _Run:
             )
         self._versions[tensor] = tensor._version
 
-    def _call(
-        self, module: nn.Module, path: str, of_model: Callable[[nn.Module], object] | None, own: list[Tensor]
-    ) -> None:
+    def _call(self, module: nn.Module, path: str) -> None:
         seed = hashlib.blake2b(f"{self._seed} {path}".encode(), digest_size=7).digest()
-        torch.manual_seed(int.from_bytes(seed))
+        torch.default_generator.manual_seed(int.from_bytes(seed))
         try:
             with torch.no_grad():
-                if callable(self._initialize):
-                    self._initialize(module)
-                    return
-                reset = getattr(module, "reset_parameters", None) or getattr(
-                    module, "_reset_parameters", None
-                )
-                if callable(reset):
-                    reset()
-                if of_model is not None:
-                    of_model(module)
-                elif callable(reset):
-                    self._refuse_two_kinds(module, path, own)
-        except CaptureError:
-            raise
+                self._initialize(module)
         except Exception as error:
             error.add_note(f"pipepart: while module {path!r} was initialized")
             raise
-
-    def _refuse_two_kinds(self, module: nn.Module, path: str, own: list[Tensor]) -> None:
-        """Refuse a tensor that modules of two kinds share: which of them initialized it last is not known."""
-        for tensor in own:
-            kind, other = self._reset_by.setdefault(tensor, (type(module), path))
-            if kind is not type(module):
-                raise CaptureError(
-                    f"{self._what[tensor]} is shared by {kind.__name__} {other!r} and {type(module).__name__} "
-                    f"{path!r}, which initialize it differently: pass initialize=, a function of each module"
-                )
 
 
 def _is_unfilled(tensor: Tensor, version: int) -> bool:
@@ -169,18 +126,3 @@ def _is_unfilled(tensor: Tensor, version: int) -> bool:
     if tensor.is_floating_point() or tensor.is_complex():
         return bool(tensor.detach().isnan().any())
     return tensor._version == version
-
-
-@contextmanager
-def _generators_kept(devices: set[torch.device]) -> Iterator[None]:
-    """Restore the generators of the CPU and of accelerators afterwards."""
-    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
-    modules = [torch.get_device_module(device) for device in accelerators]
-    states = [module.get_rng_state(device) for module, device in zip(modules, accelerators, strict=True)]
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        for module, device, kept in zip(modules, accelerators, states, strict=True):
-            module.set_rng_state(kept, device)

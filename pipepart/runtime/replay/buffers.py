@@ -7,14 +7,13 @@ second forward uses copies that were taken before the first, in place of the rea
 Only buffers that a forward writes need copies. The first micro-batch of each mode (which modules train) copies all
 buffers and compares their values afterwards, because torch does not count every write in a tensor's version, for
 example those of BatchNorm. Later micro-batches copy the buffers that the first one wrote. If they write another one,
-which shows in its version, their forward is not repeated.
+which shows in its version, their forward is not repeated. Neither is a forward that adds or removes a buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from types import EllipsisType
 from typing import NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from ...autograd.sparse import dense_parts
 _Key = tuple[int, str]
 _Mode = tuple[bool, ...]  # for each module, whether it is in training mode
 _Present = dict[_Key, tuple[Tensor | None, int]]  # each buffer with its version
-Values = dict[_Key, Tensor | EllipsisType | None]  # an ellipsis means that the buffer did not exist yet
+Values = dict[_Key, Tensor | None]
 
 
 class Noted(NamedTuple):
@@ -58,17 +57,16 @@ class Buffers:
         return Noted(mode, present, copies)
 
     def values(self, noted: Noted) -> Values | None:
-        """Return the copies that the second forward needs, after the first; None if a written buffer has no copy."""
+        """Return the copies that the second forward needs, after the first; None if it is not to be repeated."""
         now = self._present()
-        written = self._written.setdefault(noted.mode, set())
-        changed = {
-            key for key in noted.present.keys() | now if key not in written and _changed(key, noted, now)
-        }
-        written |= changed
-        found = noted.copies | dict.fromkeys(now.keys() - noted.present.keys(), ...)
-        if any(key not in found for key in changed):
+        if now.keys() != noted.present.keys():
             return None
-        return {key: found[key] for key in written if key in found}
+        written = self._written.setdefault(noted.mode, set())
+        changed = {key for key in now if key not in written and _changed(key, noted, now)}
+        written |= changed
+        if not changed <= noted.copies.keys():
+            return None
+        return {key: noted.copies[key] for key in written if key in noted.copies}
 
     def written(self, noted: Noted) -> list[str]:
         """Return the names of buffers that were written by forwards which were expected to write none."""
@@ -98,14 +96,12 @@ class Buffers:
                 "forward needs its value of before: write it in every forward, or plan with recompute='never'"
             )
         for (number, name), tensor in values.items():
-            if isinstance(tensor, EllipsisType):
-                del self._owners[number][name]
-            else:
-                self._owners[number][name] = tensor
+            self._owners[number][name] = tensor
         try:
             yield
         finally:
-            self._put_back(real)
+            for (number, name), (tensor, _) in real.items():
+                self._owners[number][name] = tensor
         for (number, name), (tensor, before) in real.items():
             if version(tensor) != before:
                 raise RuntimeError(
@@ -123,16 +119,6 @@ class Buffers:
             if owner
             for name, tensor in owner.items()
         }
-
-    def _put_back(self, real: _Present) -> None:
-        befores: list[dict[str, Tensor | None]] = [{} for _ in self._owners]
-        for (number, name), (tensor, _) in real.items():
-            befores[number][name] = tensor
-        for owner, before in zip(self._owners, befores, strict=True):
-            if [name for name, _ in owner.items()] != list(before):  # whose order is that of a state dict
-                owner.clear()
-            for name, tensor in before.items():
-                owner[name] = tensor
 
 
 def _changed(key: _Key, noted: Noted, now: _Present) -> bool:

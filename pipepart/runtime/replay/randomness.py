@@ -11,7 +11,7 @@ Catching draws costs a Python call per operation, so only some layers run under 
 
     layer                             one forward                     two forwards (recompute)
     torch modules that never draw     no                              no
-    dropout and the like              yes                             yes
+    dropout and the like              while its rate is above 0       yes
     any other                         until it has drawn nothing      yes
 
 A layer of the last kind may begin to draw at a later step, as stochastic depth with a rising rate does. Recompute is
@@ -84,6 +84,11 @@ class KeyedLayers:
         modules: the stage's layers.
         first: the position of the first of them in the model.
         device: of the stage.
+
+    Attributes:
+        all_of_torch: whether all layers are made of torch modules which never draw.
+        unkeyed: for each layer whether it runs without :meth:`drawing` in the only forward of a micro-batch.
+        never: the same in one of two forwards.
     """
 
     def __init__(self, modules: Sequence[nn.Module], first: int, device: torch.device) -> None:
@@ -96,23 +101,23 @@ class KeyedLayers:
             [part.__dict__ for part in own] if all(type(part) in _NEVER_DRAWING for part in own) else None
             for own in parts
         ]
+        self._all_tables = [table for tables in self._tables if tables is not None for table in tables]
+        self._are_of_torch = [tables is not None for tables in self._tables]
+        self.all_of_torch = all(self._are_of_torch)
+        self._drawing = [[part for part in own if isinstance(part, _DRAWING)] for own in parts]
         # Whether each layer draws, by its mode; absent until it has run in that mode.
-        self._draws: list[dict[bool, bool]] = [
-            {True: True} if any(isinstance(part, _DRAWING) for part in own) else {} for own in parts
-        ]
-        self._never: list[bool] = []
-        self._unkeyed: list[bool] = []
+        self._draws: list[dict[bool, bool]] = [{} for _ in parts]
+        self.never: list[bool] = []
+        self.unkeyed: list[bool] = []
         self._before: list[bytes] | None = None  # states of generators before the step
 
     def begin(self) -> None:
         """Look at the layers' modes and hooks, before a step."""
-        self._never = [tables is not None and not any(map(_is_patched, tables)) for tables in self._tables]
+        self.never = self._are_of_torch
+        if any(map(_is_patched, self._all_tables)):
+            self.never = [tables is not None and not any(map(_is_patched, tables)) for tables in self._tables]
         self._decide()
-        self._before = None if self._unkeyed == self._never else self.generator_states()
-
-    def unkeyed(self, which: ForwardPass) -> Sequence[bool]:
-        """Return for each layer whether it runs without :meth:`drawing`."""
-        return self._unkeyed if which is ForwardPass.ONLY else self._never
+        self._before = None if self.unkeyed == self.never else self.generator_states()
 
     @contextmanager
     def drawing(self, index: int, micro_batch: int, keys: RngKeys) -> Iterator[KeyedDraws]:
@@ -143,8 +148,12 @@ class KeyedLayers:
         return [generator.get_state().numpy().tobytes() for generator in generators]
 
     def _decide(self) -> None:
-        layers = zip(self._modules, self._never, self._draws, strict=True)
-        self._unkeyed = [never or draws.get(module.training) is False for module, never, draws in layers]
+        self.unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self.never)]
+
+    def _draws_nothing(self, index: int) -> bool:
+        """Return True if a layer has run in its present mode without drawing, and no rate of dropout is above 0."""
+        known = self._draws[index].get(self._modules[index].training)
+        return known is False and not any(map(_lets_draw, self._drawing[index]))
 
 
 class KeyedDraws(DispatchMode):
@@ -195,12 +204,8 @@ class KeyedDraws(DispatchMode):
         return hash((self.seed, self.count)) & (2**63 - 1)
 
 
-def draws_now(module: nn.Module) -> bool:
-    """Return whether a module is of a kind that draws, and its present settings let it."""
-    return any(isinstance(part, _DRAWING) and _lets_draw(part) for part in module.modules())
-
-
 def _lets_draw(part: Any) -> bool:
+    """Return True if a module of a kind that draws does so with its present settings."""
     rate = getattr(part, "p", getattr(part, "dropout", 1.0))  # torch calls it by either name
     return part.training and rate > 0
 
@@ -223,7 +228,8 @@ _NEVER_DRAWING = frozenset(_types_that_never_draw())
 
 def _is_patched(attributes: dict[str, Any]) -> bool:
     """Return True if a module has hooks around its forward, or another forward than its type."""
-    return "forward" in attributes or any(attributes[table] for table in FORWARD_HOOKS)
+    hooks, pre_hooks = FORWARD_HOOKS
+    return bool(attributes[hooks] or attributes[pre_hooks] or "forward" in attributes)
 
 
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -161,12 +161,6 @@ class LossSink(ABC):
             total = total + (loss * weight).to(total.device)
         return total
 
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return micro-batch, description and value of everything received that counts in the loss."""
-        for stage, micro_batch in sorted(self._added):
-            for loss, *_ in self._added[stage, micro_batch]:
-                yield micro_batch, f"a loss that a layer of stage {stage} adds", loss
-
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here, for the ranks of other replicas."""
         return {}
@@ -202,8 +196,7 @@ class LossSink(ABC):
         return self._trains or self.added_have_graph
 
     def _keep(self, micro_batch: int, value: Any) -> None:
-        if self._keeps:
-            self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
+        self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)
 
     def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
         return self._seed(weight, loss)
@@ -249,8 +242,10 @@ class _Seeds(threading.local):
 
 def on_device_of(output: Any, target: Any) -> Any:
     """Return the target on the device of the first tensor of the output."""
+    if target is None:
+        return None
     found = tensors(output)
-    return target if target is None or not found else graph_cut.move(target, found[0].device)
+    return graph_cut.move(target, found[0].device) if found else target
 
 
 def scalar_as_plain(scalar: Tensor) -> tuple[float, str]:

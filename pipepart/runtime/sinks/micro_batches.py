@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,8 @@ class MicroBatchLossSink(LossSink):
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Compute the loss of the micro-batch."""
-        self._keep(micro_batch, value)
+        if self._keeps:
+            self._keep(micro_batch, value)
         loss, number = self._places[micro_batch]
         try:
             taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
@@ -81,7 +82,7 @@ class MicroBatchLossSink(LossSink):
         roots = taken.roots
         self._trains |= bool(roots)
         self._roots[micro_batch] = [Kind(root.dtype, root.device) for root in roots]
-        return tuple(edge for root in roots for edge in graph_cut.roots(root))
+        return tuple([edge for root in roots for edge in graph_cut.roots(root)])
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the weights of the micro-batch's terms."""
@@ -128,13 +129,6 @@ class MicroBatchLossSink(LossSink):
         if self._known is not None:
             return self._known.certain
         return len(self._losses) > 1 or self._losses[0].certain
-
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return the loss of each micro-batch, and the auxiliary losses."""
-        for micro_batch, (loss, number) in enumerate(self._places):
-            if (value := loss.value(number)) is not None:
-                yield micro_batch, "the loss", value
-        yield from super().losses()
 
     @property
     def total(self) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -44,7 +43,8 @@ class BatchLossSink(LossSink):
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
         """Keep the output. After the last one, compute the loss and the gradients of all outputs."""
-        self._keep(micro_batch, value)
+        if self._keeps:
+            self._keep(micro_batch, value)
         output, roots = graph_cut.cut(value)
         self._trains |= bool(roots)
         if self._value is not None:  # a second forward
@@ -73,12 +73,6 @@ class BatchLossSink(LossSink):
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the gradients of the micro-batch's part of the output."""
         return [leaf.grad for leaf in graph_cut.leaves(self._received.pop(micro_batch))]
-
-    def losses(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return the loss, and the auxiliary losses."""
-        if self._value is not None:
-            yield 0, "the loss", self._value
-        yield from super().losses()
 
     @property
     def total(self) -> Tensor:

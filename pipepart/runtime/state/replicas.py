@@ -157,17 +157,6 @@ def refuse_copies(layers: Layers, forward: bool, backward: bool) -> None:
                 raise InputError(_writes(f"{path}.running_mean"))
 
 
-def refuse_hooks(layers: Layers) -> None:
-    """Check that no parameter of layers that several replicas run has a hook.
-
-    Raises:
-        ValueError: one has, which would see the gradients of one replica.
-    """
-    for name, layer in layers:
-        for path, part in layer.named_modules(prefix=name):
-            _refuse_hooks_of(path, part)
-
-
 def _refuse_hooks_of(name: str, part: nn.Module) -> None:
     for key, parameter in part._parameters.items():
         if parameter is None or not parameter.requires_grad:

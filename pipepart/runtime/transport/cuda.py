@@ -33,7 +33,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -165,7 +164,7 @@ class Streams:
         waits.wait(Wait.COPY_BEHIND_COMPUTE, departure, compute.record_event())  # (1)
         torch.accelerator.set_stream(departure)
         try:
-            copied = self._copied(message, there, departure)
+            copied = graph_cut.move(message, there, wait=False)
         finally:
             torch.accelerator.set_stream(compute)
         for tensor in found:
@@ -194,7 +193,7 @@ class Streams:
             arrival = self._arrivals[receiver] = self._arrivals[receiver] or torch.Stream(there)
             torch.accelerator.set_stream(arrival)
             try:
-                copied = self._copied(waiting.message, there, source or arrival)
+                copied = graph_cut.move(waiting.message, there, wait=False)
             finally:
                 torch.accelerator.set_stream(compute)
         for tensor in found:
@@ -228,15 +227,6 @@ class Streams:
         if found is None:
             found = self._departures[worker][there] = torch.Stream(self._homes[worker])
         return found
-
-    def _copied(self, message: Any, there: torch.device, departure: torch.Stream) -> Any:
-        """Return the message on another device, as a copy that is queued on the two current streams."""
-        if are_joined(departure.device, there):
-            return graph_cut.move(message, there, wait=False)
-        pinned = graph_cut.move(message, torch.device("cpu"), wait=False)
-        current = torch.accelerator.current_stream(there)
-        waits.wait(Wait.COPY_BEHIND_HOST_COPY, current, departure.record_event())
-        return graph_cut.move(pinned, there, wait=False)
 
 
 class Pace:
@@ -317,11 +307,3 @@ def is_fetched(key: Key) -> bool:
     The gradient of such a value is sent as other messages are.
     """
     return key[0] is Kind.REDUCE_GRAD or (len(key) == 4 and key[0] is Kind.F)
-
-
-@cache
-def are_joined(one: torch.device, other: torch.device) -> bool:
-    """Return whether one device writes the memory of the other; else its driver may stop the host for a copy."""
-    if one.type != "cuda" or other.type != "cuda":
-        return True
-    return torch.cuda.can_device_access_peer(one, other)

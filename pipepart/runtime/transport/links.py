@@ -18,7 +18,7 @@ from schedules import connection_rounds, message_order
 
 from ...ranks import Ranks, waits_in_torch
 from . import ordered
-from .ordered import Edge, Event, Ordered, Placed
+from .ordered import Edge, Ordered, Placed
 from .reductions import Reductions
 from .threads import Key
 from .wire import Form
@@ -29,34 +29,22 @@ _UNRELEASED_BYTES = 4 * 2**20  # of messages that may have been sent, and are ke
 Fail = Callable[[BaseException], None]
 
 
-class Sent(NamedTuple):
-    """A message that this rank sends.
-
-    Attributes:
-        form: what it looks like.
-        rank: of its receiver.
-        tag: its first.
-    """
-
-    form: Form
-    rank: int
-    tag: int
-
-
-class Expected(NamedTuple):
-    """A message that this rank receives.
+class Entry(NamedTuple):
+    """A message that this rank sends or receives.
 
     Attributes:
         key: of the message.
         form: what it looks like.
-        rank: of its sender.
+        rank: at the other end.
         tag: its first.
+        is_sent: whether this rank sends it.
     """
 
     key: Key
     form: Form
     rank: int
     tag: int
+    is_sent: bool
 
 
 @dataclass
@@ -64,17 +52,15 @@ class Table:
     """The messages of steps of one form, on one rank.
 
     Attributes:
-        sent: by key.
-        received: by worker, in the order of their use.
+        rows: what each worker of this rank sends and receives, in the order of its actions.
+        sent: what this rank sends, by key.
         complete: whether a whole step has run.
-        events: what each worker of this rank sends and receives, in the order of its actions.
         placed: the messages of this rank in the one order of all ranks, if they are sent in that.
     """
 
-    sent: dict[Key, Sent] = field(default_factory=dict)
-    received: dict[int, list[Expected]] = field(default_factory=dict)
+    rows: dict[int, list[Entry]] = field(default_factory=dict)
+    sent: dict[Key, Entry] = field(default_factory=dict)
     complete: bool = False
-    events: dict[int, list[Event]] = field(default_factory=dict)
     placed: list[Placed] | None = None
 
 
@@ -146,7 +132,10 @@ class Links:
         for table in self._tables.values():
             if self.backend is None or not table.complete or table.placed is not None:
                 continue
-            shared = self.ranks.gather((ordered.identity(self._home), table.events))
+            events = {
+                worker: [(entry.is_sent, entry.key) for entry in row] for worker, row in table.rows.items()
+            }
+            shared = self.ranks.gather((ordered.identity(self._home), events))
             if len({device for device, _ in shared}) < len(shared):  # which NCCL refuses
                 self.backend = None
                 return
@@ -156,8 +145,7 @@ class Links:
                 for key, sender, receiver in message_order(rows)
             ]
             self._connect({edge for _, edge in messages})
-            forms = {one.key: one.form for row in table.received.values() for one in row}
-            forms |= {key: one.form for key, one in table.sent.items()}
+            forms = {entry.key: entry.form for row in table.rows.values() for entry in row}
             table.placed = [
                 Placed(key, forms[key], edge) for key, edge in messages if self.ranks.rank in edge
             ]

@@ -38,7 +38,6 @@ from .wire import Form, buffers_for
 _AHEAD = 2  # receives that have begun before they are needed
 
 Edge = tuple[int, int]  # from a rank, to a rank
-Event = tuple[bool, Key]  # a worker sends the message (True), or receives it
 
 
 class Placed(NamedTuple):

@@ -15,7 +15,7 @@ A message between stages of one process goes through the transport inside.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,11 +26,11 @@ from torch import Tensor
 from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
-from ...autograd.in_place import Counter, check_counters, sent_counters
+from ...autograd.in_place import VersionCounter, check_counters, sent_counters
 from ...capture import Live, Recording
 from ...input_error import InputTypeError
 from ..failure.notes import PLACE, add_note
-from .links import Expected, Fail, Links, Sent, Table
+from .links import Entry, Fail, Links, Table
 from .threads import Key, Stopped, Transport
 from .wire import Form, buffers_for, pack, unpack
 
@@ -54,6 +54,7 @@ class RankTransport:
         follower: returns for a shared parameter and a stage the later stage that sends its gradient; by their numbers.
         inputs: of the micro-batches, whose recordings live values belong to.
         fail: ends the step.
+        awaiting: for each worker the key of the message that it waits for.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class RankTransport:
         follower: Callable[[int, int], int],
         inputs: Sequence[Any],
         fail: Fail,
+        awaiting: MutableSequence[Key | None],
     ) -> None:
+        self._awaiting = awaiting
         self._inner = inner
         self._schedule = schedule
         self._worker_of = schedule.device_of
@@ -77,7 +80,7 @@ class RankTransport:
         ]
         self._fail = fail
         self._ahead: dict[int, _Ahead] = {}
-        self._counters: dict[int, list[Counter]] = {}  # of what was sent, by its stage
+        self._counters: dict[int, list[VersionCounter]] = {}  # of what was sent, by its stage
         self._ordered = links.ordered(table)
 
     def begin(self, worker: int) -> None:
@@ -88,9 +91,9 @@ class RankTransport:
         """
         if self._ordered is not None:
             return
-        known = self._table.received.get(worker, ()) if self._table.complete else ()
+        known = self._table.rows.get(worker, ()) if self._table.complete else ()
         with self._connected():
-            self._ahead[worker] = _Ahead(self._links, known)
+            self._ahead[worker] = _Ahead(self._links, [entry for entry in known if not entry.is_sent])
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message to the rank of the receiver.
@@ -108,7 +111,6 @@ class RankTransport:
         known = self._table.sent.get(key)
         if known is None:
             known = self._announce(sender, rank, key, form)
-            self._note(self._worker_of[sender], True, key)
         elif known.form != form:
             raise RuntimeError(_changed(sender, known.form, form))
         with self._connected(rank):
@@ -130,13 +132,15 @@ class RankTransport:
             return self._inner.recv(receiver, key)
         if (worker := self._worker_of[receiver]) not in self._ahead:  # the calling thread works for it
             self.begin(worker)
+        self._awaiting[worker] = key
         with self._connected(rank):
             if not self._table.complete:
-                expected = Expected(key, self._announced(rank, key, sender), rank, self._tag(key, sender))
-                self._table.received.setdefault(worker, []).append(expected)
-                self._note(worker, False, key)
-                self._ahead[worker].post(expected)
+                tag = self._tag(key, sender)
+                entry = Entry(key, self._announced(rank, tag), rank, tag, is_sent=False)
+                self._table.rows.setdefault(worker, []).append(entry)
+                self._ahead[worker].post(entry)
             form, buffers = (self._ordered or self._ahead[worker]).take(key)
+        self._awaiting[worker] = None
         return unpack(form, buffers, self._recordings[key[2]])
 
     def end(self) -> None:
@@ -212,25 +216,22 @@ class RankTransport:
         """Where messages are when they are sent."""
         return _HOST if self._ordered is None else self._ordered.device
 
-    def _note(self, worker: int, sends: bool, key: Key) -> None:
-        self._table.events.setdefault(worker, []).append((sends, key))
-
-    def _announce(self, sender: int, rank: int, key: Key, form: Form) -> Sent:
+    def _announce(self, sender: int, rank: int, key: Key, form: Form) -> Entry:
         """Send the form of a message."""
         if len(form.buffers) > _PARTS - 2:
             raise InputTypeError(
                 f"stage {sender} passes {len(form.buffers)} tensors to another rank, at most {_PARTS - 2} can be passed"
             )
         tag = self._tag(key, sender)
-        self._table.sent[key] = sent = Sent(form, rank, tag)
+        self._table.sent[key] = entry = Entry(key, form, rank, tag, is_sent=True)
+        self._table.rows.setdefault(self._worker_of[sender], []).append(entry)
         header = torch.frombuffer(bytearray(pickle.dumps(form)), dtype=torch.uint8)
         self._links.send(torch.tensor([len(header)]), rank, tag, self._fail)
         self._links.send(header, rank, tag + 1, self._fail)
-        return sent
+        return entry
 
-    def _announced(self, rank: int, key: Key, sender: int) -> Form:
+    def _announced(self, rank: int, tag: int) -> Form:
         """Receive the form of a message."""
-        tag = self._tag(key, sender)
         length = torch.empty(1, dtype=torch.int64)
         self._links.post(length, rank, tag).wait()
         header = torch.empty(int(length), dtype=torch.uint8)
@@ -246,9 +247,9 @@ class _Ahead:
         expected: in the order of their use; none in a first step, in which each is posted when it is known.
     """
 
-    def __init__(self, links: Links, expected: Sequence[Expected]) -> None:
+    def __init__(self, links: Links, expected: Sequence[Entry]) -> None:
         self._links = links
-        self._left: Iterator[Expected] = iter(expected)
+        self._left: Iterator[Entry] = iter(expected)
         self._posted: dict[Key, tuple[Form, list[Tensor], list[dist.Work]]] = {}
         self._fill()
 
@@ -261,7 +262,7 @@ class _Ahead:
             work.wait()
         return form, buffers
 
-    def post(self, one: Expected) -> int:
+    def post(self, one: Entry) -> int:
         """Post the receives of a message; return its bytes."""
         buffers = buffers_for(one.form)
         works = [

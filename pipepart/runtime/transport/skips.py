@@ -21,7 +21,7 @@ next stage. A schedule orders the actions of adjacent stages, so it orders these
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -102,7 +102,6 @@ class SkipTransport:
         inner: carries the messages.
         schedule: of the step.
         routes: of the recordings of its micro-batches.
-        awaiting: for each worker the message that it waits for.
         forward: that of the forwards, for a step that has their backwards only.
     """
 
@@ -111,13 +110,10 @@ class SkipTransport:
         inner: Transport,
         schedule: Schedule,
         routes: Mapping[Recording, Route],
-        awaiting: MutableSequence[Key | None],
         forward: SkipTransport | None = None,
     ) -> None:
         self._inner = inner
         self._routes = routes
-        self._awaiting = awaiting
-        self._worker_of = schedule.device_of
         self._model_stages = schedule.model_stages
         # By stage and micro-batch: where the gradients of its output come from, and where those of its input go. In the
         # order of the leaves; each used by the stage's worker alone.
@@ -174,7 +170,7 @@ class SkipTransport:
         sources = self._of_replica(route.sources, receiver)
         before = receiver - 1
         arrived = {
-            source: iter(self._recv(receiver, _key(Kind.F, receiver, micro_batch, source)))
+            source: iter(self._inner.recv(receiver, _key(Kind.F, receiver, micro_batch, source)))
             for source in dict.fromkeys(sources)
             if source not in (-1, before)
         }
@@ -188,14 +184,10 @@ class SkipTransport:
 
     def _recv_gradients(self, receiver: int, micro_batch: int, targets: Sequence[int]) -> graph_cut.Gradients:
         arrived = {
-            target: iter(self._recv(receiver, _key(Kind.B, receiver, micro_batch, target)))
+            target: iter(self._inner.recv(receiver, _key(Kind.B, receiver, micro_batch, target)))
             for target in dict.fromkeys(targets)
         }
         return [next(arrived[target]) for target in targets]
-
-    def _recv(self, receiver: int, key: Key) -> Any:
-        self._awaiting[self._worker_of[receiver]] = key
-        return self._inner.recv(receiver, key)
 
 
 def _key(kind: Kind, stage: int, micro_batch: int, sender: int) -> Key:

@@ -41,17 +41,26 @@ class Transport(Protocol):
 class ThreadTransport:
     """The mailboxes of the devices of one step, between worker threads of one process.
 
+    Any thread may send a message; only the device's worker receives. A message that arrives before it is requested is
+    stored.
+
     Args:
         schedule: says which device runs which stage.
+
+    Attributes:
+        awaiting: for each device the key of the message that its worker waits for.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        mailboxes = [_Mailbox() for _ in schedule.actions]
-        self._mailbox_of = [mailboxes[device] for device in schedule.device_of]
+        self.awaiting: list[Key | None] = [None for _ in schedule.actions]
+        self._device_of = schedule.device_of
+        self._arrivals: list[SimpleQueue[tuple[Key | None, Any]]] = [SimpleQueue() for _ in schedule.actions]
+        self._arrivals_of = [self._arrivals[device] for device in schedule.device_of]
+        self._stored: list[dict[Key, Any]] = [{} for _ in schedule.actions]
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Put the message into the mailbox of the receiver's device."""
-        self._mailbox_of[receiver].put(key, message)
+        self._arrivals_of[receiver].put((key, message))
 
     def recv(self, receiver: int, key: Key) -> Any:
         """Wait for the message ``key`` and return it.
@@ -59,47 +68,28 @@ class ThreadTransport:
         Raises:
             Stopped: the step has failed elsewhere.
         """
-        return self._mailbox_of[receiver].take(key)
+        device = self._device_of[receiver]
+        stored = self._stored[device]
+        if stored and (message := stored.pop(key, _MISSING)) is not _MISSING:
+            return message
+        arrivals = self._arrivals[device]
+        self.awaiting[device] = key
+        while True:
+            arrived, message = arrivals.get()
+            if arrived == key:
+                self.awaiting[device] = None
+                return message
+            if arrived is None:
+                arrivals.put((None, None))
+                raise Stopped
+            stored[arrived] = message
 
     def stop(self) -> None:
         """Wake every worker that waits now or later with :class:`Stopped`, and drop all messages."""
-        for mailbox in self._mailbox_of:
-            mailbox.stop()
-
-
-class _Mailbox:
-    """The messages that one device receives in one step.
-
-    Any thread may put a message; only the device's worker takes them. A message that arrives before it is requested is
-    stored.
-    """
-
-    __slots__ = ("_arrivals", "_stored")
-
-    def __init__(self) -> None:
-        self._arrivals: SimpleQueue[tuple[Key | None, Any]] = SimpleQueue()
-        self._stored: dict[Key, Any] = {}
-
-    def put(self, key: Key, message: Any) -> None:
-        self._arrivals.put((key, message))
-
-    def take(self, key: Key) -> Any:
-        message = self._stored.pop(key, _MISSING)
-        if message is not _MISSING:
-            return message
-        while True:
-            arrived, message = self._arrivals.get()
-            if arrived == key:
-                return message
-            if arrived is None:
-                self._arrivals.put((None, None))
-                raise Stopped
-            self._stored[arrived] = message
-
-    def stop(self) -> None:
-        self._stored.clear()
-        try:
-            while True:
-                self._arrivals.get_nowait()
-        except Empty:
-            self._arrivals.put((None, None))
+        for arrivals, stored in zip(self._arrivals, self._stored, strict=True):
+            stored.clear()
+            try:
+                while True:
+                    arrivals.get_nowait()
+            except Empty:
+                arrivals.put((None, None))

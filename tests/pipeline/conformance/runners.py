@@ -128,7 +128,7 @@ class Mode:
         if self.runner == "critical":
             plan = split_on_the_critical_path(plan)
         if self.runner == "observed":
-            options |= {"trace": True, "nan_guard": True}
+            options |= {"trace": True}
         if self.runner == "optimizers of stages":
             options["optimizer"] = sgd
         loss_fn = what.loss or LOSSES[self.loss][0]
