@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--replicas", type=int, default=1, help="of the model, with processes of their own")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     torch.manual_seed(0)  # the same initial values on every rank
     x, y = digits()
@@ -61,7 +61,7 @@ def main() -> None:
         loss_fn=nn.CrossEntropyLoss(),
         schedule="1f1b",
         micro_batches=4,
-        replicas=given.replicas,
+        replicas=arguments.replicas,
         timeout=300,  # a process that hangs, which torchrun does not see, is a failure as well
     ) as pipe:
         # Every rank of a replica loads the same samples. What shuffles them follows from the epoch, and so needs no
@@ -74,12 +74,12 @@ def main() -> None:
 
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-3)
         try:
-            found = pipepart.load(given.folder, pipe, optimizer)
-            step, epoch, seen = found.step, found.data["epoch"], found.data["batches"]
+            loaded = pipepart.load(arguments.folder, pipe, optimizer)
+            step, epoch, seen = loaded.step, loaded.data["epoch"], loaded.data["batches"]
         except FileNotFoundError:  # the first start
             step, epoch, seen = 0, 0, 0
         say(f"{pipe} begins behind step {step}")
-        while step < given.steps:
+        while step < arguments.steps:
             sampler.set_epoch(epoch)
             for number, (images, labels) in enumerate(loader):
                 if number < seen:
@@ -89,11 +89,11 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 step, seen = step + 1, number + 1
-                if step % given.save_every == 0 or step == given.steps:
+                if step % arguments.save_every == 0 or step == arguments.steps:
                     position = {"epoch": epoch, "batches": seen}
-                    pipepart.save(given.folder, pipe, optimizer, step=step, data=position, keep=2)
+                    pipepart.save(arguments.folder, pipe, optimizer, step=step, data=position, keep=2)
                     say(f"step {step}: loss {float(loss):.4f}")
-                if step == given.steps:
+                if step == arguments.steps:
                     return
             epoch, seen = epoch + 1, 0
 
