@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..input_error import InputError, InputTypeError
-from .sharded import check_group
+
+T = TypeVar("T")
 
 
 def check_model(pipe: Any) -> None:
@@ -44,51 +46,41 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
 
     Raises:
         TypeError: ``optimizer`` is neither an optimizer of torch nor a sequence of them.
-        ValueError: the stages have optimizers, and others are given; or one is sharded over other processes than the
-            replicas.
+        ValueError: the stages have optimizers, and others are given.
     """
     of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
-    given = [] if optimizer is None else _several(optimizer)
+    given = _several("optimizer", optimizer, Optimizer)
     if of_stages and given:
         raise InputError(
             "the stages of the pipeline have optimizers of their own, which are taken: pass no optimizer"
         )
-    for one in given:
-        if not isinstance(one, Optimizer):
-            raise InputTypeError(
-                f"optimizer must be an optimizer of torch, or a list of them, got {type(one).__name__}"
-            )
-        check_group(pipe, one)
     return given or list(of_stages)
 
 
-def schedulers_of(scheduler: Any) -> list[Any]:
+def schedulers_of(scheduler: Any) -> list[LRScheduler]:
     """Return the learning-rate schedulers as a list.
 
     Raises:
         TypeError: one is none.
     """
-    found = [] if scheduler is None else _several(scheduler)
-    for one in found:
-        has_state = hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
-        if not has_state or isinstance(one, Optimizer | nn.Module | torch.amp.GradScaler):
-            raise InputTypeError(
-                "scheduler must be a scheduler of torch.optim.lr_scheduler, or a list of them, got "
-                f"{type(one).__name__}"
-            )
-    return found
+    return _several("scheduler", scheduler, LRScheduler)
 
 
-def checked_scaler(scaler: Any) -> Any:
+def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
     """Return a GradScaler, or None for None.
 
     Raises:
         TypeError: it is none.
     """
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
-    return scaler
+    return scaler if scaler is None else _checked("scaler", scaler, torch.amp.GradScaler)
 
 
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
+def _several(name: str, given: Any, kind: type[T]) -> list[T]:
+    found = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+    return [_checked(name, one, kind) for one in found]
+
+
+def _checked(name: str, value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise InputTypeError(f"{name} must be {kind.__name__} of torch, got {type(value).__name__}")
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import traceback
 import weakref
@@ -56,10 +55,6 @@ class Saving:
         _unfinished.add(self)
         self._thread.start()
 
-    def belongs_to(self, owner: object) -> bool:
-        """Return True if this is a checkpoint of ``owner``."""
-        return self._owner() is owner
-
     def _run(self, given: list[Callable[[], object]]) -> None:
         try:
             given.pop()()  # which has copies of all tensors: nothing holds it afterwards
@@ -76,7 +71,7 @@ def finish(owner: object) -> None:
         BaseException: one has failed. It is raised once.
     """
     for saving in [*_unfinished]:
-        if saving.belongs_to(owner):
+        if saving._owner() is owner:
             saving.join()
 
 
@@ -89,4 +84,3 @@ def _report() -> None:
 
 
 atexit.register(_report)
-os.register_at_fork(after_in_child=_unfinished.clear)

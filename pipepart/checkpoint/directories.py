@@ -2,7 +2,7 @@
 
 ::
 
-    step-12.tmp-3f09ab12/   is being written, and locked; or was when its process died: a later save removes it
+    step-12.tmp-3f09ab12/   is being written; or was when its process ended: a later save removes it
     step-12/                complete: every file and the directory were flushed before the rename
     step-13.broken-9b0d/    was found damaged when the training came to its step again; never read, never removed
     latest -> step-12       a symbolic link, for people and other programs
@@ -10,20 +10,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
 import shutil
-from contextlib import suppress
 from pathlib import Path
-
-from .durable import flush_directory
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _TEMPORARY = re.compile(r"(step-[0-9]+|latest)\.tmp-[0-9a-f]+")
 LATEST = "latest"
-_locks: dict[Path, int] = {}  # open handles of the temporary directories that this process writes
+_written: set[Path] = set()  # temporary directories that this process writes
 
 
 def step_of(directory: Path) -> int | None:
@@ -43,17 +39,15 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 def begin(folder: Path, step: int) -> Path:
     """Make a temporary directory for a checkpoint, and its folder if needed.
 
-    Directories of processes that ended before they published them are removed: nobody locks those any more.
+    Those that this process does not write are removed: the processes that began them have ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
-            with suppress(BlockingIOError):  # another save writes it
-                _lock(path)
-                remove(path)
+        if _TEMPORARY.fullmatch(path.name) and path not in _written:
+            remove(path)
     made = folder / f"step-{step}.tmp-{secrets.token_hex(4)}"
     made.mkdir()
-    _lock(made)
+    _written.add(made)
     return made
 
 
@@ -61,14 +55,14 @@ def publish(made: Path, keep: int | None) -> Path:
     """Rename a temporary directory to its final name, point ``latest`` to it, and keep only the newest ``keep``."""
     folder = made.parent
     final = folder / made.name.partition(".")[0]
-    flush_directory(made)
+    _flush(made)
     made.rename(final)
-    _unlock(made)
+    _written.discard(made)
     link = folder / f"{LATEST}.tmp-{secrets.token_hex(4)}"
     link.symlink_to(final.name, target_is_directory=True)
     link.replace(folder / LATEST)
-    flush_directory(folder)
-    flush_directory(folder.parent)
+    _flush(folder)
+    _flush(folder.parent)
     for _, old in steps_in(folder)[keep:] if keep else []:
         remove(_renamed(old, "tmp"))
     return final
@@ -79,39 +73,23 @@ def put_aside(broken: Path) -> Path:
     return _renamed(broken, "broken")
 
 
-def _renamed(path: Path, why: str) -> Path:
-    return path.rename(path.with_name(f"{path.name}.{why}-{secrets.token_hex(4)}"))
-
-
 def remove(path: Path) -> None:
-    """Remove a temporary directory or link, and this process's lock of it."""
+    """Remove a temporary directory or link."""
     if path.is_symlink():
         os.unlink(path)
     else:
         shutil.rmtree(path, ignore_errors=True)
-    _unlock(path)
+    _written.discard(path)
 
 
-def _lock(path: Path) -> None:
-    """Lock a directory until this process ends or unlocks it. Does nothing where directories have no locks.
+def _renamed(path: Path, why: str) -> Path:
+    return path.rename(path.with_name(f"{path.name}.{why}-{secrets.token_hex(4)}"))
 
-    Raises:
-        BlockingIOError: another save has locked it.
-    """
-    if path.is_symlink():
-        return
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+def _flush(directory: Path) -> None:
+    """Flush the entries of a directory to the disk. Without that, a power failure can lose its files."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # a network file system may have no locks of directories
-        os.close(handle)
-        if isinstance(error, BlockingIOError):
-            raise
-    else:
-        _locks[path] = handle
-
-
-def _unlock(path: Path) -> None:
-    if (handle := _locks.pop(path, None)) is not None:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # also for copies of the handle in forked processes
+        os.fsync(handle)
+    finally:
         os.close(handle)

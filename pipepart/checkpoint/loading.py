@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from ..input_error import InputError
 from ..tensor_file import TensorFile
@@ -18,11 +16,11 @@ from . import directories
 from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
 from .background import finish
 from .manifest import MANIFEST, CheckpointError, Manifest
-from .model_state import Model, SavedModel, listed
+from .model_state import Model, SavedModel, listed, module_of
 from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
-from .ranks import Peers, agreed, check_alike, peers_of
-from .sharded import adopt_settings, of_this_rank
+from .peers import Peers
+from .sharded import copy_settings, of_this_rank
 
 
 @dataclass(frozen=True)
@@ -32,27 +30,12 @@ class Loaded:
     Attributes:
         path: the directory of the checkpoint.
         step: its number.
-        data_of_ranks: the data positions that were saved: one, or those of all ranks that saved if they differ and
-            there are more or fewer ranks now.
+        data: the data position that this rank has saved; that of rank 0 if there are more or fewer ranks now.
     """
 
     path: Path
     step: int
-    data_of_ranks: Sequence[Any]
-
-    @property
-    def data(self) -> Any:
-        """The data position that was saved.
-
-        Raises:
-            ValueError: there are several.
-        """
-        if len(self.data_of_ranks) > 1:
-            raise InputError(
-                f"the {len(self.data_of_ranks)} ranks that saved had different data positions, and there are more or "
-                "fewer ranks now: see data_of_ranks"
-            )
-        return self.data_of_ranks[0]
+    data: Any
 
 
 def load(
@@ -91,30 +74,28 @@ def load(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
-    peers = peers_of(pipe, "load")
+    peers = Peers.of(pipe, f"load({str(folder)!r}, {random=})")
     finish(pipe)
-    given = agreed(peers, lambda: checked_folder(folder))
-    check_alike(peers, folder=str(given), random=random)
-    path, manifest = _chosen(peers, given)
-    request = agreed(peers, lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
-    used = peers.gather(request.used)
-    agreed(peers, lambda: request.check(used))
-    if request.leaves_optimizer(used):
+    path, manifest = _chosen(peers, checked_folder(folder))
+    request = peers.agree(lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
+    optimized = {name for names in peers.gather(request.optimized) for name in names}
+    peers.agree(lambda: request.check(optimized))
+    if request.leaves_optimizer(optimized):
         warnings.warn(
             f"{str(path)!r} has the state of an optimizer, which is not loaded: to go on with the training, pass load "
             "the optimizer. To load the model alone, call eval() before",
             stacklevel=2,
         )
-    agreed(peers, lambda: request.load(random))
+    peers.agree(lambda: request.load(random))
     return Loaded(path, manifest.step, request.own.data)
 
 
 class _Request:
-    """What one rank loads, and where.
+    """The arguments of one rank's :func:`load`, and the files of the checkpoint.
 
     Attributes:
         own: what belongs to the process.
-        used: the saved tensors, and the saved parameters with optimizer state, that this rank loads.
+        optimized: the names of the parameters whose optimizer state this rank loads.
     """
 
     def __init__(
@@ -129,15 +110,13 @@ class _Request:
     ) -> None:
         self._pipe = pipe
         self._given = optimizers_of(pipe, optimizer)
-        self._optimizers = [of_this_rank(one) for one in self._given]
+        self._optimizers = [of_this_rank(pipe, one) for one in self._given]
         self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
         self._names = {parameter: name for name, parameter in pipe.named_parameters()}
         every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
-        self.own = SavedOwn([every[peers.rank]] if peers.size == manifest.ranks else every)
+        self.own = SavedOwn([every[peers.rank if peers.size == manifest.ranks else 0], *every])
         self._model = SavedModel(
-            [TensorFile(path / name) for name in manifest.files if _is_shard(name)],
-            manifest.tied,
-            {name: value for one in every for name, value in one["extra"].items()},
+            [TensorFile(path / name) for name in manifest.files if _is_shard(name)], manifest.tied
         )
         self._saved = SavedOptimizers(
             [
@@ -146,36 +125,31 @@ class _Request:
                 if name.startswith("optimizer-") and name.endswith(".json")
             ]
         )
-        self._sources = self._model.sources(pipe)
         groups = [group for one in self._optimizers for group in named_groups(one, self._names)]
-        self.used = [sorted(set(self._sources.values())), [name for group in groups for name in group]]
+        self.optimized = [name for group in groups for name in group]
 
-    def check(self, used: Sequence[Sequence[Sequence[str]]]) -> None:
-        """Check that everything fits, without changes. ``used``: of all ranks.
+    def check(self, optimized: Collection[str]) -> None:
+        """Check that everything fits, without changes. ``optimized``: of all ranks.
 
         Raises:
             ValueError: something does not.
         """
-        tensors, optimized = ({name for names in one for name in names} for one in zip(*used, strict=True))
-        self._model.check(self._pipe, self._sources, tensors)
+        self._model.check(self._pipe)
         self._saved.check(self._optimizers, self._names)
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
             raise InputError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
         self.own.check(self._schedulers, self._scaler)
 
-    def leaves_optimizer(self, used: Sequence[Sequence[Sequence[str]]]) -> bool:
+    def leaves_optimizer(self, optimized: Collection[str]) -> bool:
         """Return True if no rank loads the saved optimizer state although the model is in training mode."""
-        model: Any = self._pipe
-        trains: bool = (model if isinstance(model, nn.Module) else model.module).training
-        return trains and bool(self._saved.names) and not any(optimized for _, optimized in used)
+        return module_of(self._pipe).training and bool(self._saved.names) and not optimized
 
     def load(self, random: bool) -> None:
         """Load everything, after :meth:`check`."""
-        self._model.load(self._pipe, self._sources)
-        for optimizer in self._optimizers:
+        self._model.load(self._pipe)
+        for given, optimizer in zip(self._given, self._optimizers, strict=True):
             self._saved.load(optimizer, self._names)
-        for optimizer in self._given:
-            adopt_settings(optimizer)
+            copy_settings(optimizer, given)
         self.own.load(self._schedulers, self._scaler, random)
 
 
@@ -189,7 +163,7 @@ def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:
     passed: list[str] = []
     for name in peers.gather([str(path) for path in _candidates(folder)])[0]:
         path = Path(name)
-        manifest, damage = agreed(peers, lambda path=path: _verified(peers, path))
+        manifest, damage = peers.agree(lambda path=path: _verified(peers, path))
         damages = [one for one in peers.gather(damage) if one is not None]
         if manifest is not None and not damages:
             if passed:

@@ -2,11 +2,14 @@
 
 torch numbers the parameters of an optimizer. Numbers differ between one optimizer over a model and one for each stage;
 names do not. A group of parameters on disk has the class of its optimizer and its settings, such as the learning rate.
+
+torch's ``get_optimizer_state_dict`` is not used: it steps an optimizer without state to have one, which changes the
+numbers of the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -27,13 +30,13 @@ class OptimizerState(NamedTuple):
 
     Attributes:
         groups: each with ``optimizer``, ``settings`` and ``parameters``, plain JSON.
-        state: plain JSON by parameter name; tensors are named in it.
-        tensors: by the names that ``groups`` and ``state`` have for them.
+        values: by parameter name, its state but the tensors, plain JSON.
+        tensors: by parameter name, those of its state.
     """
 
     groups: list[dict[str, Any]]
-    state: dict[str, Any]
-    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]
 
     @property
     def names(self) -> list[str]:
@@ -46,12 +49,10 @@ class OptimizerState(NamedTuple):
             {**group, "parameters": [name for name in group["parameters"] if name not in names]}
             for group in self.groups
         ]
-        groups = [group for group in groups if group["parameters"]]
-        state = {name: one for name, one in self.state.items() if name not in names}
-        used: set[str] = set()
-        decode([groups, state], used.add)
         return OptimizerState(
-            groups, state, {name: one for name, one in self.tensors.items() if name in used}
+            [group for group in groups if group["parameters"]],
+            {name: values for name, values in self.values.items() if name not in names},
+            {name: tensors for name, tensors in self.tensors.items() if name not in names},
         )
 
 
@@ -67,38 +68,30 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
         ValueError: an optimizer has a parameter that is not the model's, or that another one has.
     """
     found = OptimizerState([], {}, {})
-    known: set[str] = set()
-
-    def store(place: str, tensor: Tensor) -> str:
-        check_tensor(place, tensor)
-        found.tensors[place] = tensor
-        return place
-
     for optimizer in optimizers:
         packed = optimizer.state_dict()
         left = dict(packed["state"])
         groups = zip(
             optimizer.param_groups, packed["param_groups"], named_groups(optimizer, names), strict=True
         )
-        for one, group, own in groups:
-            if twice := known.intersection(own):
+        for group, packed_group, own in groups:
+            if twice := set(found.names).intersection(own):
                 raise InputError(
                     f"two optimizers have the parameter {min(twice)!r}: each parameter needs one"
                 )
-            known.update(own)
-            settings = {key: value for key, value in group.items() if key not in _PER_PARAMETER}
+            settings = {key: value for key, value in packed_group.items() if key not in _PER_PARAMETER}
             place = f"settings of optimizer group {len(found.groups)}"
-            found.groups.append(
-                {
-                    "optimizer": type(optimizer).__name__,
-                    "settings": encode(settings, place, store),
-                    "parameters": own,
-                }
-            )
-            for parameter, number in zip(one["params"], group["params"], strict=True):
+            kind = {"optimizer": type(optimizer).__name__, "settings": encode(settings, place)}
+            found.groups.append({**kind, "parameters": own})
+            for parameter, number in zip(group["params"], packed_group["params"], strict=True):
                 state = left.pop(number, None)
                 if state is not None and (name := names.get(parameter)):
-                    found.state[name] = encode(state, f"optimizer state of {name}", store)
+                    place = f"optimizer state of {name}"
+                    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+                    for key, tensor in tensors.items():
+                        check_tensor(f"{place}[{key!r}]", tensor)
+                    values = {key: value for key, value in state.items() if key not in tensors}
+                    found.tensors[name], found.values[name] = tensors, encode(values, place)
         if left:
             raise InputTypeError(
                 f"the state of the {type(optimizer).__name__} under {next(iter(left))!r} belongs to no parameter: "
@@ -111,16 +104,20 @@ class SavedOptimizers:
     """The state of optimizers in a checkpoint.
 
     Args:
-        files: of each process that wrote the checkpoint, its JSON and its tensors.
+        files: of each process that wrote the checkpoint, its JSON and its tensors, ``"{key} of {parameter}"``.
     """
 
     def __init__(self, files: Sequence[tuple[Mapping[str, Any], TensorFile]]) -> None:
-        self._groups: dict[str, tuple[Mapping[str, Any], TensorFile]] = {}
-        self._state: dict[str, tuple[Any, TensorFile]] = {}
-        for document, tensors in files:
+        self._groups: dict[str, Mapping[str, Any]] = {}
+        self._values: dict[str, Any] = {}
+        self._tensors: dict[str, dict[str, TensorFile]] = {}
+        for document, file in files:
             for group in document["groups"]:
-                self._groups.update((name, (group, tensors)) for name in group["parameters"])
-            self._state.update((name, (state, tensors)) for name, state in document["state"].items())
+                self._groups.update((name, group) for name in group["parameters"])
+            self._values.update(document["state"])
+            for stored in file.names:
+                key, _, name = stored.partition(" of ")
+                self._tensors.setdefault(name, {})[key] = file
 
     @property
     def names(self) -> list[str]:
@@ -136,59 +133,60 @@ class SavedOptimizers:
         """
         for optimizer in optimizers:
             for own in named_groups(optimizer, names):
-                if missing := [name for name in own if name not in self._groups]:
-                    raise InputError(
-                        f"the checkpoint has no optimizer state of parameter {missing[0]!r}: the optimizer that was "
-                        f"saved had {len(self._groups)} parameters"
-                    )
-                kinds = {self._groups[name][0]["optimizer"] for name in own} - {type(optimizer).__name__}
-                if kinds:
-                    raise InputError(
-                        f"the optimizer state of {own[0]!r} is that of a {min(kinds)}, and the optimizer is a "
-                        f"{type(optimizer).__name__}"
-                    )
-                if other := next((name for name in own if self._differ(own[0], name)), None):
-                    raise InputError(
-                        f"parameters {own[0]!r} and {other!r} are in one group and had different settings when they "
-                        "were saved: make the groups of the optimizer as they were"
-                    )
+                for name in own:
+                    self._check_parameter(type(optimizer).__name__, name, own[0])
+
+    def _check_parameter(self, kind: str, name: str, first: str) -> None:
+        """Check that the state of a parameter fits an optimizer of a class and the first parameter of its group."""
+        if name not in self._groups:
+            raise InputError(
+                f"the checkpoint has no optimizer state of parameter {name!r}: the optimizer that was saved had "
+                f"{len(self._groups)} parameters"
+            )
+        saved = self._groups[name]
+        if saved["optimizer"] != kind:
+            raise InputError(
+                f"the optimizer state of {name!r} is that of a {saved['optimizer']}, and the optimizer is a {kind}"
+            )
+        if saved["settings"] != self._groups[first]["settings"]:
+            raise InputError(
+                f"parameters {first!r} and {name!r} are in one group and had different settings when they were saved: "
+                "make the groups of the optimizer as they were"
+            )
 
     def load(self, optimizer: Optimizer, names: Names) -> None:
         """Set state and settings of an optimizer, after :meth:`check`."""
         packed = optimizer.state_dict()
         before, packed["state"] = packed["state"], {}
-        exact: list[tuple[nn.Parameter, dict[str, Any]]] = []
+        loaded: dict[nn.Parameter, dict[str, Any]] = {}
         groups = zip(
             optimizer.param_groups, packed["param_groups"], named_groups(optimizer, names), strict=True
         )
         for group, packed_group, own in groups:
             if own:
-                saved, tensors = self._groups[own[0]]
-                packed_group.update(decode(saved["settings"], _copies(tensors)))
+                packed_group.update(decode(self._groups[own[0]]["settings"]))
             for parameter, number in zip(group["params"], packed_group["params"], strict=True):
                 if isinstance(parameter, StandIn) and number in before:
                     packed["state"][number] = before[number]
-                elif (name := names.get(parameter)) in self._state:
-                    state, tensors = self._state[name]
-                    packed["state"][number] = decode(state, _copies(tensors))
-                    exact.append((parameter, packed["state"][number]))
+                elif (name := names.get(parameter)) in self._values:
+                    loaded[parameter] = packed["state"][number] = self._state(name)
         optimizer.load_state_dict(packed)
         # torch casts state to the dtype of the parameter; what was float32 beside bfloat16 stays so here.
-        for parameter, state in exact:
+        for parameter, state in loaded.items():
             for key, value in state.items():
-                loaded = optimizer.state[parameter].get(key)
-                if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
-                    optimizer.state[parameter][key] = value.to(loaded.device)
+                now = optimizer.state[parameter].get(key)
+                if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
+                    optimizer.state[parameter][key] = value.to(now.device)
 
-    def _differ(self, one: str, other: str) -> bool:
-        """Return whether the settings of two parameters differ."""
-        if self._groups[one][0] is self._groups[other][0]:
-            return False
-        settings = [
-            decode(group["settings"], lambda stored, tensors=tensors: tensors.window(stored).tolist())
-            for group, tensors in (self._groups[one], self._groups[other])
-        ]
-        return settings[0] != settings[1]
+    def _state(self, name: str) -> dict[str, Any]:
+        files = self._tensors.get(name, {})
+        tensors = {key: file.window(stored_name(key, name)).clone() for key, file in files.items()}
+        return {**decode(self._values[name]), **tensors}
+
+
+def stored_name(key: str, parameter: str) -> str:
+    """Return the name in a file of a tensor in a parameter's state."""
+    return f"{key} of {parameter}"
 
 
 def named_groups(optimizer: Optimizer, names: Names) -> list[list[str]]:
@@ -208,7 +206,3 @@ def named_groups(optimizer: Optimizer, names: Names) -> list[list[str]]:
         [names[parameter] for parameter in group["params"] if parameter in names]
         for group in optimizer.param_groups
     ]
-
-
-def _copies(tensors: TensorFile) -> Callable[[str], Tensor]:
-    return lambda name: tensors.window(name).clone()

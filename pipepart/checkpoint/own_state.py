@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from ..input_error import InputError
 from .json_values import decode, encode
-from .random_state import random_state, set_random_state
 
 
 def own_state(schedulers: Sequence[Any], scaler: Any, data: Any) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def own_state(schedulers: Sequence[Any], scaler: Any, data: Any) -> dict[str, An
         TypeError: JSON cannot hold a value; the message names it.
     """
     return {
-        "random": encode(random_state(), "random"),
+        "random": encode(_random_state(), "random"),
         "schedulers": [
             {"kind": type(one).__name__, "state": encode(one.state_dict(), "scheduler")} for one in schedulers
         ],
@@ -35,63 +38,53 @@ class SavedOwn:
     """The saved states of processes in a checkpoint.
 
     Args:
-        states: that of this process alone, if there are as many as there were; otherwise of all that saved.
+        states: by rank; that of this process first, if there are as many as there were.
     """
 
     def __init__(self, states: Sequence[Mapping[str, Any]]) -> None:
         self._states = states
+        self.data = decode(self._first("data"))
 
     def check(self, schedulers: Sequence[Any], scaler: Any) -> None:
         """Check that the saved states fit the schedulers and the scaler. Nothing is changed.
 
         Raises:
-            ValueError: there is none, it is of another kind, or ranks that there are no longer had different ones.
+            ValueError: there is none, or it is of another kind.
         """
-        if schedulers:
-            for one, saved in zip(schedulers, self._schedulers(len(schedulers)), strict=True):
-                _check_scheduler(one, saved)
-        if scaler is not None and not (self._common("scaler") or not scaler.is_enabled()):
+        for scheduler, saved in self._with_states(schedulers):
+            _check_scheduler(scheduler, saved)
+        if scaler is not None and scaler.is_enabled() and not self._first("scaler"):
             raise InputError(
                 "the checkpoint has no state of a scaler: it was saved without, or with a disabled one"
             )
 
     def load(self, schedulers: Sequence[Any], scaler: Any, random: bool) -> None:
         """Load the schedulers, the scaler and, if ``random``, the random generators. Call :meth:`check` first."""
-        if schedulers:
-            for one, saved in zip(schedulers, self._schedulers(len(schedulers)), strict=True):
-                one.load_state_dict(decode(saved["state"]))
+        for scheduler, saved in self._with_states(schedulers):
+            scheduler.load_state_dict(decode(saved["state"]))
         if scaler is not None and scaler.is_enabled():
-            scaler.load_state_dict(decode(self._common("scaler")))
+            scaler.load_state_dict(decode(self._first("scaler")))
         if random:
-            set_random_state(decode(self._states[0]["random"]))
+            _set_random_state(decode(self._states[0]["random"]))
 
-    @property
-    def data(self) -> list[Any]:
-        """The data position, or the positions of all processes if they differ."""
-        found = [state["data"] for state in self._states] if self._differ("data") else [self._common("data")]
-        return decode(found)
-
-    def _schedulers(self, count: int) -> Sequence[Mapping[str, Any]]:
-        saved = self._common("schedulers")
+    def _with_states(self, schedulers: Sequence[Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+        """Pair the schedulers with saved states. Equal states of stages fit any number of schedulers."""
+        saved, count = self._first("schedulers"), len(schedulers)
+        if not schedulers:
+            return []
         if not saved:
             raise InputError("the checkpoint has no state of a scheduler")
-        if len(saved) != count and any(one != saved[0] for one in saved):
-            raise InputError(
-                f"the checkpoint has {len(saved)} schedulers with different states, and {count} are to be loaded"
-            )
-        return saved if len(saved) == count else [saved[0]] * count
+        if len(saved) != count:
+            if any(one != saved[0] for one in saved):
+                raise InputError(
+                    f"the checkpoint has {len(saved)} schedulers with different states, and {count} are to be loaded"
+                )
+            saved = [saved[0]] * count
+        return list(zip(schedulers, saved, strict=True))
 
-    def _common(self, key: str) -> Any:
-        if self._differ(key):
-            raise InputError(
-                f"the {key} of the {len(self._states)} ranks that saved differ: load with as many ranks, or without"
-            )
+    def _first(self, key: str) -> Any:
+        """Return what the first rank has that has any: those of stages without parameters may have none."""
         return next((state[key] for state in self._states if state[key]), None)
-
-    def _differ(self, key: str) -> bool:
-        """Return whether the ranks had different values; those of stages without parameters may have none."""
-        given = [state[key] for state in self._states if state[key]]
-        return any(one != given[0] for one in given)
 
 
 def _check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
@@ -101,3 +94,24 @@ def _check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
     groups = [len(state.get("base_lrs", ())) for state in (then, now)]
     if groups[0] != groups[1]:
         raise InputError(f"the saved {kind} had {groups[0]} groups of parameters, and there are {groups[1]}")
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the states of the global generators of this process; those of CUDA devices if CUDA is in use."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the generators to a result of :func:`_random_state`; of CUDA devices, as many as there are."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    count = torch.cuda.device_count() if state["cuda"] else 0
+    for number, one in enumerate(state["cuda"][:count]):
+        torch.cuda.set_rng_state(one, number)

@@ -19,17 +19,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ..input_error import InputError
 from ..units import is_count
 from . import directories
-from .arguments import check_model, checked_folder
+from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
 from .background import Saving, finish
-from .contents import Contents
-from .durable import write_file
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
-from .model_state import Model
-from .ranks import Peers, agreed, check_alike, peers_of
-from .writing import write_tensors
+from .model_state import Model, model_state, module_of
+from .optimizer_state import OptimizerState, optimizer_state, stored_name
+from .own_state import own_state
+from .peers import Peers
+from .sharded import of_this_rank
+from .writing import write_file, write_tensors
 
 INDEX = "model.safetensors.index.json"
 
@@ -75,20 +78,103 @@ def save(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
-    peers = peers_of(pipe, "save")
+    peers = Peers.of(pipe, f"save({str(folder)!r}, {step=}, {keep=}, {asynchronous=})")
     finish(pipe)
-    contents = agreed(peers, lambda: _checked(folder, pipe, optimizer, step, scheduler, scaler, data, keep))
-    folder = checked_folder(folder)
-    check_alike(peers, folder=str(folder), step=step, keep=keep, asynchronous=asynchronous)
-    _check_optimizers(peers, pipe, contents)
-    made = agreed(peers, lambda: _begun(folder, step) if peers.rank == 0 else "")
-    writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, _first_of_replicas(peers, contents))
-    saving = Saving(folder / f"step-{step}", pipe)
+    absolute = checked_folder(folder)
+    if not is_count(step, 0):
+        raise InputError(f"step must be a whole number from 0 on, got {step!r}")
+    if keep is not None and not is_count(keep):
+        raise InputError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
+    contents = peers.agree(lambda: _contents(pipe, optimizer, scheduler, scaler, data))
+    trains = any(parameter.requires_grad for _, parameter in pipe.named_parameters())
+    contents = _share_out(peers, contents, trains)
     if asynchronous:
-        saving.start(writing.copied().run)
+        contents = peers.agree(contents.copied)
+    made = peers.agree(lambda: str(_begin(absolute, step)) if peers.rank == 0 else "")
+    writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, contents)
+    saving = Saving(absolute / f"step-{step}", pipe)
+    if asynchronous:
+        saving.start(writing.run)
     else:
         writing.run()
     return saving
+
+
+class _Contents(NamedTuple):
+    """The state that one process saves.
+
+    Attributes:
+        tensors: of the stages that this process has, by name.
+        tied: further names of tensors, each with the name in ``tensors``.
+        optimizer: the state of their optimizers; None if there are none.
+        own: what belongs to the process: random states, schedulers, scaler, data position. Plain JSON.
+        config: the configuration of a model of ``transformers``, plain JSON; None for another.
+    """
+
+    tensors: Mapping[str, Tensor]
+    tied: Mapping[str, str]
+    optimizer: OptimizerState | None
+    own: Mapping[str, Any]
+    config: Mapping[str, Any] | None
+
+    def copied(self) -> _Contents:
+        """Return the contents with copies of the tensors on the CPU, which later steps do not change."""
+        optimizer = self.optimizer and self.optimizer._replace(
+            tensors={name: _copied(tensors) for name, tensors in self.optimizer.tensors.items()}
+        )
+        return self._replace(tensors=_copied(self.tensors), optimizer=optimizer)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _contents(pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: Any) -> _Contents:
+    """Collect and check the state, for arguments of :func:`save`.
+
+    Raises:
+        TypeError: an argument is of another type, or a value cannot be saved; the message names it.
+        ValueError: an optimizer has a parameter that is not the model's.
+    """
+    names = {parameter: name for name, parameter in pipe.named_parameters()}
+    optimizers = [of_this_rank(pipe, one) for one in optimizers_of(pipe, optimizer)]
+    tensors, tied = model_state(pipe)
+    module = module_of(pipe)
+    to_json = getattr(getattr(module, "config", None), "to_json_string", None)
+    return _Contents(
+        tensors,
+        tied,
+        optimizer_state(optimizers, names) if optimizers else None,
+        own_state(schedulers_of(scheduler), checked_scaler(scaler), data),
+        None if to_json is None else {**json.loads(to_json()), "architectures": [type(module).__name__]},
+    )
+
+
+def _share_out(peers: Peers, contents: _Contents, trains: bool) -> _Contents:
+    """Return the part of the contents that no lower rank has: replicas of a stage have the same.
+
+    Args:
+        trains: whether this rank has a parameter to train.
+
+    Raises:
+        ValueError: the optimizers of some ranks would be missing from the checkpoint, which no rank could load.
+    """
+    optimizer = contents.optimizer
+    everyone = peers.gather((list(contents.tensors), optimizer and optimizer.names, trains))
+    given = [rank for rank, (_, optimized, _) in enumerate(everyone) if optimized is not None]
+    missing = [rank for rank, (_, optimized, trained) in enumerate(everyone) if trained and optimized is None]
+    if given and missing:
+        raise InputError(
+            f"rank {missing[0]} has no optimizer to save, and rank {given[0]} has one: pass save the optimizer of "
+            "each rank; a rank whose parameters are all frozen needs none"
+        )
+    lower = everyone[: peers.rank]
+    written = {name for tensors, *_ in lower for name in tensors}
+    optimized = {name for _, names, _ in lower for name in names or ()}
+    return contents._replace(
+        tensors={name: tensor for name, tensor in contents.tensors.items() if name not in written},
+        optimizer=optimizer and optimizer.without(optimized),
+    )
 
 
 class _Writing(NamedTuple):
@@ -104,11 +190,7 @@ class _Writing(NamedTuple):
     made: Path
     step: int
     keep: int | None
-    contents: Contents
-
-    def copied(self) -> _Writing:
-        """Return a copy in which all tensors are copied."""
-        return self._replace(contents=agreed(self.peers, self.contents.copied))
+    contents: _Contents
 
     def run(self) -> None:
         """Write the files, and make the checkpoint current once every rank has.
@@ -117,17 +199,16 @@ class _Writing(NamedTuple):
             OSError, RuntimeError: as :func:`save` does. The directory is removed.
         """
         try:
-            files = agreed(self.peers, self._write)
+            files = self.peers.agree(self._write)
             told = self.peers.gather(
                 {
                     "files": {name: (record.bytes, record.sha256) for name, record in files.items()},
-                    "weights": dict.fromkeys(self.contents.model.tensors, self._model_file),
-                    "bytes": sum(tensor.nbytes for tensor in self.contents.model.tensors.values()),
-                    "tied": self.contents.model.tied,
-                    "extra": self.contents.model.extra,
+                    "weights": dict.fromkeys(self.contents.tensors, self._model_file),
+                    "bytes": sum(tensor.nbytes for tensor in self.contents.tensors.values()),
+                    "tied": self.contents.tied,
                 }
             )
-            agreed(self.peers, lambda: self._publish(told) if self.peers.rank == 0 else None)
+            self.peers.agree(lambda: self._publish(told) if self.peers.rank == 0 else None)
         except BaseException as error:
             if self.peers.rank == 0:
                 if isinstance(error, FileNotFoundError) and not self.made.is_dir():
@@ -141,32 +222,33 @@ class _Writing(NamedTuple):
 
     def _write(self) -> dict[str, FileRecord]:
         """Write the files of this rank; return their sizes and hashes by name."""
-        tensors, optimizer, rank = self.contents.model.tensors, self.contents.optimizer, self.peers.rank
+        optimizer, rank = self.contents.optimizer, self.peers.rank
         if not self.made.is_dir():
             raise FileNotFoundError(
                 f"rank {rank} does not see {str(self.made)!r}, which rank 0 has made: all ranks need one folder, and "
                 "nothing else may save into it"
             )
-        found = {self._model_file: write_tensors(self.made / self._model_file, tensors)}
+        found = {self._model_file: write_tensors(self.made / self._model_file, self.contents.tensors)}
         if optimizer is not None:
-            document = {"groups": optimizer.groups, "state": optimizer.state}
+            document = {"groups": optimizer.groups, "state": optimizer.values}
             found[f"optimizer-{rank}.json"] = self._write_json(f"optimizer-{rank}.json", document)
             name = f"optimizer-{rank}.safetensors"
-            found[name] = write_tensors(self.made / name, optimizer.tensors)
-        own = {**self.contents.own, "extra": self.contents.model.extra}
-        found[f"rank-{rank}.json"] = self._write_json(f"rank-{rank}.json", own)
+            states = {
+                stored_name(key, parameter): tensor
+                for parameter, tensors in optimizer.tensors.items()
+                for key, tensor in tensors.items()
+            }
+            found[name] = write_tensors(self.made / name, states)
+        found[f"rank-{rank}.json"] = self._write_json(f"rank-{rank}.json", self.contents.own)
         return found
 
     def _publish(self, told: Sequence[Mapping[str, Any]]) -> None:
         """Write what lists the files of all ranks, and make the checkpoint current."""
-        files: dict[str, FileRecord] = {}
-        for rank, one in enumerate(told):
-            if one["extra"] != told[0]["extra"]:
-                raise InputError(
-                    f"rank {rank} has other extra state of modules than rank 0, which cannot be saved"
-                )
-            for name, (size, sha256) in one["files"].items():
-                files[name] = FileRecord(bytes=size, sha256=sha256)
+        files = {
+            name: FileRecord(bytes=size, sha256=sha256)
+            for one in told
+            for name, (size, sha256) in one["files"].items()
+        }
         index = {
             "metadata": {"total_size": sum(one["bytes"] for one in told)},
             "weight_map": {tensor: name for one in told for tensor, name in one["weights"].items()},
@@ -183,61 +265,13 @@ class _Writing(NamedTuple):
         return write_file(self.made / name, [json.dumps(value, indent=1).encode()])
 
 
-def _checked(
-    folder: Any, pipe: Any, optimizer: Any, step: Any, scheduler: Any, scaler: Any, data: Any, keep: Any
-) -> Contents:
-    """Return what this rank saves, once all arguments of :func:`save` are known to be right."""
-    checked_folder(folder)
-    if not is_count(step, 0):
-        raise InputError(f"step must be a whole number from 0 on, got {step!r}")
-    if keep is not None and not is_count(keep):
-        raise InputError(f"keep must be at least 1 checkpoint, or None for all, got {keep!r}")
-    return Contents.of(pipe, optimizer, scheduler, scaler, data)
-
-
-def _check_optimizers(peers: Peers, pipe: Model, contents: Contents) -> None:
-    """Check that all ranks that train something save an optimizer, or none does.
+def _begin(folder: Path, step: int) -> Path:
+    """Return a new temporary directory. Damaged checkpoints of this step or a later one are put aside.
 
     Raises:
-        ValueError: the optimizers of some ranks would be missing from the checkpoint, which no rank could load.
-    """
-    trains = any(parameter.requires_grad for _, parameter in pipe.named_parameters())
-    everyone = peers.gather((contents.optimizer is not None, trains))
-    given = [rank for rank, (has, _) in enumerate(everyone) if has]
-    missing = [rank for rank, (has, trained) in enumerate(everyone) if trained and not has]
-    if given and missing:
-        raise InputError(
-            f"rank {missing[0]} has no optimizer to save, and rank {given[0]} has one: pass save the optimizer of "
-            "each rank; a rank whose parameters are all frozen needs none"
-        )
-
-
-def _first_of_replicas(peers: Peers, contents: Contents) -> Contents:
-    """Return the part of the contents that no lower rank has: replicas of a stage have the same."""
-    optimized = [] if contents.optimizer is None else contents.optimizer.names
-    lower = peers.gather((list(contents.model.tensors), optimized))[: peers.rank]
-    return contents.without(
-        {name for tensors, _ in lower for name in tensors}, {name for _, names in lower for name in names}
-    )
-
-
-def _begun(folder: Path, step: int) -> str:
-    """Return a new temporary directory.
-
-    Raises:
-        FileExistsError, ValueError: as :func:`_make_room` does.
-        OSError: it cannot be made.
-    """
-    _make_room(folder, step)
-    return str(directories.begin(folder, step))
-
-
-def _make_room(folder: Path, step: int) -> None:
-    """Check that no checkpoint of this step or a later one is there; put damaged ones aside.
-
-    Raises:
-        FileExistsError: one is.
+        FileExistsError: a checkpoint of this step or a later one is there.
         ValueError: the folder is itself a checkpoint, or its ``latest`` is a directory.
+        OSError: the directory cannot be made.
     """
     latest = folder / directories.LATEST
     if latest.is_dir() and not latest.is_symlink():
@@ -248,14 +282,15 @@ def _make_room(folder: Path, step: int) -> None:
         raise InputError(f"{str(folder)!r} is a checkpoint: pass the folder that checkpoints are saved in")
     for other, path in directories.steps_in(folder):
         if other < step:
-            return
+            break
         try:
             Manifest.read(path).check(path)
         except CheckpointError as error:
             aside = directories.put_aside(path)
-            warnings.warn(f"a damaged checkpoint is put aside as {aside.name!r}: {error}", stacklevel=6)
+            warnings.warn(f"a damaged checkpoint is put aside as {aside.name!r}: {error}", stacklevel=5)
             continue
         raise FileExistsError(
             f"{str(folder)!r} has {path.name!r}, and step={step} is not above it: steps go up within a folder. "
             "To go back, save into another folder, or remove the later checkpoints"
         )
+    return directories.begin(folder, step)

@@ -1,13 +1,15 @@
-"""Writes files of tensors in the safetensors format, with a hash of each file.
+"""Writes files that survive a power failure, tensors in the safetensors format, and computes their hashes.
 
-The file is written here, and not by the safetensors package, so that it is hashed as it is written, that no second copy
-of the tensors is made, and that other threads run meanwhile.
+A file of tensors is written here, and not by the safetensors package, so that it is hashed as it is written, that no
+second copy of the tensors is made, and that other threads run meanwhile.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..input_error import InputTypeError
 from ..tensor_file import DTYPE_NAMES
-from .durable import write_file
 from .manifest import FileRecord
 
 _ALIGNMENT = 8  # bytes: the largest number of the table
@@ -73,6 +74,24 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
     head += b" " * (-len(head) % _ALIGNMENT)
     parts = chain((len(head).to_bytes(8, "little"), head), (bytes_of(tensor) for _, tensor in order))
     return write_file(path, parts)
+
+
+def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file and flush it to the disk; return its size and hash.
+
+    Raises:
+        OSError: the file exists, or cannot be written.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("xb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(bytes=size, sha256=digest.hexdigest())
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -54,7 +54,7 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
         raise InputError(f"the bytes of all nodes must be below 2**60 together, got {total}")
     pins = list(_pins(graph, tensors))
     types = device_types(cluster.model_copy(update={"links": (), "network": ()}))
-    free = [node for node, label in graph.nodes(data="together") if label is None and not any(seconds[node])]
+    free = [node for node in graph if graph.nodes[node].get("together") is None and not any(seconds[node])]
     if total > min(kind.memory for kind in types):
         free = [node for node in free if not size[node]]
     members = _groups(graph, [*_labelled(graph), *_free_leaves(graph, free, pins)])
@@ -89,7 +89,8 @@ def parse(graph: nx.DiGraph, cluster: Cluster, tensors: Tensors | None, host: st
 def _labelled(graph: nx.DiGraph) -> Iterator[tuple[Hashable, Hashable]]:
     """Yield pairs of nodes with the same ``together``."""
     first_of_label: dict[Hashable, Hashable] = {}
-    for node, label in graph.nodes(data="together"):
+    for node in graph:
+        label = graph.nodes[node].get("together")
         if label is not None and first_of_label.setdefault(label, node) != node:
             yield first_of_label[label], node
 
@@ -140,8 +141,9 @@ def _groups(graph: nx.DiGraph, ties: Sequence[tuple[Hashable, Hashable]]) -> tup
     if not ties:
         return tuple((node,) for node in order)
     position = {node: index for index, node in enumerate(order)}
-    tied = nx.DiGraph([*graph.edges, *ties, *(pair[::-1] for pair in ties)])
+    tied = nx.DiGraph(graph.edges)
     tied.add_nodes_from(graph)
+    tied.add_edges_from([*ties, *((other, node) for node, other in ties)])
     condensed = nx.condensation(tied)
     groups = {
         index: sorted(data["members"], key=position.__getitem__) for index, data in condensed.nodes.items()

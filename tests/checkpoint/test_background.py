@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from torch import nn
 
 import pipepart
+from pipepart.checkpoint import directories, saving
 from tests.checkpoint.training import assert_equal, model, training
 from tests.support.processes import run_script
 
@@ -16,12 +18,12 @@ def test_the_values_are_those_of_the_call(tmp_path: Path) -> None:
     with (made := training()).pipe, (other := training()).pipe:
         made.train(0, 2)
         wanted = made.state()
-        saving = pipepart.save(
+        begun = pipepart.save(
             tmp_path, made.pipe, made.optimizer, step=2, scheduler=made.scheduler, asynchronous=True
         )
         made.train(2, 4)
-        assert saving.join() == tmp_path / "step-2"
-        assert saving.done
+        assert begun.join() == tmp_path / "step-2"
+        assert begun.done
         pipepart.load(tmp_path, other.pipe, other.optimizer, scheduler=other.scheduler)
         assert_equal(other.state(), wanted)
 
@@ -39,17 +41,17 @@ def test_the_files_are_those_of_a_save_that_waits(tmp_path: Path) -> None:
 def failing(folder: Path, pipe: object) -> pipepart.checkpoint.Saving:
     """Begin a save whose last rename fails, as a file is in its way."""
     (folder / "step-1").touch()
-    saving = pipepart.save(folder, pipe, step=1, asynchronous=True)  # type: ignore[arg-type]
-    while not saving.done:
+    begun = pipepart.save(folder, pipe, step=1, asynchronous=True)  # type: ignore[arg-type]
+    while not begun.done:
         pass
-    return saving
+    return begun
 
 
 def test_the_error_reaches_join_and_the_folder_can_be_used_again(tmp_path: Path) -> None:
     module = model()
-    saving = failing(tmp_path, module)
+    begun = failing(tmp_path, module)
     with pytest.raises(OSError, match="step-1") as caught:
-        saving.join()
+        begun.join()
     assert f"while {str(tmp_path / 'step-1')!r} was written in the background" in caught.value.__notes__
     pipepart.checkpoint.finish(module)  # it was raised already
     (tmp_path / "step-1").unlink()
@@ -115,3 +117,32 @@ def test_a_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path
     assert ended.returncode == 1, ended.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1"]
     assert pipepart.load(tmp_path, nn.Linear(100, 100)).step == 1
+
+
+def test_a_save_leaves_what_another_is_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, may_write = threading.Event(), threading.Event()
+    write = saving.write_tensors
+
+    def late(*args):
+        if not begun.is_set():
+            begun.set()
+            assert may_write.wait(20)
+        return write(*args)
+
+    monkeypatch.setattr(saving, "write_tensors", late)
+    first = pipepart.save(tmp_path, nn.Linear(2, 2), step=1, asynchronous=True)
+    assert begun.wait(20)
+    pipepart.save(tmp_path, nn.Linear(3, 3), step=2)
+    may_write.set()
+    first.join()
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1", "step-2", "latest"}
+    assert pipepart.load(first.path, nn.Linear(2, 2)).step == 1
+    assert pipepart.load(tmp_path, nn.Linear(3, 3)).step == 2
+
+
+def test_what_a_process_left_that_ended_is_removed(tmp_path: Path):
+    (tmp_path / "step-1.tmp-00000000").mkdir()
+    (tmp_path / "latest.tmp-00000000").symlink_to("step-1")
+    made = directories.begin(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == [made]
+    directories.remove(made)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pipepart
+from pipepart.checkpoint.manifest import MANIFEST, Manifest
 from tests.checkpoint.training import assert_equal, model, training
 from tests.support.seeds import seeds
 
@@ -148,3 +149,17 @@ def test_the_loaded_tensors_are_not_the_file(folder: Path) -> None:
             file.write(b"\xff" * path.stat().st_size)
     assert_equal(module.state_dict(), before)
     assert all(one["exp_avg"].equal(two) for one, two in zip(optimizer.state.values(), averages, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["model-x/../../../model-secret.safetensors", "/model-secret.safetensors", "..", ""]
+)
+def test_a_path_to_another_directory_is_refused(name: str, tmp_path: Path):
+    pipepart.save(tmp_path / "run", torch.nn.Linear(2, 2), step=1)
+    directory = tmp_path / "run" / "step-1"
+    manifest = Manifest.read(directory)
+    one = manifest.files["model-00001-of-00001.safetensors"]
+    forged = manifest.model_copy(update={"files": {**manifest.files, name: one}}).sealed()
+    (directory / MANIFEST).write_bytes(forged.content())
+    with pytest.raises(pipepart.CheckpointError, match="it is no manifest that this one reads"):
+        pipepart.load(tmp_path / "run", torch.nn.Linear(2, 2))

@@ -53,7 +53,7 @@ def test_numbers_of_numpy_and_ordered_dicts_become_plain() -> None:
 @pytest.mark.parametrize(
     "tensor", [torch.tensor(0.1), torch.arange(6).view(2, 3).T, torch.ones(0, 2, dtype=torch.bfloat16)]
 )
-def test_small_tensors_are_written_where_there_is_no_file_of_tensors(tensor: torch.Tensor) -> None:
+def test_small_tensors_are_written_as_bytes(tensor: torch.Tensor) -> None:
     (found,) = decode(json.loads(json.dumps(encode([tensor], "value"))))
     assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
     assert found.equal(tensor)

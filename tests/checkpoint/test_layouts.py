@@ -137,7 +137,7 @@ def test_a_weight_saved_once_loads_into_layers_that_do_not_share_it(tmp_path):
     with torch.no_grad():
         last.add_(1)
     pipepart.save(tmp_path, free, step=1)
-    with pytest.raises(ValueError, match=r"saved with different values are 0\.weight and 7\.weight"):
+    with pytest.raises(ValueError, match=r"saved apart are 0\.weight and 7\.weight"):
         pipepart.load(tmp_path, tied)
 
 

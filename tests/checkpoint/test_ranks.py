@@ -185,8 +185,7 @@ def test_the_files_of_three_ranks_are_those_of_one_model(tmp_path):
 @pytest.mark.parametrize(
     ("how", "own", "others"),
     [
-        ({"step": -1}, "InputError: step must be", "RuntimeError: rank 1 failed: InputError: step must be"),
-        ({"step": 2}, "InputError: rank 1 has step=2, and rank 0 step=1", None),
+        ({"step": 2}, "RuntimeError: rank 1 calls save(", None),
         ({"optimizer": None}, "InputError: rank 1 has no optimizer to save, and rank 0 has one", None),
         (
             {"data": {1, 2}},
@@ -224,7 +223,5 @@ def test_a_damaged_file_is_found_by_the_rank_that_verifies_it(tmp_path):
 
 def test_a_save_on_one_rank_only_is_named(tmp_path):
     found = ranks(2).run(call_apart, tmp_path)
-    wanted = (
-        "RuntimeError: rank 1 calls evaluate(return_outputs=False) (call 0) while rank 0 calls save (call 0)"
-    )
+    wanted = "RuntimeError: rank 1 calls evaluate(return_outputs=False) (call 0) while rank 0 calls save("
     assert all(text.startswith(wanted) for text in found), found

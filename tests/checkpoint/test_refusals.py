@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,14 @@ def with_object(module: nn.Module) -> torch.optim.Optimizer:
             ValueError,
             r"shape \(3,\) that is not the model's",
         ),
-        ({"optimizer": "adam"}, TypeError, "optimizer must be an optimizer of torch"),
+        ({"optimizer": "adam"}, TypeError, "optimizer must be Optimizer of torch"),
         ({"scheduler": 3}, TypeError, "scheduler must be"),
         ({"scaler": 3}, TypeError, "scaler must be"),
-        ({"scheduler": adam(model().parameters())}, TypeError, "scheduler must be a scheduler .* got AdamW"),
+        (
+            {"scheduler": adam(model().parameters())},
+            TypeError,
+            "scheduler must be LRScheduler of torch, got AdamW",
+        ),
         (
             {"data": {"images": torch.ones(2**18 + 1)}},
             TypeError,
@@ -197,3 +202,33 @@ def test_what_is_no_path_is_refused(folder):
     for call in (lambda: pipepart.save(folder, model(), step=1), lambda: pipepart.load(folder, model())):
         with pytest.raises((TypeError, ValueError), match="folder must be"):
             call()
+
+
+def test_a_training_that_goes_on_without_its_optimizer_is_warned(tmp_path):
+    module = nn.Linear(2, 2)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer = adam(module.parameters())
+    optimizer.step()
+    pipepart.save(tmp_path, module, optimizer, step=1)
+    with pytest.warns(UserWarning, match="has the state of an optimizer, which is not loaded"):
+        pipepart.load(tmp_path, module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipepart.load(tmp_path, module, optimizer)
+        pipepart.load(tmp_path, nn.Linear(2, 2).eval())
+
+
+class Remembers(nn.Linear):
+    """Has extra state that is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"scale": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError
+
+
+def test_extra_state_that_is_no_tensor_is_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match=r"0\._extra_state is a dict .* get_extra_state"):
+        pipepart.save(tmp_path / "run", nn.Sequential(Remembers(2, 2)), step=1)
+    assert not (tmp_path / "run").exists()

@@ -43,28 +43,3 @@ def test_bench_profiles_and_plans_without_a_plan(run: Run) -> None:
     assert "pipeline on 2 devices, gpipe" in result.stdout
     assert "plain on virtual:0, 3 micro-batches" in result.stdout
     assert "What limits the step" in result.stdout
-
-
-def test_equal_plans_have_no_difference(run: Run, planned: str) -> None:
-    result = run(f"explain {planned} {planned}")
-    assert result.exit_code == 0
-    assert result.stdout.startswith("The plans are equal")
-
-
-def test_a_layer_in_another_stage_is_named(run: Run, planned: str) -> None:
-    assert (
-        run(
-            "plan saved.json --devices 2 --schedule 1f1b --micro-batches 4 --cut-before 4 -o four.json"
-        ).exit_code
-        == 0
-    )
-    assert (
-        run(
-            "plan saved.json --devices 2 --schedule 1f1b --micro-batches 4 --cut-before 2 -o two.json"
-        ).exit_code
-        == 0
-    )
-    shown = run("explain two.json four.json").stdout
-    assert "2 layers in another stage or on another device" in shown
-    assert "2, 3    stage 1" in shown
-    assert "stage 1 on virtual:1  stage 0 on virtual:0" in shown

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import Result
 
 from pipepart import CheckReport
-from tests.support.chains import plan_by_hand
 
 Run = Callable[[str], Result]
 
@@ -47,33 +46,6 @@ def test_a_difference_ends_with_status_1_and_names_the_layer(run: Run, faulty: N
     assert "1 of 1 differ from the plain model." in result.stdout
 
 
-def test_strict_devices_refuse_what_accelerators_would(run: Run, directory: Path) -> None:
-    (directory / "masked.py").write_text(
-        """
-import torch
-from torch import nn
-
-
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.mask = torch.ones(8)
-
-    def forward(self, x):
-        return x * self.mask
-
-
-def model():
-    layers = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4))
-    return layers, torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
-"""
-    )
-    assert run("check masked.py:model --schedule gpipe --steps 1 --dtype own").exit_code == 0
-    result = run("check masked.py:model --schedule gpipe --steps 1 --dtype own --strict")
-    assert result.exit_code != 0
-    assert "attribute 'mask' of layer '1' (Masked)" in f"{result.stderr} {result.exception}"
-
-
 def test_options_reach_the_check(run: Run) -> None:
     result = run(
         "check models.py:whole --schedule zb-v --devices 1 --micro-batches 3 --steps 2 --dtype bfloat16 "
@@ -83,26 +55,3 @@ def test_options_reach_the_check(run: Run) -> None:
     (row,) = report.rows
     assert (row.schedule, row.stages, row.dtype, row.recompute) == ("zb-v", 2, "bfloat16", "always")
     assert (report.micro_batches, report.steps, row.tolerance) == (3, 2, 0.5)
-
-
-def test_a_plan_is_tried_as_it_is(run: Run, directory: Path) -> None:
-    plan_by_hand([str(n) for n in range(5)], [1, 3], micro_batches=6, schedule="gpipe").save(
-        directory / "plan.json"
-    )
-    report = CheckReport.model_validate_json(
-        run("check models.py:whole --plan plan.json --steps 1 --json").stdout
-    )
-    assert {(row.schedule, row.stages) for row in report.rows} == {("gpipe", 3)}
-    assert report.micro_batches == 6
-
-
-def test_a_model_without_a_loss_is_refused(run: Run) -> None:
-    result = run("check models.py:tokens --input 8x3:int64:50 --steps 1 --schedule 1f1b")
-    assert result.exit_code == 2
-    assert "no loss_fn is given" in result.stderr
-
-
-def test_modules_that_become_layers_are_named(run: Run) -> None:
-    line = "check models.py:recorded --schedule gpipe --steps 1 --dtype own"
-    assert run(f"{line} --layers embed,blocks").exit_code == 0
-    assert "no module 'block'" in run(f"{line} --layers block").stderr

@@ -48,33 +48,12 @@ def test_a_plan_is_shown_whole(run: Run, planned: Plan) -> None:
         assert title in result.stdout
 
 
-def test_every_alternative_is_shown_with_why_it_lost(run: Run, planned: Plan) -> None:
-    lines = run("explain plan.json").stdout.splitlines()
-    for other in planned.alternatives:
-        assert any(other.schedule in line and other.why in line for line in lines)
-
-
 def test_an_edited_plan_has_new_figures(run: Run, planned: Plan, directory: Path) -> None:
     old = run("explain plan.json").stdout
     edit(directory, move_layer_2_to_the_last_stage)
     step = format_seconds(Plan.load(directory / "plan.json").predicted.step_seconds)
     assert f"{step} predicted" in run("explain plan.json").stdout
     assert f"{step} predicted" not in old
-
-
-def test_a_plan_by_hand_is_shown_without_figures(run: Run, planned: Plan, directory: Path) -> None:
-    def strip(document: Any) -> None:
-        for stage in document["stages"]:
-            for name in stage.keys() - {"layers", "device"}:
-                del stage[name]
-        for name in ("prediction", "profile", "alternatives"):
-            del document[name]
-
-    edit(directory, strip)
-    result = run("explain plan.json")
-    assert result.exit_code == 0, result.stderr
-    assert "written by hand" in result.stdout
-    assert "timeline" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -98,6 +77,17 @@ def test_what_is_wrong_with_an_edited_plan_is_told(
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_layer_in_another_stage_is_named(run: Run, measured: Profile, directory: Path) -> None:
+    for name, first in (("two", "2"), ("four", "4")):
+        made = plan(measured, Cluster.virtual(2), schedule="1f1b", micro_batches=4, cut_before=[first])
+        made.save(directory / f"{name}.json")
+    assert run("explain two.json two.json").stdout.startswith("The plans are equal")
+    shown = run("explain two.json four.json").stdout
+    assert "2 layers in another stage or on another device" in shown
+    assert "2, 3    stage 1" in shown
+    assert "stage 1 on virtual:1  stage 0 on virtual:0" in shown
 
 
 def test_a_measured_step_is_held_against_the_plan(run: Run, planned: Plan, directory: Path) -> None:

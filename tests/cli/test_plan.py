@@ -28,12 +28,6 @@ def test_the_plan_is_that_of_the_library(run: Run, saved: str, directory: Path) 
     assert Plan.model_validate_json(result.stdout) == expected == Plan.load(directory / "plan.json")
 
 
-def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
-    """Of twelve samples: parts have two each at least."""
-    result = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json")
-    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}
-
-
 def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
     result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule 1f1b --json")
     cluster = Plan.model_validate_json(result.stdout).cluster
@@ -55,27 +49,9 @@ def test_devices_micro_batches_and_stages_are_those_asked_for(run: Run, saved: s
     assert (len(made.stages), made.micro_batches) == (2, 2)
 
 
-def test_schedules_with_several_stages_a_device_are_planned(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 2 --schedule looped-bfs --chunks 2 --micro-batches 4 --json")
-    made = Plan.model_validate_json(result.stdout)
-    assert (made.chunks, len(made.stages)) == (2, 4)
-
-
 def test_a_loss_of_the_whole_batch_is_planned_for(run: Run, saved: str) -> None:
     plan = Plan.model_validate_json(run(f"plan {saved} --devices 2 --reduction batch --json").stdout)
     assert (plan.schedule, plan.constraints.reduction) == ("gpipe", "batch")
-
-
-def test_forwards_are_run_again_where_that_is_asked_for(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 2 --recompute always --schedule 1f1b")
-    assert "recompute   stages 0, 1" in result.stdout
-    assert "Recompute: the forward runs again before the backward." in result.stdout
-
-
-def test_the_cut_is_the_users_to_make(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 3 --cut-before 1 --cut-before 4 --schedule 1f1b --json")
-    layers = [stage.layers for stage in Plan.model_validate_json(result.stdout).stages]
-    assert layers == [("0",), ("1", "2", "3"), ("4",)]
 
 
 def test_layers_are_pinned_and_kept_together(run: Run, saved: str) -> None:
@@ -135,3 +111,9 @@ def test_messages_are_compressed(run: Run, saved: str) -> None:
     assert "--compress int8" in result.stdout
     named = run(f"plan {saved} --devices 2 --stages 2 --compress link=bf16 --schedule 1f1b --json")
     assert Plan.model_validate_json(named.stdout).cluster.compressed == {"link": "bf16"}
+
+
+def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
+    """Of twelve samples: parts have two each at least."""
+    result = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json")
+    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}

@@ -62,20 +62,6 @@ def test_a_sample_can_be_made_up_and_a_missing_loss_is_mentioned(run: Run) -> No
     assert run(f"profile models.py:instance --input 4x8 {SPEED}").exit_code == 0
 
 
-def test_an_exception_of_a_layer_has_its_traceback(run: Run) -> None:
-    result = run("profile models.py:breaking_layer")
-    assert result.exit_code == 1
-    assert "ValueError: this layer breaks" in traceback_of(result)
-    assert "models.py" in traceback_of(result)
-
-
-def test_a_file_that_python_cannot_read_has_its_place(run: Run, directory: Path) -> None:
-    (directory / "syntax.py").write_text("def f(:\n")
-    result = run("profile syntax.py:f")
-    assert result.exit_code == 1
-    assert "line 1" in traceback_of(result)
-
-
 def test_an_import_that_fails_inside_the_users_file_is_not_taken_for_a_missing_file(
     run: Run, directory: Path
 ) -> None:

@@ -42,14 +42,6 @@ def uneven(measured: Profile, directory: Path) -> Plan:
     return made
 
 
-def test_the_numbers_of_stages_and_the_device_left_out_are_told(run: Run, uneven: Plan) -> None:
-    told = run("explain uneven.json").stdout
-    assert "search, 4 micro-batches, 5 stages on 2 of 3 devices" in told
-    assert "unused" in told
-    assert "virtual:1" in told
-    assert "One line a device (0 virtual:2, 1 virtual:0)." in told
-
-
 def test_its_stages_under_other_orders(run: Run, uneven: Plan) -> None:
     (own,) = json.loads(run("simulate uneven.json --json").stdout)["schedules"]
     assert own["makespan_seconds"] == pytest.approx(uneven.predicted.step_seconds, rel=1e-12)
@@ -58,14 +50,6 @@ def test_its_stages_under_other_orders(run: Run, uneven: Plan) -> None:
     more = run("simulate uneven.json --micro-batches 8")
     assert more.exit_code == 2
     assert "plan again" in " ".join(more.stderr.split())
-
-
-def test_a_run_of_it_is_held_against_it(run: Run, uneven: Plan, directory: Path) -> None:
-    Trace(uneven, [uneven.simulate()]).save(directory / "trace.json")
-    told = run("explain uneven.json --trace trace.json")
-    assert told.exit_code == 0, told.stderr
-    assert "the median is as predicted (ratio 1.00)" in told.stdout
-    assert told.stdout.count("backward for the inputs") + told.stdout.count("backward  ") >= 5
 
 
 def test_a_run_of_another_order_of_the_same_stages_is_refused(

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.planning import chain, inception, nasnet, tangled
 from pipepart.cluster import Cluster
+from pipepart.graph_partition.parse import parse
 from pipepart.planning import Cut, cut
 from tests.graph_partition import oracle
 from tests.graph_partition.instances import Instance, placement, profile, reference
@@ -52,6 +53,33 @@ def test_a_sum_that_rounds_up_does_not_make_a_chain_impossible(seed: int):
 def test_the_same_arguments_give_the_same_cut():
     graph, cluster, tensors = random_problem(3)
     assert cut(graph, cluster, tensors) == cut(graph, cluster, tensors)
+
+
+def with_free_inputs(layers: int) -> nx.DiGraph:
+    """A chain whose layers each have an input that costs nothing, listed after all layers."""
+    graph = nx.path_graph(layers, nx.DiGraph)
+    for layer in range(layers):
+        graph.nodes[layer].update(seconds=1.0 + layer % 3, transfer_seconds=0.5)
+        graph.add_node(f"input {layer}", seconds=0.0)
+        graph.add_edge(f"input {layer}", layer)
+    return graph
+
+
+def test_nodes_that_cost_nothing_stand_before_the_only_layer_that_uses_them():
+    graph, cluster = with_free_inputs(40), Cluster.parse(["24GiB"] * 4)
+    assert len(parse(graph, cluster, None, "cpu").problem) == 40  # of 2 ** 40 downsets and more
+    found = checked(graph, 4)
+    assert found.optimal
+    order = [node for stage in found.stages for node in stage]
+    assert all(order.index(before) < order.index(after) for before, after in graph.edges)
+
+
+def test_a_node_that_costs_nothing_stays_free_if_another_layer_uses_its_tensor():
+    graph, cluster = with_free_inputs(3), Cluster.parse(["24GiB"] * 3)
+    tensors = [(1.5, ["input 0", 2]), (0.2, ["input 1", 1]), (0.5, [0, 1, 2])]
+    found = cut(graph, cluster, tensors)
+    assert found.optimal
+    assert found.bottleneck == pytest.approx(oracle.best(graph, cluster, tensors))
 
 
 PLACEMENT = [(name, with_cpu) for name in reference()["placement"] for with_cpu in (False, True)]

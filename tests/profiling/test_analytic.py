@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart import CaptureError, Cluster, Profile, Roofline
+from pipepart import CaptureError, Profile, Roofline
 from pipepart.profiling import Costs
 from tests.capture.families import FAMILIES
 from tests.support.two_parts import SPLITS
@@ -94,9 +94,10 @@ MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "attention, trained mask": lambda: attention(0.0, "trained"),
     "attention, constant mask": lambda: attention(0.0, "allowed"),
     "mask of ones": lambda: gated(0),
+    "embedding": lambda: (nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)), torch.randint(9, (8, 3))),
     **{name: lambda name=name: family(name) for name in ("gpt2", "t5", "mixtral", "swin", "clip")},
 }
-QUICK = set(MODELS) - set(FAMILIES) | {"gpt2"}
+QUICK = set(MODELS) - set(FAMILIES)
 
 
 def profiled(given: tuple[Any, ...], **options: Any) -> Profile:
@@ -173,17 +174,6 @@ def test_a_roofline_is_written_saved_and_read(tmp_path: Path) -> None:
     assert Roofline.parse(str(CPU)) == CPU
     CPU.save(tmp_path / "cpu.json")
     assert Roofline.load(tmp_path / "cpu.json") == CPU
-
-
-def test_a_plan_from_estimates_trains() -> None:
-    model, sample, target, loss_fn = MODELS["perceptron"]()
-    made = profiled((model, sample, target, loss_fn), micro_batches=2, measure=False, roofline=CPU)
-    plan = pipepart.plan(made, Cluster.virtual(2, threads=1), schedule="1f1b", allow_split_ties=True)
-    with pipepart.Pipeline(model, plan, loss_fn=loss_fn) as pipe:
-        call = pipepart.Arguments.of(sample)
-        loss = pipe.step(*call.args, target=target, **call.kwargs)
-    assert loss.isfinite()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 READS: dict[str, Callable[[Tensor], Any]] = {

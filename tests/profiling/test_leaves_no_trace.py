@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pipepart
 from tests.support import plain
 from tests.support.pieces import First
-from tests.support.two_parts import splits
+from tests.support.two_parts import Calls
 
 
 def measure(model: nn.Module, x: Any, **options: Any) -> pipepart.Profile:
@@ -40,7 +40,25 @@ MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "spectral norm by hook": lambda: nn.Sequential(hook_based(nn.utils.spectral_norm), nn.Linear(4, 4)),
     "frozen first": frozen_first,
     "used twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 3),
+    "writes into its input": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)),
+    "writes its weight": lambda: nn.Sequential(
+        Calls(lambda x: x.detach().argmax(1)), nn.Embedding(4, 4, max_norm=0.1)
+    ),
+    "draws": lambda: nn.Sequential(
+        nn.Linear(4, 4), Calls(lambda x: x * random.random() * float(np.random.rand()) * torch.rand(()))
+    ),
 }
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return (self.scale * output - target).pow(2).mean()
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
@@ -85,9 +103,12 @@ def test_the_model_comes_back_as_it_was(kind, trained):
     x = torch.randn(6, 3, 4) if kind == "lstm" else torch.randn(6, 4)
     if trained:
         model(x.clone()).sum().backward()
-    before = snapshot(model)
-    measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), micro_batches=2)
+    before, loss_fn = snapshot(model), Scaled()
+    sample, target = x.clone().requires_grad_(kind == "batch norm"), torch.zeros_like(x).requires_grad_()
+    measure(model, sample, loss_fn=loss_fn, target=target, micro_batches=2)
     assert_unchanged(before, snapshot(model))
+    assert sample.equal(x)
+    assert all(given.grad is None for given in (sample, target, loss_fn.scale))
 
 
 class Dropped(nn.Module):
@@ -111,14 +132,6 @@ def test_a_model_in_evaluation_mode_is_measured_in_training_mode_and_comes_back_
     assert profile.costs[0].saved == trained.costs[0].saved
 
 
-def test_weights_that_a_forward_changes_are_put_back():
-    """An embedding with a largest norm rescales, in its forward, the rows that it reads."""
-    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 2))
-    before = snapshot(model)
-    measure(model, torch.arange(10))
-    assert_unchanged(before, snapshot(model))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_layers_of_torchscript_come_back_as_they_were():
     with warnings.catch_warnings():
@@ -136,46 +149,6 @@ def test_layers_of_torchscript_come_back_as_they_were():
     plain.assert_same(model.state_dict(), values)
     assert [parameter.data_ptr() for parameter in model.parameters()] == memory
     assert all(gradient is None for gradient in plain.gradients(model).values())
-
-
-def test_random_numbers_that_layers_draw_are_put_back():
-    class Draws(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * random.random() * float(np.random.rand()) * torch.rand(())
-
-    model = nn.Sequential(nn.Linear(4, 4), Draws())
-    x = torch.randn(6, 4)
-    before = snapshot(model)
-    measure(model, x)
-    assert_unchanged(before, snapshot(model))
-
-
-def test_sample_and_target_stay_as_they_were():
-    """Though the first layer writes into its input, and both ask for gradients."""
-    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
-    x, y = torch.randn(6, 4), torch.randn(6, 4).requires_grad_()
-    expected = x.clone()
-    measure(model, x, loss_fn=nn.MSELoss(), target=y)
-    assert x.equal(expected)
-    assert y.grad is None
-    model = nn.Sequential(nn.Linear(4, 4))
-    x.requires_grad_()
-    measure(model, x)
-    assert x.grad is None
-
-
-def test_parameters_of_the_loss_stay_as_they_were():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, output: Tensor, target: Tensor) -> Tensor:
-            return (self.scale * output - target).pow(2).mean()
-
-    loss_fn = Scaled()
-    measure(nn.Sequential(nn.Linear(4, 4)), torch.randn(6, 4), loss_fn=loss_fn, target=torch.zeros(6, 4))
-    assert loss_fn.scale.grad is None
 
 
 def test_hooks_of_parameters_do_not_fire_and_stay():
@@ -224,16 +197,3 @@ def test_an_exception_leaves_the_model_as_it_was_and_names_the_layer(at, backwar
         measure(model, x, loss_fn=nn.MSELoss(), target=torch.zeros(6, 4))
     assert "'1'" in "".join(caught.value.__notes__)
     assert_unchanged(before, snapshot(model))
-
-
-@splits
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_callers_grad_mode_does_not_matter(mode):
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    x = torch.randn(64, 64)
-    with mode():
-        profile = measure(model, x)
-    assert all(
-        layer.deferred_bytes > 0 for layer in profile.costs[0].layers[::2]
-    )  # kept for the weights' gradients
-    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,6 +1,5 @@
 """A model that is not on the device that is measured: one layer at a time is there, and the model stays as it is."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,32 +136,6 @@ def test_no_more_than_one_layer_is_real_at_a_time():
     models[:] = [model]
     profile(model, torch.randn(N, D), loss_fn=nn.MSELoss(), target=torch.zeros(N, D))
     assert seen == {number: {number} for number in range(5)}
-
-
-class Applies(nn.Module):
-    """Applies a function to the output of a linear layer."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(D, D)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.linear(x))
-
-
-READS: dict[str, Callable[[Tensor], Tensor]] = {
-    "a branch": lambda x: x if x.mean() > 0 else -x,
-    "a choice of rows": lambda x: x[x.sum(1) > 0],
-}
-
-
-@pytest.mark.parametrize("what", READS)
-def test_a_layer_that_reads_values_reads_random_ones_on_meta(what):
-    model = on_meta(lambda: nn.Sequential(nn.Linear(D, D), Applies(READS[what]), nn.Linear(D, D)))
-    assert [cost.input_bytes for cost in profile(model, torch.randn(N, D)).costs[0].layers][:2] == [
-        4 * N * D
-    ] * 2
 
 
 def test_what_a_layer_raises_names_it_and_leaves_the_model_on_meta():

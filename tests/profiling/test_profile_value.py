@@ -28,16 +28,6 @@ def measured(**options) -> Profile:
     )
 
 
-def test_what_it_says_of_its_origin():
-    profile = measured(threads=1)
-    assert (profile.model, profile.batch, profile.device, profile.threads) == ("Sequential", 12, "cpu", 1)
-    assert profile.torch_version == torch.__version__
-    assert [layer.name for layer in profile.layers] == ["0", "1.0", "1.1"]
-    assert [spec.text for spec in profile.inputs] == ["float32[12, 4]"]
-    assert [spec.text for spec in profile.outputs] == ["float32[12, 2]"]
-    assert list(profile.graph.edges) == [("0", "1.0"), ("1.0", "1.1")]
-
-
 def test_a_saved_profile_loads_as_the_same_value(tmp_path):
     profile = measured()
     profile.save(tmp_path / "profile.json")
@@ -49,6 +39,7 @@ def test_costs_by_number_of_micro_batches():
     profile = measured()
     assert [costs.micro_batches for costs in profile.costs] == [1, 3]
     assert profile.at(3) is profile.costs[1]
+    assert list(profile.graph.edges) == [("0", "1.0"), ("1.0", "1.1")]
     with pytest.raises(ValueError, match=r"measured for \[1, 3\] micro-batches, not for 2"):
         profile.at(2)
 
@@ -79,14 +70,6 @@ def test_a_file_that_was_edited_wrongly_is_refused_by_field(edit, tmp_path):
     change(data)
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=rf"profile.json is (not )?a Profile(.|\n)*{field}"):
-        Profile.load(path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "no json"])
-def test_a_file_that_is_no_profile_is_refused(text, tmp_path):
-    path = tmp_path / "profile.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="not a Profile"):
         Profile.load(path)
 
 

@@ -11,13 +11,6 @@ import pipepart
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
 
-class RetainsGradients(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * 2
-        y.retain_grad()
-        return y
-
-
 class Gradient(nn.Module):
     """Differentiates in its forward, as a physics-informed network does."""
 
@@ -50,29 +43,13 @@ class Embedded(nn.Module):
         return self.table(tokens), (tokens != 0).sum(dim=1)
 
 
-class Scored(nn.Module):
-    """A first layer with several arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, *, scale: Tensor) -> Tensor:
-        return self.inner(x) * scale
-
-
 def tokens() -> Tensor:
     return torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 9], [1, 0, 0, 0]])
 
 
 CASES: dict[str, tuple[nn.Sequential, Any]] = {
-    "retained gradients": (nn.Sequential(nn.Linear(4, 4), RetainsGradients()), torch.ones(4, 4)),
     "gradients in a forward": (nn.Sequential(nn.Linear(4, 4), Gradient()), torch.ones(4, 4)),
     "lengths that are read": (nn.Sequential(Embedded(), Packed()), tokens()),
-    "keyword arguments": (
-        nn.Sequential(Scored(), nn.Tanh()),
-        {"x": torch.ones(4, 4), "scale": torch.ones(4, 1)},
-    ),
 }
 
 
@@ -84,14 +61,6 @@ def test_a_layer_that_trains_is_profiled(case):
     )
     assert [spec.shape for spec in profile.outputs] == [(4, 4)]
     assert all(cost.forward.seconds > 0 for cost in profile.costs[0].layers)
-
-
-def test_auto_plans_a_model_whose_forward_reads_values():
-    model, sample = CASES["lengths that are read"]
-    with pipepart.Pipeline.auto(
-        model, sample, loss_fn=nn.MSELoss(), target=torch.zeros(4, 4), devices=2, schedule="1f1b"
-    ) as pipe:
-        assert float(pipe.step(sample, target=torch.zeros(4, 4)).detach()) > 0
 
 
 def test_a_loss_is_called_on_one_micro_batch_and_on_no_other_values():

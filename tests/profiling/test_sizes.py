@@ -78,14 +78,6 @@ def test_an_estimate_lies_between_the_measured_sizes_around_it():
     assert [tensor.bytes for tensor in found.saved] == [tensor.bytes for tensor in exact.saved]
 
 
-def test_an_estimate_of_unequal_micro_batches_has_their_mean_seconds():
-    found = estimate(profile([1, 3]), 8).at(8)
-    exact = profile(8).at(8)
-    assert found.samples == exact.samples == 2
-    seconds = [sum(cost.seconds for cost in costs.layers) for costs in (found, exact)]
-    assert seconds[0] == pytest.approx(seconds[1], rel=1e-6)
-
-
 def test_a_hand_written_scale_has_a_number_for_each_micro_batch():
     found = profile(3)
     wrong = found.costs[0].model_copy(update={"scale": (1.0, 1.0)})

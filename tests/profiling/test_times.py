@@ -45,17 +45,6 @@ def test_which_layers_have_which_parts_of_a_backward():
     assert all(layer.backward_input.seconds > 0 for layer in costs.layers[3:])
 
 
-def test_the_loss_has_costs_of_its_own():
-    with_loss = costs_of(nn.Linear(D, D), loss_fn=nn.CrossEntropyLoss(), target=torch.randint(D, (N,)))
-    assert with_loss.loss.forward.seconds > 0
-    assert with_loss.loss.backward_seconds > 0
-    assert costs_of(nn.Linear(D, D)).loss.seconds == 0
-
-
-def test_every_layer_is_timed_several_times_however_little_time_there_is():
-    assert costs_of(nn.Linear(D, D), nn.Tanh()).repeats >= 5
-
-
 def test_layers_run_with_the_threads_that_are_asked_for():
     class Ask(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

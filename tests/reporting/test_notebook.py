@@ -86,16 +86,6 @@ def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages
     assert all("64.0 MiB" in row for row in devices)
 
 
-def test_several_stages_of_a_device_are_in_one_row(four_chunks: Plan):
-    devices = [row for row in rows(four_chunks) if row and row[0].startswith("device:")]
-    assert [row[:2] for row in devices] == [["device:1", "0, 2"], ["device:0", "1, 3"]]
-
-
-def test_a_plan_without_figures_is_shown(two_stages: Plan):
-    bare = two_stages.model_copy(update={"prediction": None, "profile": None})
-    assert "virtual:0" in shown(bare).words
-
-
 def test_a_trace_shows_the_measured_step_over_the_predicted_one(two_stages: Plan):
     trace = Trace(two_stages, [two_stages.simulate()])
     words = " ".join(shown(trace).words)
@@ -103,16 +93,6 @@ def test_a_trace_shows_the_measured_step_over_the_predicted_one(two_stages: Plan
     assert "measured" in words
     assert "predicted:" in words
     assert "no whole step" in " ".join(shown(Trace(two_stages)).words)
-
-
-def test_a_cut_shows_its_stages():
-    graph = nx.DiGraph()
-    for number in range(6):
-        graph.add_node(f"n{number}", seconds=1e-3)
-    nx.add_path(graph, list(graph))
-    cut = planning.cut(graph, Cluster.virtual(2))
-    assert "Cut into 2 stages: bottleneck 3 ms, no cut has a smaller one" in shown(cut).words
-    assert [row[2] for row in rows(cut)[1:]] == ["n0 – n2", "n3 – n5"]
 
 
 def test_a_schedule_and_a_large_timeline_stay_small():
@@ -130,3 +110,18 @@ def test_names_are_escaped(profile: Profile, two_stages: Plan):
     shown(named)
     shown(planning.plan(named, Cluster.virtual(2), schedule="1f1b", micro_batches=4))
     shown(replace(two_stages.simulate(), schedule=replace(two_stages.simulate().schedule, name=_HOSTILE)))
+
+
+def test_a_plan_without_figures_is_shown(two_stages: Plan):
+    bare = two_stages.model_copy(update={"prediction": None, "profile": None})
+    assert "virtual:0" in shown(bare).words
+
+
+def test_a_cut_shows_its_stages():
+    graph = nx.DiGraph()
+    for number in range(6):
+        graph.add_node(f"n{number}", seconds=1e-3)
+    nx.add_path(graph, list(graph))
+    cut = planning.cut(graph, Cluster.virtual(2))
+    assert "Cut into 2 stages: bottleneck 3 ms, no cut has a smaller one" in shown(cut).words
+    assert [row[2] for row in rows(cut)[1:]] == ["n0 – n2", "n3 – n5"]

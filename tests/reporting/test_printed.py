@@ -1,7 +1,8 @@
-"""All that is printed of profiles, plans and steps is as the files in ``golden`` have it (support/golden.py)."""
+"""All that is printed of profiles, plans and steps is as the files in ``golden`` have it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from difflib import ndiff
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from rich.console import RenderableType
 
 import schedules
-from pipepart import Cluster, Plan, Profile, Trace, plan
+from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, Trace, plan
 from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
 from pipepart.reporting import (
@@ -22,21 +23,30 @@ from pipepart.reporting import (
     difference_reports,
     drawn_timeline,
     idle_table,
+    infeasible_report,
     layer_table,
     measured_against_plan,
     memory_table,
+    plan_reports,
     plan_summary,
     schedules_table,
     simulation_summary,
     size_table,
     stage_table,
+    trace_reports,
     trace_summary,
 )
 from schedules import Kind, Timeline
-from tests.support.golden import check_golden
 
 Printed = Callable[[RenderableType], str]
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def check_golden(text: str, name: str) -> None:
+    """Assert that a text is that of a file; with ``UPDATE_GOLDEN=1`` in the environment, write the file anew."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 def test_tables_of_a_profile(printed: Printed, profile: Profile) -> None:
@@ -53,7 +63,7 @@ def test_tables_of_a_profile(printed: Printed, profile: Profile) -> None:
         size_table(profile),
         layer_table(repeated, folded=True),
     ]
-    check_golden("\n".join(map(printed, shown)), GOLDEN / "profile.txt")
+    check_golden("\n".join(map(printed, shown)), "profile.txt")
     with pytest.raises(ValueError, match="not for 3"):
         layer_table(profile, 3)
 
@@ -92,7 +102,7 @@ def test_tables_of_stages_and_memory(
     texts.append(f"# some recompute\n{printed(memory_table(mixed_recompute(again)))}")
     no_limit = two_stages.model_copy(update={"cluster": unlimited})
     texts.append(f"# no limit\n{printed(memory_table(no_limit))}")
-    check_golden("\n".join(texts), GOLDEN / "stages.txt")
+    check_golden("\n".join(texts), "stages.txt")
 
 
 def predicted_as(made: Plan, **figures: float) -> Plan:
@@ -131,7 +141,7 @@ def test_summaries_differ_in_what_there_is_to_tell(
     for name, each in plans.items():
         lines = ndiff(whole.splitlines(), printed(plan_summary(each)).splitlines())
         texts.append("\n".join([f"# {name}", *(line[2:] for line in lines if line.startswith("+ ")), ""]))
-    check_golden("\n".join(texts), GOLDEN / "summaries.txt")
+    check_golden("\n".join(texts), "summaries.txt")
 
 
 KEPT = Alternative(
@@ -157,7 +167,7 @@ def test_alternatives_and_differences(printed: Printed, two_stages: Plan, again:
         alternatives_table(made, compact=True),
         *difference_reports(two_stages, again, ("kept", "again")),
     ]
-    check_golden("\n".join(map(printed, shown)), GOLDEN / "alternatives.txt")
+    check_golden("\n".join(map(printed, shown)), "alternatives.txt")
 
 
 def stretched(step: Timeline, factor: float) -> Timeline:
@@ -201,7 +211,7 @@ def test_measured_steps(printed: Printed, two_stages: Plan, four_chunks: Plan, a
         drawn_timeline(two_replicas(two_stages).simulate()),
         bench_table(bench),
     ]
-    check_golden("\n".join(map(printed, shown)), GOLDEN / "steps.txt")
+    check_golden("\n".join(map(printed, shown)), "steps.txt")
     with pytest.raises(ValueError, match="at least 1"):
         measured_against_plan(two_stages, [])
 
@@ -222,4 +232,25 @@ def test_simulated_schedules_and_clusters(printed: Printed) -> None:
         cluster_report(boxes),
         cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
     ]
-    check_golden("\n".join(map(printed, shown)), GOLDEN / "simulated.txt")
+    check_golden("\n".join(map(printed, shown)), "simulated.txt")
+
+
+def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -> None:
+    whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
+    with pytest.raises(InfeasiblePlanError) as caught:
+        plan(profile, Cluster.virtual(1, memory=whole - 1), schedule="1f1b", micro_batches=4)
+    text = printed(infeasible_report(caught.value))
+    assert text.startswith("The model does not fit: with 1 stage, 4 micro-batches")
+    assert "  1. --more-devices 1: " in text
+    assert "cluster=" not in text
+
+
+def test_all_of_a_plan_and_of_a_trace_prints(printed: Printed, two_stages: Plan) -> None:
+    titles = [printed(report).splitlines()[0].split(":")[0] for report in plan_reports(two_stages)]
+    assert {"Plan", "Stages", "Devices"} <= set(titles)
+    trace = Trace(two_stages, [two_stages.simulate()])
+    titles = [printed(report).splitlines()[0] for report in trace_reports(trace)]
+    assert [title.split(":")[0] for title in titles[:3]] == ["Trace", "Devices", "Actions"]
+    assert titles[3].startswith("Measured timeline of the median step")
+    with pytest.raises(ValueError, match=r"run pipe\.step within"):
+        trace_reports(Trace(two_stages))

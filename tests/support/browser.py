@@ -23,17 +23,9 @@ class OpenedPage:
         page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         page.on("dialog", self._dialog)
         page.on("request", lambda request: self._request(request.url, file.as_uri()))
-        self._protocol = page.context.new_cdp_session(page)
-        self._protocol.send("Performance.enable", {"timeDomain": "threadTicks"})
         page.goto(file.as_uri())
         if scripts:
             page.wait_for_selector("html[data-ready=true]")
-
-    @property
-    def busy_seconds(self) -> float:
-        """What the page's thread has computed so far: parsing, layout, scripts and drawing; not its waits."""
-        metrics = self._protocol.send("Performance.getMetrics")["metrics"]
-        return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
     def texts(self, selector: str) -> list[str]:
         """Return the text of each element that is shown."""

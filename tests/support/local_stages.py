@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Arguments, Plan
-from pipepart.capture import Chain, Live, RecordedChain, chain_of, state_of
+from pipepart.capture import Chain, Live, RecordedChain, chain_of
 from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
 from pipepart.runtime.build import build_stages
@@ -62,11 +62,6 @@ def output(processes: list[Process], plan: Plan, sample: Any) -> Any:
             value = layer(value)
         place += len(stage.layers)
     return value
-
-
-def has_memory(layers: Any) -> bool:
-    """Return True if a parameter or buffer of layers has memory."""
-    return any(not tensor.is_meta for _, layer in layers for tensor in state_of(layer))
 
 
 class Block(nn.Linear):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,11 +40,6 @@ class Parallel(nn.Module):
         return self.left(x).relu() + self.right(x).sigmoid() * self.left(x.sin()) + x
 
 
-class InPlace(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(1.5)
-
-
 class OtherLayout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t()
@@ -80,15 +74,6 @@ class Recurrent(nn.Module):
         return self.inner(x.unsqueeze(1).expand(-1, 2, -1))[0][:, -1]
 
 
-class Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Conv1d(2, 2, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.unflatten(1, (2, -1))).flatten(1)
-
-
 class Noise(nn.Module):
     """Draws through an operation that takes no generator of its own."""
 
@@ -98,37 +83,6 @@ class Noise(nn.Module):
 
 def linear() -> nn.Linear:
     return nn.Linear(WIDTH, WIDTH)
-
-
-# Each makes one or more layers that belong together.
-PIECES: list[Callable[[], list[nn.Module]]] = [
-    lambda: [linear()],
-    lambda: [linear()],
-    lambda: [linear(), nn.ReLU(inplace=True)],
-    lambda: [linear(), nn.LeakyReLU(inplace=True), InPlace()],
-    lambda: [linear(), InPlace()],
-    lambda: [nn.BatchNorm1d(WIDTH)],
-    lambda: [nn.LayerNorm(WIDTH), nn.GELU()],
-    lambda: [Fork(), Middle(), Join()],
-    lambda: [Parallel()],
-    lambda: [OtherLayout()],
-    lambda: [HalfDetached()],
-    lambda: [Branches()],
-    lambda: [nn.Identity()],
-    lambda: [nn.Sequential(linear(), nn.Sequential(nn.Tanh()))],
-    lambda: [nn.utils.parametrizations.weight_norm(linear())],
-    lambda: [Attention()],
-    lambda: [Recurrent()],
-    lambda: [Convolution()],
-]
-
-RANDOM_PIECES: list[Callable[[], list[nn.Module]]] = [
-    lambda: [linear(), nn.Dropout(0.4)],
-    lambda: [linear(), nn.Dropout(0.3, inplace=True)],
-    lambda: [nn.RReLU()],
-    lambda: [Noise()],
-    lambda: [Attention(dropout=0.3)],
-]
 
 
 class Fails(nn.Module):

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
-
 import torch
 from torch import Tensor, nn
-
-from pipepart.runtime.transport.skips import Routes
 
 WIDTH = 6
 
@@ -61,10 +55,3 @@ class Woven(nn.Module):
             if index in (2, 8):
                 x = x.masked_fill(mask > 1, 0.5)
         return x
-
-
-@contextmanager
-def relayed() -> Iterator[None]:
-    """Have every stage relay what it does not use, in pipelines that run within the block for the first time."""
-    with mock.patch.object(Routes, "of", return_value={}):
-        yield

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.pieces import WIDTH, linear
@@ -17,56 +14,6 @@ class Double(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mul_(2)
-
-
-class Shared(nn.Module):
-    """One linear layer that is used several times, and once more by its weight alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = self.layer(x).tanh()
-        return x + functional.linear(x, self.layer.weight)
-
-
-class Chunked(nn.Module):
-    """Three projections that are views of one weight, as in attention, put together from chunks of their output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3 * WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (functional.linear(x, part) for part in self.weight.chunk(3))
-        left, right = (query * key).chunk(2, -1)
-        return value + torch.cat([right, left], -1).view_as(value)
-
-
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * x * weight
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradients[0] * 2 * x * weight, (gradients[0] * x * x).sum(0)
-
-
-class Custom(nn.Module):
-    """A function with a backward of its own, between two linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = linear(), linear()
-        self.scale = nn.Parameter(torch.randn(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(Squared.apply(self.before(x), self.scale))
 
 
 class Slope(nn.Module):
@@ -104,17 +51,6 @@ class Tokens(nn.Module):
         return self.table((x.detach()[:, :2] > 0).long()).sum(dim=1) + x
 
 
-class Sequences(nn.Module):
-    """A linear layer of three dimensions, whose backward is another than that of two, with views around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(torch.stack([x, x.sin()], dim=1)).mean(dim=1)
-
-
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -122,65 +58,6 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x.unsqueeze(1).expand(-1, 3, -1))[:, 1]
-
-
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.LSTM(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.unsqueeze(1).expand(-1, 2, -1))[0][:, -1]
-
-
-class Images(nn.Module):
-    """Convolutions in channels-last layout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Conv2d(2, 2, 3, padding=1, groups=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        image = x.view(-1, 2, 1, 3).contiguous(memory_format=torch.channels_last)
-        return self.inner(image).flatten(1)
-
-
-class Enter(nn.Module):
-    """Begins a skip connection: its input travels along."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inner(x).relu(), x
-
-
-class Carry(Enter):
-    """Computes with the first of two tensors and passes the other on."""
-
-    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x, skipped = pair
-        return self.inner(x).tanh(), skipped
-
-
-class Leave(nn.Module):
-    """Ends a skip connection."""
-
-    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-        return pair[0] + pair[1] * pair[1]
-
-
-class Adapter(nn.Module):
-    """A frozen linear layer with a trained correction of rank two (Hu et al. 2021)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear().requires_grad_(False)
-        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.up(self.down(x))
 
 
 class HooksItsInput(nn.Module):

@@ -6,18 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Arguments, CaptureError, Pipeline, Roofline, check, deferred_init, profile
+from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.deferred import Tied, deferred, initialize, pipelines, reset_parameters, twins
-from tests.support.recorded import borders_of, chain_for, differing
+from tests.support.deferred import Tied, deferred, initialize, pipelines, reset_parameters
+from tests.support.recorded import borders_of, chain_for
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
 LOSS = nn.functional.mse_loss
-
-SPEED = Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")
 
 
 def perceptron() -> nn.Sequential:
@@ -46,7 +44,7 @@ def test_training_of_a_recorded_model(strict):
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "t5", "llama"))]
+    "family", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "t5")]
 )
 def test_models_of_transformers_have_an_initializer(family):
     def initialized(module: nn.Module) -> None:
@@ -106,28 +104,14 @@ def filled(model: nn.Module, **options: object) -> nn.Module:
 
 
 def test_reset_parameters_initializes_layers_of_torch():
-    def make() -> nn.Sequential:
-        return nn.Sequential(
-            nn.Linear(4, 400),
-            nn.BatchNorm1d(400),
-            nn.Embedding(3, 4, padding_idx=1),
-            nn.MultiheadAttention(8, 2, add_bias_kv=True),
-            nn.LSTM(4, 8),
-            nn.LayerNorm(4),
-        )
-
     with torch.device("meta"):  # without values of buffers, too
-        model = make()
-    filled(model, initialize=reset_parameters)
-    state = model.state_dict()
+        model = nn.Sequential(nn.Linear(4, 400), nn.BatchNorm1d(400), nn.MultiheadAttention(8, 2))
+    state = filled(model, initialize=reset_parameters).state_dict()
     bound = state["0.weight"].abs().max()
     assert 0.9 / 2 < bound <= 1 / 2  # 1 / sqrt(4)
-    assert torch.equal(state["1.weight"], torch.ones(400))
     assert torch.equal(state["1.running_var"], torch.ones(400))
     assert state["1.num_batches_tracked"] == 0
-    assert torch.equal(state["2.weight"][1], torch.zeros(4))
-    assert torch.equal(state["3.out_proj.bias"], torch.zeros(8))
-    assert torch.equal(state["5.weight"], torch.ones(4))
+    assert torch.equal(state["2.out_proj.bias"], torch.zeros(8))
 
 
 def test_values_do_not_depend_on_the_cut_and_follow_the_seed():
@@ -225,6 +209,15 @@ def test_an_initializer_may_bind_a_buffer_anew():
     assert torch.equal(model.get_buffer("0.places"), torch.tensor([0, 2, 4, 6]))
 
 
+def test_an_error_of_an_initializer_names_the_module():
+    def broken(module: nn.Module) -> None:
+        raise ArithmeticError("on purpose")
+
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        filled(deferred(perceptron), initialize=broken)
+    assert caught.value.__notes__ == ["pipepart: while module '0' was initialized"]
+
+
 def test_what_cannot_be_initialized_safely_is_refused():
     some = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).to("meta"))
     with pytest.raises(
@@ -251,42 +244,6 @@ def test_a_parameter_that_a_graph_holds_is_refused():
     assert held.is_meta
 
 
-def test_an_error_of_an_initializer_names_the_module():
-    def broken(module: nn.Module) -> None:
-        raise ArithmeticError("on purpose")
-
-    with pytest.raises(ArithmeticError, match="on purpose") as caught:
-        filled(deferred(perceptron), initialize=broken)
-    assert caught.value.__notes__ == ["pipepart: while module '0' was initialized"]
-
-
-class Recurrent(nn.Module):
-    """Takes the last state of an LSTM, which keeps its parameters in a list, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 4, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x.unsqueeze(1).expand(-1, 2, -1))[0][:, -1]
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_recurrent_layers_and_replicas(replicas):
-    plain, model = twins(lambda: nn.Sequential(Recurrent(), nn.Linear(4, 3)))
-    parameters = list(model.parameters())
-    x, y = torch.ones(6, 3), torch.ones(6, 3)
-    losses = []
-    for one in (model, plain):
-        with cut_by_hand(
-            one, [1], loss_fn=LOSS, micro_batches=4, replicas=replicas, initialize=initialize
-        ) as pipe:
-            losses.append(pipe.step(x, target=y))
-    assert torch.equal(*losses)
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-    assert differing(model, plain) == []
-
-
 def test_auto_and_check():
     x, y = torch.randn(8, 4), torch.randn(8, 4)
     model = deferred(perceptron)
@@ -295,21 +252,3 @@ def test_auto_and_check():
     with Pipeline.auto(model, x, target=y, loss_fn=LOSS, devices=2, initialize=initialize) as pipe:
         expected = LOSS(model(x), y).detach()
         torch.testing.assert_close(pipe.step(x, target=y), expected)
-
-
-@pytest.mark.parametrize("measure", [False, True])
-def test_a_profile_takes_parameters_without_memory_and_buffers_with_values(measure):
-    x = torch.randint(12, (8,))
-    model = deferred(Tied)
-    options: dict[str, Any] = {
-        "target": x,
-        "loss_fn": nn.functional.cross_entropy,
-        "micro_batches": 2,
-        "seconds": 0,
-    }
-    found = profile(model, x, measure=measure, roofline=None if measure else SPEED, **options)
-    expected = profile(Tied(), x, measure=measure, roofline=None if measure else SPEED, **options)
-    assert [layer.parameter_bytes for layer in found.layers] == [
-        layer.parameter_bytes for layer in expected.layers
-    ]
-    assert all(torch.equal(block[1].running_mean, torch.zeros(6)) for block in model.blocks)  # type: ignore[index, union-attr]

@@ -11,7 +11,6 @@ from pipepart import Arguments, CaptureError, Pipeline, deferred_init
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
 from tests.support.chains import plan_by_hand
-from tests.support.processes import run_script
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 
@@ -162,58 +161,3 @@ def test_buffers_that_are_not_saved_are_initialized(tmp_path):
     with Pipeline(model, plan, LOSS, weights=tmp_path, initialize=tables) as pipe:
         assert torch.equal(model.get_buffer("1.table"), torch.full((4,), 3.0))
         assert pipe.state_dict()["1.weight"].any()
-
-
-def test_models_of_transformers_initialize_their_unsaved_buffers(tmp_path):
-    make, sample = FAMILIES["llama"]
-    plain: nn.Module = make()
-    plain.save_pretrained(tmp_path)  # type: ignore[operator]
-    chain = chain_for(plain, sample())
-    plan = plan_by_hand([name for name, _ in chain.layers], [2], micro_batches=2)
-    with torch.device("meta"):
-        model = make()
-    initialize: Any = model._init_weights
-    recorded: Any = RecordedChain(model, chain.groups)
-    with Pipeline(recorded, plan, weights=tmp_path, initialize=initialize):
-        for name, buffer in plain.named_buffers():
-            assert torch.equal(model.get_buffer(name), buffer)
-        for name, parameter in plain.named_parameters():
-            assert torch.equal(model.get_parameter(name), parameter)
-
-
-_SCRIPT = """
-import resource
-import torch
-from torch import nn
-from pipepart import Pipeline, deferred_init
-from tests.support.chains import plan_by_hand
-from tests.support.processes import run_script
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-class Block(nn.Linear):
-    def reset_parameters(self):
-        super().reset_parameters()
-        nn.init.normal_(self.weight)
-
-def make():
-    return nn.Sequential(*[Block(1024, 1024) for _ in range(48)])  # 192 MiB, 4 MiB a layer
-
-plan = plan_by_hand([str(i) for i in range(48)], [12, 24, 36], micro_batches=2)
-torch.randn(64, 64) @ torch.randn(64, 64)
-with deferred_init():
-    nn.Sequential(Block(4, 4))  # imports what the meta device needs
-before = peak()
-with deferred_init():
-    model = make()
-with Pipeline(model, plan, nn.functional.mse_loss, initialize=Block.reset_parameters):
-    print(peak() - before)
-"""
-
-
-@pytest.mark.slow
-def test_a_deferred_model_takes_the_memory_of_its_tensors_once():
-    ended = run_script(_SCRIPT)
-    assert ended.returncode == 0, ended.stderr
-    assert 190 < float(ended.stdout) < 220, ended.stdout

@@ -1,16 +1,74 @@
 """An exception anywhere in a step reaches the caller as it was raised, and the next step works."""
 
+import re
+import traceback
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from pipepart import Pipeline
+from pipepart.runtime.state.replicas import Replica
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.fuses import Burning, Fuse, Trouble, notes, text_of_traceback
 from tests.support.pairwise import pairwise
-from tests.support.two_parts import Calls
+from tests.support.two_parts import Calls, splits
+
+
+class Trouble(Exception):
+    """An exception that cannot be constructed from its message alone."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"trouble {code}")
+        self.code, self.reason = code, reason
+
+
+class Fuse(nn.Module):
+    """A layer that returns its input, and raises in the forward or backward of call ``at`` if it is armed.
+
+    ``where`` is ``"forward"``, ``"function"`` for the backward of a function, or ``"tensor hook"``.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.at: int | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        call, self.calls = self.calls, self.calls + 1
+        if self.where == "forward":
+            self.burn(call)
+            return x * 1
+        if self.where == "function":
+            return Burning.apply(x, self, call)
+        y = x * 1
+        y.register_hook(lambda gradient: self.burn(call))
+        return y
+
+    def burn(self, call: int) -> None:
+        if call == self.at:
+            raise Trouble(call, reason=self.where)
+
+
+class Burning(torch.autograd.Function):
+    """Asks the fuse in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fuse: Fuse, call: int) -> Tensor:
+        ctx.fuse, ctx.call = fuse, call
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.fuse.burn(ctx.call)
+        return gradients[0], None, None
+
+
+def notes(error: BaseException) -> str:
+    """Return the notes of an exception, one line each."""
+    return "\n".join(error.__notes__)
 
 
 def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
@@ -41,7 +99,7 @@ def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
         with pytest.raises(Trouble) as caught:
             pipe.step(x, target=y)
         assert (caught.value.code, caught.value.reason) == (micro_batch, where)
-        assert "in burn" in text_of_traceback(caught.value)
+        assert "in burn" in "".join(traceback.format_exception(caught.value))
         assert f"stage {position // 2} of 3" in notes(caught.value)
         assert f"micro-batch {micro_batch} of 4" in notes(caught.value)
         assert (f"layer '{position}' (Fuse)" in notes(caught.value)) == (where == "forward")
@@ -53,30 +111,6 @@ def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize(
-    ("kind", "position"), [("full backward hook", 1), ("full backward pre-hook", 4), ("forward hook", 2)]
-)
-def test_an_exception_in_a_hook_of_a_layer(kind, position):
-    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
-
-    def burn(*_: Any) -> None:
-        raise Trouble(7, reason=kind)
-
-    register = {
-        "full backward hook": model[position].register_full_backward_hook,
-        "full backward pre-hook": model[position].register_full_backward_pre_hook,
-        "forward hook": model[position].register_forward_hook,
-    }[kind]
-    handle = register(burn)
-    x, y = torch.randn(6, 4), torch.randn(6, 4)
-    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss()) as pipe:
-        with pytest.raises(Trouble) as caught:
-            pipe.step(x, target=y)
-        assert f"stage {position // 2} of 3" in notes(caught.value)
-        handle.remove()
-        pipe.step(x, target=y)
 
 
 @pytest.mark.parametrize(
@@ -109,44 +143,6 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-class Parts(nn.Module):
-    """Returns two tensors; fails when the gradient of one of them arrives."""
-
-    def __init__(self, failing: int) -> None:
-        super().__init__()
-        self.failing = failing
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.inner(x).tanh()
-        parts = hidden * 2, hidden.sin()
-        parts[self.failing].register_hook(self.fail)
-        return parts
-
-    def fail(self, gradient: Tensor) -> None:
-        raise Trouble(self.failing, reason="one of two")
-
-
-@pytest.mark.parametrize(("border", "failing"), [(1, 0), (2, 1), (3, 0), (3, 1)])
-def test_the_backward_of_a_layer_that_gives_several_tensors(border, failing):
-    joined = Calls(lambda parts: parts[0].exp() + parts[1].exp())
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Parts(failing), joined, nn.Linear(4, 4))
-    with cut_by_hand(model, [border], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-    assert "pipepart: on stage " in notes(caught.value)
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_the_backward_of_the_last_layer_that_gives_several_tensors(failing):
-    """The caller's loss, which is nobody's layer, goes backward from both."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Parts(failing))
-    with cut_by_hand(model, [1]) as pipe:
-        first, second = pipe(torch.randn(6, 4))
-        with pytest.raises(Trouble) as caught:
-            (first + second).sum().backward()
-    assert "pipepart: on stage " in notes(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -191,42 +187,146 @@ def test_the_first_of_two_failures_arrives():
     assert caught.value.code == 0
 
 
-@pytest.mark.parametrize(
-    ("where", "schedule"), [("forward", "1f1b"), ("function", "1f1b"), ("function", "zb-h1")]
-)
-def test_an_exception_in_a_differentiable_forward_or_its_backward(where, schedule):
-    fuse = Fuse(where)
-    model = chain_with(fuse, 2)
-    reference = plain.twin(model)
-    x = torch.randn(8, 4)
-    with cut_by_hand(model, [2, 4], micro_batches=4, schedule=schedule) as pipe:
-        fuse.at = 1
+X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
+LOSS = nn.MSELoss()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+
+
+def cut(model: nn.Module, borders: list[int], **options: Any) -> Pipeline:
+    return cut_by_hand(model, borders, loss_fn=LOSS, micro_batches=4, timeout=60, **options)
+
+
+def check_that_it_goes_on(pipe: Pipeline) -> None:
+    reference = plain.twin(pipe.module)
+    reference.zero_grad()
+    pipe.zero_grad()
+    pipe.step(X, target=Y)
+    plain.micro_batched_step(reference, X, Y, LOSS, 4)
+    plain.assert_close(plain.gradients(pipe.module), plain.gradients(reference), 1e-6)
+
+
+@pytest.mark.parametrize("drop_in", [False, True])
+def test_a_second_forward(drop_in):
+    """Buffers are the user's again."""
+
+    def burn(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4 + 2:  # gpipe: all first forwards, then the second ones
+            raise Trouble(7, reason="second")
+        return x * 1
+
+    calls, norm = 0, nn.BatchNorm1d(4)
+    running = norm.running_mean
+    model = nn.Sequential(nn.Linear(4, 4), norm, Calls(burn), nn.Linear(4, 4))
+    with cut(model, [1, 3], schedule="gpipe", recompute="always") as pipe:
         with pytest.raises(Trouble) as caught:
-            pipe(x).sum().backward()
-        assert "stage 1 of 3" in notes(caught.value)
-        assert "micro-batch 1 of 4" in notes(caught.value)
-        fuse.at = None
-        pipe.zero_grad()
-        pipe(x).sum().backward()
-    reference(x).sum().backward()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
+            pipe(X).sum().backward() if drop_in else pipe.step(X, target=Y)
+        first, second = caught.value.__notes__
+        assert first == "pipepart: in the second forward of layer '2' (Calls)"
+        assert second.startswith(
+            "pipepart: on stage 1 of 3 on virtual:1, micro-batch 1 of 4 (action 1RECOMPUTE1)"
+        )
+        assert norm.running_mean is running
+        assert norm.num_batches_tracked == 4
+        check_that_it_goes_on(pipe)
 
 
-def test_failures_in_a_row_leave_a_pipeline_that_works():
-    fuse = Fuse("forward")
-    model = chain_with(fuse, 3)
-    reference = plain.twin(model)
-    x, y = torch.randn(8, 4), torch.randn(8, 4)
-    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-        for attempt in range(8):
-            fuse.calls, fuse.at = 0, attempt % 4
-            with pytest.raises(Trouble):
-                pipe.step(x, target=y)
-        fuse.at = None
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+def test_a_second_forward_that_does_something_else():
+    def fickle(x: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return (x * 1, x * 2) if calls > 4 else (x * 1, x.detach())
+
+    calls = 0
+    model = nn.Sequential(nn.Linear(4, 4), Calls(fickle), Calls(lambda pair: pair[0]))
+    with (
+        cut(model, [2], schedule="gpipe", recompute="always") as pipe,
+        pytest.raises(RuntimeError, match=r"second forward made 2 tensors .* the first 1") as caught,
+    ):
+        pipe.step(X, target=Y)
+    assert "stage 0 of 2" in caught.value.__notes__[-1]
+
+
+class Overwrites(nn.Module):
+    """A linear layer that writes over the input of its last call when it is armed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.held: Tensor | None = None
+        self.armed = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.armed and self.held is not None:
+            self.held.add_(1)
+        own = x * 1
+        self.held = own.detach()
+        return self.linear(own)
+
+
+@splits
+def test_the_backward_for_the_weights():
+    """The input of a layer is written into after the first part, which has passed its gradient on already."""
+    overwrites = Overwrites()
+    with cut(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), overwrites, nn.Linear(4, 4)), [2], schedule="zb-h1"
+    ) as pipe:
+        overwrites.armed = True
+        with pytest.raises(RuntimeError, match="has been written into") as caught:
+            pipe.step(X, target=Y)
+        (place,) = caught.value.__notes__
+        assert "stage 1 of 2" in place
+        assert "(action 1W0)" in place
+        overwrites.armed, overwrites.held = False, None
+        check_that_it_goes_on(pipe)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_the_step_of_a_stages_optimizer(stage):
+    def fail(*_: Any) -> None:
+        raise Trouble(2, reason="optimizer")
+
+    with cut(network(), [2, 4], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)) as pipe:
+        handle = pipe.optimizers[stage].register_step_pre_hook(fail)
+        with pytest.raises(Trouble) as caught:
+            pipe.step(X, target=Y)
+        assert "in the step of its optimizer (SGD)" in notes(caught.value)
+        place = f"stage {stage} of 3 on virtual:{stage}, all micro-batches (action {stage}OPT_STEP)"
+        assert place in notes(caught.value)
+        handle.remove()
+        check_that_it_goes_on(pipe)
+
+
+def test_the_sum_of_the_gradients_of_two_copies(monkeypatch):
+    def fail(replica: Replica) -> Any:
+        raise Trouble(3, reason="sum")
+
+    with cut(network(), [3], replicas=2) as pipe:
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "hand_over", fail)
+            with pytest.raises(Trouble) as caught:
+                pipe.step(X, target=Y)
+        assert re.search(r"\(action [23]REDUCE_GRAD\)", notes(caught.value))
+        check_that_it_goes_on(pipe)
+
+
+def test_an_exception_that_takes_no_notes_arrives_as_it_is():
+    class Silent(Exception):
+        def add_note(self, note: str) -> None:
+            raise TypeError("no notes")
+
+    def fail(x: Tensor) -> Tensor:
+        raise Silent("from a layer")
+
+    with (
+        cut(nn.Sequential(nn.Linear(4, 4), Calls(fail), nn.Linear(4, 4)), [1, 2]) as pipe,
+        pytest.raises(Silent, match="from a layer"),
+    ):
+        pipe.step(X, target=Y)
 
 
 def test_the_error_of_detect_anomaly_names_the_stage_and_the_micro_batch():

@@ -1,19 +1,44 @@
-"""How a mini-batch becomes micro-batches: what is split, what goes whole, and the user's own way."""
+"""How a mini-batch becomes micro-batches: what is split, what goes whole, what is refused, and the user's own way."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils import _pytree as pytree
 
-import pipepart
-from pipepart import Pipeline, Whole
+from pipepart import Arguments, Pipeline, Whole
+from pipepart.data.gather import gather
+from pipepart.data.split import MicroBatches, sizes, split
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.two_parts import Calls
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
+
+
+@pytest.mark.parametrize(
+    ("samples", "parts"), [(1, 1), (1, 3), (2, 2), (7, 3), (8, 3), (9, 3), (40, 7), (40, 39), (3, 40)]
+)
+def test_parts_put_together_are_the_whole(samples: int, parts: int) -> None:
+    """Their sizes differ by one at most, and the larger come first."""
+    parts = min(samples, parts)
+    nest = {"a": torch.randn(samples, 3), "b": (torch.arange(samples), "name", None)}
+    pieces, found = split(nest, parts), sizes(samples, parts)
+    assert [len(piece["a"]) for piece in pieces] == found
+    assert sum(found) == samples
+    assert found == sorted(found, reverse=True)
+    assert found[0] - found[-1] <= 1
+    whole = gather(pieces, MicroBatches(pieces, [None] * parts, found, None))
+    assert whole["a"].equal(nest["a"])
+    assert whole["b"][0].equal(torch.arange(samples))
+    assert whole["b"][1:] == ("name", None)
 
 
 class Attend(nn.Module):
@@ -23,104 +48,251 @@ class Attend(nn.Module):
         super().__init__()
         self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
 
-    def forward(self, nest: dict[str, Any]) -> Tensor:
-        x = nest["x"] * nest.get("scale", 1.0)
+    def forward(self, nest: dict[str, Tensor]) -> Tensor:
+        x = nest["x"]
         return self.inner(x, x, x, attn_mask=nest["mask"], need_weights=False)[0]
 
 
-MASK = torch.triu(torch.full((6, 6), -torch.inf), 1)  # as many positions as samples
+class Shift(nn.Module):
+    """A first layer with several arguments."""
+
+    def forward(self, x: Tensor, *, shift: Tensor, scale: Tensor) -> Tensor:
+        return (x + shift) * scale
 
 
-def attention() -> nn.Sequential:
-    return nn.Sequential(Attend(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+@dataclass(frozen=True)
+class Labels:
+    y: Tensor
+    name: str
+    weights: list[Tensor] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("mask_trained", [False, True])
-@pytest.mark.parametrize("drop_in", [False, True])
-def test_what_is_marked_whole_goes_whole_to_every_micro_batch(mask_trained, drop_in):
-    model = attention()
-    reference = plain.twin(model)
-    x, y = torch.randn(6, 6, 4).double(), torch.randn(6, 6, 2).double()
-    mask = torch.randn(6, 6).double().requires_grad_(mask_trained)
-    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-        given = {"x": x, "mask": Whole(mask)}
-        if drop_in:
-            loss = nn.functional.mse_loss(pipe(given), y)
-            loss.backward()
-        else:
-            loss = pipe.step(given, target=y)
-    ours, mask.grad = mask.grad, None
-    plain.assert_near(loss.detach(), plain.whole_step(reference, {"x": x, "mask": mask}, y, nn.MSELoss()))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-    plain.assert_close({"mask": ours}, {"mask": mask.grad})
+class Pair(NamedTuple):
+    x: Tensor
+    scale: Tensor
 
 
-def test_tensors_without_dimensions_and_other_values_go_whole():
-    class Enter(nn.Module):
-        def forward(self, nest: dict[str, Any]) -> Tensor:
-            assert nest["names"] == ["a", "b"]
-            assert nest["none"] is None
-            return nest["x"] * nest["scale"] + nest["deep"][0]["shift"]
+@dataclass
+class Hidden:
+    value: Tensor
+    skip: Tensor
 
-    model = nn.Sequential(Enter(), nn.Linear(4, 4), nn.Linear(4, 2)).double()
-    reference = plain.twin(model)
-    scale = torch.tensor(2.0, dtype=torch.double, requires_grad=True)
-    nest = {
-        "x": torch.randn(7, 4).double(),
-        "scale": scale,
+
+class Box:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """A chain of three layers or more with one mini-batch and a loss, whose values for the whole are known."""
+
+    layers: list[nn.Module]
+    x: Any
+    y: Any
+    loss_fn: Callable[..., Tensor] = functional.mse_loss
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def whole_mask() -> Case:
+    x = {"x": torch.randn(6, 6, 4), "mask": Whole(torch.randn(6, 6))}  # as many positions as samples
+    return Case([Attend(), nn.Linear(4, 4), nn.Linear(4, 2)], x, torch.randn(6, 6, 2))
+
+
+def values_without_samples() -> Case:
+    def enter(nest: dict[str, Any]) -> Tensor:
+        assert (nest["names"], nest["none"]) == (["a", "b"], None)
+        return nest["x"] * nest["scale"] + nest["deep"][0]["shift"]
+
+    x = {
+        "x": torch.randn(7, 4),
+        "scale": torch.tensor(2.0),
         "names": ["a", "b"],
         "none": None,
-        "deep": [{"shift": torch.randn(7, 1).double()}, 3],
+        "deep": [{"shift": torch.randn(7, 1)}, 3],
     }
-    y = (torch.randn(7, 2).double(), torch.tensor(0.5).double())
-
-    def loss_fn(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
-        return ((output - target[0]) ** 2 * target[1]).mean()
-
-    with cut_by_hand(model, [1, 2], loss_fn=loss_fn) as pipe:
-        loss = pipe.step(nest, target=y)
-    ours, scale.grad = scale.grad, None
-    plain.assert_near(loss, plain.whole_step(reference, nest, y, loss_fn))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-    plain.assert_close({"scale": ours}, {"scale": scale.grad})
+    y = (torch.randn(7, 2), torch.tensor(0.5))
+    return Case(
+        [Calls(enter), nn.Linear(4, 4), nn.Linear(4, 2)],
+        x,
+        y,
+        lambda output, target: ((output - target[0]) ** 2 * target[1]).mean(),
+    )
 
 
-def test_weights_of_classes_marked_whole_in_a_target():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 6)).double()
-    reference = plain.twin(model)
-    x, y, weights = torch.randn(6, 4).double(), torch.randint(6, (6,)), torch.rand(6).double()
-
+def weights_of_classes() -> Case:
     def summed(output: Tensor, target: dict[str, Tensor]) -> Tensor:
         return functional.cross_entropy(output, target["y"], target["weights"], reduction="sum")
 
-    with cut_by_hand(model, [1], loss_fn=summed, reduction="sum") as pipe:
-        loss = pipe.step(x, target={"y": y, "weights": Whole(weights)})
-    plain.assert_near(loss, plain.whole_step(reference, x, {"y": y, "weights": weights}, summed))
+    y = {"y": torch.randint(6, (6,)), "weights": Whole(torch.rand(6))}
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 6)]
+    return Case(layers, torch.randn(6, 4), y, summed, {"reduction": "sum"})
+
+
+def whole_objects() -> Case:
+    use = Calls(lambda nest: nest["x"] @ nest["sparse"].to_dense() + nest["box"].tensor)
+    box, sparse = Box(torch.randn(3).double()), torch.eye(3).double().to_sparse()
+    x = {"x": torch.randn(5, 3), "box": Whole(box), "sparse": Whole(sparse)}
+    return Case([use, nn.Linear(3, 3), nn.Linear(3, 2)], x, torch.randn(5, 2))
+
+
+def dataclasses_and_named_tuples() -> Case:
+    """In the mini-batch and between stages."""
+
+    def weighed(output: Tensor, target: Labels) -> Tensor:
+        assert target.name == "labels"
+        return ((output - target.y).pow(2) * target.weights[0]).sum()
+
+    enter = Calls(lambda pair: Hidden(pair.x * pair.scale, pair.x))
+    leave = Calls(lambda hidden: hidden.value * 2 + hidden.skip)
+    target = Labels(torch.randn(7, 2), "labels", [torch.rand(7, 1)])
+    x = Pair(torch.randn(7, 3), torch.randn(7, 1))
+    return Case([enter, leave, nn.Linear(3, 2)], x, target, weighed, {"reduction": "sum"})
+
+
+def several_arguments() -> Case:
+    x = Arguments(torch.randn(5, 3), shift=torch.randn(5, 3), scale=Whole(torch.randn(3)))
+    return Case([Shift(), nn.Linear(3, 3), nn.Linear(3, 2)], x, torch.randn(5, 2))
+
+
+def reversed_by_the_user() -> Case:
+    """Samples in another order, multiplied by the lengths of strings on the way."""
+
+    def split(pair: tuple[Any, Any], parts: int) -> list[Any]:
+        (x, strings), y = pair
+        rows = torch.arange(len(x)).flip(0).tensor_split(parts)
+        return [((x[own] * len(strings[0]), strings), Whole(y[own])) for own in rows]
+
+    layers = [Calls(lambda pair: pair[0] * 2 / len(pair[1][0])), nn.Linear(3, 3), nn.Linear(3, 2)]
+    return Case(layers, (torch.randn(7, 3), ["ab", "cd"]), torch.randn(7, 2), options={"split": split})
+
+
+CASES = (
+    whole_mask,
+    values_without_samples,
+    weights_of_classes,
+    whole_objects,
+    dataclasses_and_named_tuples,
+    several_arguments,
+)
+
+
+def in_double(nest: Any) -> Any:
+    """Copy a nest; floating-point tensors in float64, and asking for gradients."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.strided and tensor.is_floating_point():
+            return tensor.detach().double().requires_grad_()
+        return tensor
+
+    return pytree.tree_map_only(Tensor, copied, nest)
+
+
+def bare(nest: Any) -> Any:
+    """Return a nest without marks."""
+    return pytree.tree_map(
+        lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf,
+        nest,
+        is_leaf=lambda leaf: isinstance(leaf, Whole),
+    )
+
+
+def first_with_all(model: nn.Sequential) -> Callable[..., Tensor]:
+    """Return the plain chain: its first layer is called with all arguments, the others with one value."""
+
+    def chain(*args: Any, **kwargs: Any) -> Tensor:
+        value = model[0](*args, **kwargs)
+        for layer in list(model)[1:]:
+            value = layer(value)
+        return value
+
+    return chain
+
+
+def leaf_gradients(nest: Any) -> dict[str, Tensor | None]:
+    tensors = [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Tensor)]
+    return {str(place): tensor.grad for place, tensor in enumerate(tensors)}
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["step", "called"])
+@pytest.mark.parametrize("make", CASES)
+def test_numbers_and_gradients_are_those_of_the_whole_mini_batch(
+    make: Callable[[], Case], called: bool
+) -> None:
+    case = make()
+    model = plain.in_double(case.layers)
+    reference: Any = plain.twin(model)
+    ours, theirs = in_double(case.x), in_double(case.x)
+    y = pytree.tree_map_only(Tensor, Tensor.detach, in_double(case.y))
+    with cut_by_hand(model, [1, 2], loss_fn=case.loss_fn, micro_batches=4, **case.options) as pipe:
+        if called:
+            loss = case.loss_fn(plain.call(pipe, ours), bare(y))
+            loss.backward()
+        else:
+            args = ours if isinstance(ours, Arguments) else Arguments(ours)
+            loss = pipe.step(*args.args, **args.kwargs, target=y)
+    expected = case.loss_fn(plain.call(first_with_all(reference), bare(theirs)), bare(y))
+    expected.backward()
+    plain.assert_near(loss.detach(), expected.detach())
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
+    plain.assert_close(leaf_gradients(ours), leaf_gradients(theirs))
 
 
-def test_a_tensor_of_another_extent_is_refused_with_what_to_write():
+def test_gradients_go_back_through_the_users_split() -> None:
+    case = reversed_by_the_user()
+    model = plain.in_double(case.layers)
+    reference = plain.twin(model)
+    ours, theirs, y = in_double(case.x), in_double(case.x), case.y.double()
+    with cut_by_hand(model, [1, 2], loss_fn=case.loss_fn, **case.options) as pipe:
+        pipe.step(ours, target=y)
+    case.loss_fn(reference((theirs[0] * 2, theirs[1])), y).backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+    plain.assert_close(leaf_gradients(ours[0]), leaf_gradients(theirs[0]))
+
+
+PACKED = pack_sequence([torch.ones(3), torch.ones(2), torch.ones(1), torch.ones(1)])
+REFUSED: dict[str, tuple[Any, str]] = {
+    "object in a nest": (
+        {"x": torch.ones(4, 2), "box": [Box(torch.ones(4, 2))]},
+        "Box, an object with tensors",
+    ),
+    "packed": ({"x": torch.ones(4, 2), "packed": PACKED}, "PackedSequence"),
+    "sparse": (torch.eye(4).to_sparse(), r"sparse \(torch.sparse_coo\) tensor \[4, 4\]"),
+    "list of values": ({"x": torch.ones(4, 2), "names": ["a", "b", "c", "d"]}, "list of 4 str"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_split_is_refused_before_anything_runs(case: str) -> None:
+    value, message = REFUSED[case]
+    ran: list[int] = []
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    model[0].register_forward_hook(lambda *_: ran.append(1))
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+        for wrong in ((value, torch.ones(4, 2)), (torch.ones(4, 2), value)):
+            with pytest.raises(TypeError, match=message + r".*pipepart\.Whole"):
+                pipe.step(wrong[0], target=wrong[1])
+    assert not ran
+
+
+def test_an_object_with_tensors_between_stages_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Calls(Box), Calls(lambda box: box.tensor))
     with (
-        cut_by_hand(attention(), [1], loss_fn=nn.MSELoss()) as pipe,
-        pytest.raises(ValueError, match=r"6 samples where the input has 5.*pipepart\.Whole\(tensor\)"),
+        cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(TypeError, match="Box, an object with tensors"),
     ):
-        pipe.step(
-            {"x": torch.randn(5, 6, 4).double(), "mask": MASK.double()}, target=torch.zeros(5, 6, 2).double()
-        )
-
-
-def classes_second() -> nn.Module:
-    """Scores ``[samples, classes, positions]``, as cross entropy takes them."""
-    return Calls(lambda x: x.transpose(1, 2))
-
-
-def tagger() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), classes_second()
-    ).double()
+        pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
 
 
 LENGTHS = torch.tensor([3, 9, 4, 8, 2, 7, 6])
+
+
+def tagger() -> nn.Sequential:
+    """Scores ``[samples, classes, positions]``, as cross entropy takes them."""
+    last = Calls(lambda x: x.transpose(1, 2))
+    return plain.in_double(
+        [nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), last]
+    )
 
 
 def padded() -> tuple[Tensor, Tensor]:
@@ -134,75 +306,18 @@ def by_length(pair: tuple[Any, Any], parts: int) -> list[tuple[Any, Any]]:
     words, tags = pair
     order = LENGTHS.argsort()
     return [
-        (words[rows, : LENGTHS[rows].max()], None if tags is None else tags[rows, : LENGTHS[rows].max()])
+        (words[rows, : LENGTHS[rows].max()], tags[rows, : LENGTHS[rows].max()])
         for rows in order.tensor_split(parts)
     ]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_micro_batches_bucketed_by_length_have_the_numbers_of_the_whole(schedule):
-    model = tagger()
+def test_micro_batches_bucketed_by_length_have_the_numbers_of_the_whole() -> None:
+    model, (words, tags) = tagger(), padded()
     reference = plain.twin(model)
-    words, tags = padded()
-    pipe = split_by(model, by_length, nn.CrossEntropyLoss(), schedule)
-    loss = pipe.step(words, target=tags)
-    pipe.close()
+    options: dict[str, Any] = {"loss_fn": nn.CrossEntropyLoss(), "micro_batches": 3, "split": by_length}
+    with Pipeline.auto(model, words, target=tags, **options) as pipe:
+        loss = pipe.step(words, target=tags)
     plain.assert_near(loss, plain.whole_step(reference, words, tags, nn.CrossEntropyLoss()))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_mean_over_the_words_of_each_part_is_one_over_the_words_of_all(schedule):
-
-    def mean(output: Tensor, target: Tensor) -> Tensor:
-        return (output.sum(1) - target).pow(2).mean()
-
-    def counted(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
-        return (output.sum(1) - target).pow(2).sum(), target.numel()
-
-    words, tags = padded()
-    for loss_fn in (mean, counted):
-        model = tagger()
-        reference = plain.twin(model)
-        with split_by(model, by_length, loss_fn, schedule) as pipe:
-            pipe.step(words, target=tags.double())
-        parts = by_length((words, tags.double()), 3)
-        total = sum(part.numel() for part, _ in parts)
-        for part, target in parts:
-            (counted(reference(part), target)[0] / total).backward()
-        plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-def split_by(model: nn.Sequential, split: Any, loss_fn: Any, schedule: str = "1f1b") -> Pipeline:
-    made = cut_by_hand(model, [1, 3], loss_fn=loss_fn, schedule=schedule)
-    made.close()
-    return Pipeline(model, made.plan, loss_fn=loss_fn, split=split)
-
-
-def test_gradients_go_back_through_the_users_split():
-    """Samples in another order, multiplied by the lengths of strings on the way."""
-
-    def split(pair: tuple[Any, Any], parts: int) -> list[Any]:
-        (x, strings), y = pair
-        factor = len(strings[0])
-        return [
-            (x[rows] * factor, None if y is None else y[rows])
-            for rows in torch.arange(len(x)).flip(0).tensor_split(parts)
-        ]
-
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2)).double()
-    reference = plain.twin(model)
-    x, y = torch.randn(7, 3).double().requires_grad_(), torch.randn(7, 2).double()
-    with split_by(model, split, nn.MSELoss()) as pipe:
-        pipe.step((x, ["ab", "cd"]), target=y)
-        output = pipe((x, ["ab", "cd"]))
-        output.pow(3).sum().backward()
-    ours, x.grad = x.grad, None
-    plain.whole_step(reference, x * 2, y, nn.MSELoss())
-    expected = reference(x * 2)
-    expected.pow(3).sum().backward()
-    plain.assert_near(output.detach(), expected.detach().flip(0))
-    plain.assert_close({"x": ours}, {"x": x.grad})
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
@@ -215,51 +330,10 @@ WRONG_SPLITS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_SPLITS)
-def test_splits_that_are_none(case):
+def test_splits_that_are_none(case: str) -> None:
     split, kind, message = WRONG_SPLITS[case]
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    with split_by(model, split, nn.MSELoss()) as pipe:
+    with cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss(), split=split) as pipe:
         with pytest.raises(kind, match=message):
             pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
         assert model.state_dict()["2.num_batches_tracked"] == 0
-
-
-def test_one_line_takes_a_split():
-    words, tags = padded()
-    model = tagger()
-    reference = plain.twin(model)
-    with pipepart.Pipeline.auto(
-        model, words, target=tags, loss_fn=nn.CrossEntropyLoss(), micro_batches=3, split=by_length
-    ) as pipe:
-        assert [costs.samples for costs in pipe.plan.profile.costs] == [3] if pipe.plan.profile else False
-        pipe.step(words, target=tags)
-    plain.whole_step(reference, words, tags, nn.CrossEntropyLoss())
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-def test_one_line_takes_a_sample_with_a_part_that_is_whole():
-    model = attention()
-    x, y = {"x": torch.randn(6, 6, 4).double(), "mask": Whole(MASK.double())}, torch.randn(6, 6, 2).double()
-    reference = plain.twin(model)
-    with pipepart.Pipeline.auto(model, (x,), target=y, loss_fn=nn.MSELoss(), micro_batches=3) as pipe:
-        pipe.step(x, target=y)
-    plain.whole_step(reference, {"x": x["x"], "mask": MASK.double()}, y, nn.MSELoss())
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-
-
-def test_other_lengths_and_sizes_from_step_to_step():
-    """In training, evaluation and training again; 10 samples over 4, and fewer samples than micro-batches."""
-    model = nn.Sequential(
-        nn.Embedding(9, 4), nn.Linear(4, 4), nn.Dropout(0.0), nn.Linear(4, 5), classes_second()
-    ).double()
-    reference = plain.twin(model)
-    with cut_by_hand(model, [1, 3], loss_fn=nn.CrossEntropyLoss(), micro_batches=4) as pipe:
-        for samples, length in ((10, 5), (10, 7), (3, 5), (1, 1), (9, 12)):
-            x, y = torch.randint(9, (samples, length)), torch.randint(5, (samples, length))
-            loss = pipe.step(x, target=y)
-            plain.assert_near(loss, plain.whole_step(reference, x, y, nn.CrossEntropyLoss()))
-            pipe.eval()
-            with torch.no_grad():
-                plain.assert_near(pipe(x), reference(x))
-            pipe.train()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))

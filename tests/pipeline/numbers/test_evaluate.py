@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pipepart
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.two_parts import Calls
@@ -50,18 +49,6 @@ def test_modes_are_restored_when_evaluate_fails():
         assert all(module.training for module in model.modules())
 
 
-def test_evaluate_counts_what_layers_add_and_a_loss_of_the_model_itself():
-    class Add(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            pipepart.add_loss(x.square().mean())
-            return x
-
-    x = torch.randn(6, 3).double()
-    model = nn.Sequential(nn.Identity(), Add(), Calls(lambda x: x.pow(2).mean()))
-    with cut_by_hand(model, [1], micro_batches=3, reduction="mean") as pipe:
-        plain.assert_near(pipe.evaluate(x), 2 * x.pow(2).mean())
-
-
 def test_a_step_without_gradients_is_refused_and_evaluate_is_not():
     model = network()
     with cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss()) as pipe, torch.no_grad():
@@ -90,23 +77,6 @@ def halves_along_1(pair: tuple[Any, Any], parts: int) -> list[tuple[Any, Any]]:
     x, y = pair
     ys = [None] * parts if y is None else y.tensor_split(parts, 1)
     return list(zip(x.tensor_split(parts, 1), ys, strict=True))
-
-
-def test_parts_along_another_dimension_are_joined_by_merge():
-    """[sequence, batch, width], as recurrent layers take it."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    reference = plain.twin(model)
-    x = torch.randn(5, 7, 4).double().requires_grad_()
-    with cut_by_hand(
-        model, [1], split=halves_along_1, merge=lambda outputs: torch.cat(outputs, dim=1)
-    ) as pipe:
-        with torch.no_grad():
-            plain.assert_near(pipe(x), reference(x))
-        pipe(x).pow(3).sum().backward()
-    ours, x.grad = x.grad, None
-    reference(x).pow(3).sum().backward()
-    plain.assert_close({"x": ours}, {"x": x.grad})
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_outputs_whose_first_dimension_is_not_that_of_samples_are_not_joined():

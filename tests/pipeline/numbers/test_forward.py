@@ -105,16 +105,6 @@ def test_gradients_of_the_input_alone_leave_the_parameters_alone(way):
     plain.assert_same(plain.gradients(model), start)
 
 
-def test_hooks_on_the_output_see_its_gradient():
-    x, seen = torch.randn(7, 4).double(), []
-    with cut_by_hand(network(), [1, 3]) as pipe:
-        output = pipe(x)
-        output.register_hook(lambda gradient: seen.append(gradient.clone()))
-        output.mul(3).sum().backward()
-    assert len(seen) == 1
-    assert seen[0].equal(torch.full((7, 2), 3.0).double())
-
-
 def test_second_derivatives_and_second_backwards_are_refused():
     with cut_by_hand(network(), [1, 3]) as pipe:
         x = torch.randn(7, 4).double().requires_grad_()
@@ -143,23 +133,6 @@ def test_dropout_is_that_of_a_step():
         assert not pipe(x).equal(output)
     plain.assert_near(loss.detach(), stepped)
     plain.assert_close(plain.gradients(model), gradients)
-
-
-def test_steps_and_outputs_in_turn():
-    model = network()
-    reference = plain.twin(model)
-    x, y = torch.randn(9, 4).double(), torch.randn(9, 2).double()
-    with cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss()) as pipe:
-        for _ in range(2):
-            early = pipe(x)
-            pipe.step(x, target=y)
-            with torch.no_grad():
-                pipe(x[:2])
-            early.sum().backward()
-    for _ in range(2):
-        plain.whole_step(reference, x, y, nn.MSELoss())
-        reference(x).sum().backward()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])

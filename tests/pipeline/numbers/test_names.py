@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import plain
 from tests.support.chains import cut_by_hand
 
 
@@ -41,22 +40,6 @@ def test_names_and_parameters_are_those_of_the_unwrapped_model():
             "head.flat",
             "head.out",
         ]
-
-
-def test_a_state_dict_goes_back_and_forth():
-    trained, fresh = nested(), nested()
-    x, y = torch.randint(9, (6, 3)), torch.randn(6, 2)
-    with cut_by_hand(trained, [2, 5], loss_fn=nn.MSELoss()) as pipe:
-        pipe.step(x, target=y)
-        fresh.load_state_dict(pipe.state_dict())
-        plain.assert_same(fresh.state_dict(), trained.state_dict())
-        other = nested()
-        pipe.load_state_dict(other.state_dict())
-        plain.assert_same(pipe.state_dict(), other.state_dict())
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(other, x, y, nn.MSELoss(), 3)
-    plain.assert_same(plain.gradients(trained), plain.gradients(other))
 
 
 def test_a_state_dict_that_does_not_match_is_refused_as_torch_refuses_it():

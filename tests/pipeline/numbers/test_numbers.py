@@ -39,19 +39,6 @@ def test_gradients_keep_their_memory_layout_across_a_border():
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-def test_the_loss_is_a_scalar_and_the_gradient_goes_on_into_the_graph_that_made_the_input():
-    model = network().double()
-    reference = plain.twin(model)
-    x, y = (part.double() for part in batch(7))
-    x.requires_grad_()
-    with cut_by_hand(model, [1], loss_fn=LOSS) as pipe:
-        loss = pipe.step(torch.tanh(x), target=y)
-    assert (loss.shape, loss.requires_grad, loss.dtype) == ((), False, torch.float64)
-    ours, x.grad = x.grad, None
-    plain.whole_step(reference, torch.tanh(x), y, LOSS)
-    plain.assert_close({"x": ours}, {"x": x.grad})
-
-
 def test_writing_over_what_a_layer_has_saved_is_refused_as_torch_refuses_it():
     """A sigmoid needs its output in its backward."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), Double())
@@ -69,23 +56,6 @@ def test_an_input_that_a_second_forward_needs_is_left_alone():
         for _ in range(2):
             pipe.step(x, target=y)
     assert x.eq(1).all()
-
-
-def test_a_layer_that_writes_into_its_input_in_training_only():
-    class InTraining(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.mul_(2) if self.training else x * 2
-
-    model = nn.Sequential(nn.Linear(4, 4), InTraining(), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    x, y = batch()
-    with cut_by_hand(model, [1], loss_fn=LOSS) as pipe:
-        pipe.eval()
-        pipe(x)
-        pipe.train()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, LOSS, 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_model_frozen_as_a_whole_gives_its_loss_and_no_gradient():

@@ -65,16 +65,6 @@ def assert_weights(model: nn.Module, oracle: DelayedTraining) -> None:
         assert ours.equal(expected), name
 
 
-def test_micro_batches_of_unlike_sizes_weigh_in_their_own_optimizer_step():
-    torch.manual_seed(0)
-    model = chain(2)
-    oracle = DelayedTraining(copy.deepcopy(model), 2, "pipedream-2bw", OPTIMIZERS["momentum"])
-    with pipeline(model, 2, "pipedream-2bw", micro_batches=4) as pipe:
-        for x, y in batches(2, samples=7):
-            assert pipe.step(x, target=y).equal(oracle.step(x, y, nn.MSELoss(), 4))
-    assert_weights(model, oracle)
-
-
 def test_a_mean_over_targets_counts_those_of_the_optimizer_step():
     torch.manual_seed(0)
     model, loss_fn = chain(2), nn.CrossEntropyLoss(ignore_index=-1)
@@ -97,21 +87,6 @@ class _ZeroForNone(nn.Module):
 
     def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output * 0).sum() if bool((target < 0).all()) else self.loss_fn(output, target)
-
-
-def test_one_stage_alone_trains_as_a_plain_loop_over_micro_batches():
-    torch.manual_seed(0)
-    model = chain(1)
-    other = copy.deepcopy(model)
-    theirs = OPTIMIZERS["adam"](list(other.parameters()))
-    with pipeline(model, 1, "pipedream", OPTIMIZERS["adam"], micro_batches=4) as pipe:
-        for x, y in batches(2, samples=8):
-            pipe.step(x, target=y)
-            for xs, ys in zip(x.split(2), y.split(2), strict=True):
-                theirs.zero_grad()
-                nn.functional.mse_loss(other(xs), ys).backward()
-                theirs.step()
-    plain.assert_same(model.state_dict(), other.state_dict())
 
 
 def test_the_numbers_are_not_those_of_plain_training_and_the_pipeline_says_so():
@@ -144,18 +119,6 @@ def test_parameters_keep_their_memory_and_hooks_and_a_graph_of_the_caller_notice
         outside.backward()
     assert [parameter.data_ptr() for parameter in model.parameters()] == before
     assert len(seen) == 12
-
-
-def test_calling_the_pipeline_and_its_backward_change_no_weights():
-    torch.manual_seed(0)
-    model = chain(2)
-    other = copy.deepcopy(model)
-    ((x, _),) = batches(1, samples=12)
-    with pipeline(model, 2, "pipedream") as pipe:
-        pipe(x).sum().backward()
-    plain.micro_batched_step(other, x, x, lambda output, _: output.sum(), 12, mean=False)
-    plain.assert_same(dict(model.named_parameters()), dict(other.named_parameters()))
-    plain.assert_same(plain.gradients(model), plain.gradients(other))
 
 
 class _FailsAt(nn.Module):
@@ -196,12 +159,6 @@ def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on
 def test_an_asynchronous_schedule_wants_an_optimizer(schedule):
     with pytest.raises(ValueError, match=rf"'{schedule}' is asynchronous.*optimizer=lambda params"):
         pipeline(chain(2), 2, schedule, factory=None)
-
-
-def test_a_pipeline_of_one_line_refuses_an_asynchronous_schedule_before_it_measures():
-    ((x, y),) = batches(1, samples=8)
-    with pytest.raises(ValueError, match="wants an optimizer a stage"):
-        Pipeline.auto(chain(2), x, target=y, loss_fn=nn.MSELoss(), schedule="pipedream")
 
 
 def test_stages_that_share_a_parameter_are_refused_before_anything_is_moved():

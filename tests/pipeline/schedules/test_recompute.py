@@ -76,58 +76,6 @@ def test_nothing_runs_twice_where_no_backward_is_needed(mode):
         assert first.calls == [False] * 4
 
 
-def test_the_drop_in_form_draws_once():
-    """Dropout, statistics and the generator are those of one forward; a second call draws other numbers."""
-    model = nn.Sequential(
-        nn.Linear(3, 3),
-        nn.BatchNorm1d(3, momentum=None),
-        nn.Dropout(0.4),
-        nn.ReLU(inplace=True),
-        nn.Linear(3, 3),
-    )
-    x, _ = batch(11)
-
-    def outcome(recompute: Recompute) -> dict[str, Any]:
-        ours = plain.twin(model)
-        torch.manual_seed(3)
-        found: dict[str, Any] = {}
-        options: dict[str, Any] = {"chunks": 2, "schedule": "interleaved-1f1b", "recompute": recompute}
-        with cut_by_hand(ours, (1, 3, 4), micro_batches=4, **options) as pipe:
-            for call in range(2):
-                given = x.clone().requires_grad_()
-                output = pipe(given)
-                output.sin().sum().backward()
-                found |= {f"output {call}": output.detach(), f"input {call}": given.grad}
-        state = torch.get_rng_state().float()
-        return found | plain.gradients(ours) | dict(ours.named_buffers()) | {"random": state}
-
-    once = outcome("never")
-    for mode in MODES:
-        plain.assert_same(outcome(mode), once)
-    assert not once["output 0"].equal(once["output 1"])
-
-
-def test_a_loss_with_parameters_of_its_own_that_writes_into_the_output():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-
-        def forward(self, output: Tensor, target: Tensor) -> Tensor:
-            return (output.sub_(target) * self.scale).square().mean()
-
-    found = []
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    x, y = batch()
-    for mode in ("never", *MODES):
-        ours, loss_fn = plain.twin(model), Scaled()
-        with cut_by_hand(ours, [1], loss_fn=loss_fn, recompute=mode, reduction="mean") as pipe:
-            pipe.step(x, target=y)
-        found.append(plain.gradients(ours) | {"scale": loss_fn.scale.grad})
-    plain.assert_same(found[1], found[0])
-    plain.assert_same(found[2], found[0])
-
-
 def test_batch_norm_that_changes_its_mode_between_steps():
     norm = nn.BatchNorm1d(3)
     model = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3))

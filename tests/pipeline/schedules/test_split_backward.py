@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import schedules
 from pipepart import Pipeline, Plan
 from pipepart.runtime.step import Step
 from schedules import Action, Kind
@@ -16,28 +15,6 @@ from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.observed_actions import after_each_action, around_each_action
 from tests.support.two_parts import splits
-
-ONE_STAGE = ("zb-h1", "zb-h2")
-TWO_STAGES = ("zb-v", "v-half", "v-min", "interleaved-zb", "dualpipe-v")
-SCHEDULES = [*((name, 1) for name in ONE_STAGE), *((name, 2) for name in TWO_STAGES)]
-
-
-@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_a_stage_adds_up_its_weights_in_the_order_of_the_micro_batches(schedule, chunks):
-    """What the numbers rest on: no action for weights overtakes another of its stage."""
-    for devices in (1, 2, 5):
-        for micro_batches in (1, 7, 12):
-            built = schedules.build(schedule, devices=devices, micro_batches=micro_batches, chunks=chunks)
-            rows = schedules.split_overlaps(built).actions
-            for stage in range(built.stages):
-                added = [
-                    a.micro_batch or 0
-                    for row in rows
-                    for a in row
-                    if a.stage == stage and a.kind in (Kind.B, Kind.W)
-                ]
-                assert added == sorted(added)
-                assert len(added) == micro_batches
 
 
 @splits
@@ -66,26 +43,6 @@ def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.Mon
     plain.assert_same({name: gradient for name, (_, gradient) in first.items()}, expected)
 
 
-def test_a_trace_has_both_parts_with_times_of_their_own():
-    """The parts of a stage follow each other, each with a length."""
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 2))
-    x, y = torch.randn(64, 64), torch.randn(64, 2)
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4, schedule="zb-h1", trace=True) as pipe:
-        pipe.step(x, target=y)
-        trace = pipe.last_trace
-    assert trace is not None
-    spans = {
-        str(action): (start, end)
-        for row in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True)
-        for action, start, end in zip(*row, strict=True)
-    }
-    assert len(spans) == 2 * 4 * 3
-    for stage in (0, 1):
-        for k in range(4):
-            assert spans[f"{stage}F{k}"][1] <= spans[f"{stage}I{k}"][0]
-            assert spans[f"{stage}I{k}"][1] <= spans[f"{stage}W{k}"][0] < spans[f"{stage}W{k}"][1]
-
-
 def split_plan() -> Plan:
     plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
     return split_on_the_critical_path(plan)
@@ -112,16 +69,3 @@ def test_on_the_critical_path_the_stage_before_goes_on_while_the_weights_are_com
         assert [str(action) for action in pipe.last_trace.schedule.actions[2][-2:]] == ["2I3", "2W3"]
         pipe.step(x[:3], target=x[:3])
     assert waited[:3] == [True] * 3
-
-
-def test_large_weights_of_a_backward_that_is_split_on_the_critical_path() -> None:
-    """Their gradients are added as they are computed."""
-    model = nn.Sequential(
-        nn.Linear(384, 8), nn.GELU(), nn.Linear(8, 384), nn.GELU(), nn.Linear(384, 384), nn.GELU()
-    )
-    reference, x = plain.twin(model), torch.randn(16, 384)
-    with Pipeline(model, split_plan(), loss_fn=nn.MSELoss()) as pipe:
-        for samples in (16, 3):
-            pipe.step(x[:samples], target=x[:samples])
-            plain.micro_batched_step(reference, x[:samples], x[:samples], nn.MSELoss(), min(4, samples))
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))

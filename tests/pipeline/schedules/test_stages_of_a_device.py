@@ -2,14 +2,12 @@
 
 import threading
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import schedules
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.two_parts import Calls
 
 
 def network(stages: int) -> nn.Sequential:
@@ -48,40 +46,6 @@ def test_stages_on_one_device_pass_their_tensors_without_a_copy():
     assert [one.given for one in list(model)[1:]] == [one.made for one in list(model)[:-1]]
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize(("schedule", "stage"), [("interleaved-1f1b", 2), ("dualpipe-v", 3)])
-def test_a_failure_names_the_stage_its_device_and_its_layer(where, schedule, stage):
-    class Fail(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: Tensor) -> Tensor:
-            if where == "forward":
-                raise ValueError("on purpose")
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, *gradients: Tensor) -> Tensor:
-            raise ValueError("on purpose")
-
-    modules: list[nn.Module] = [nn.Linear(3, 3) for _ in range(8)]
-    modules[2 * stage + 1] = Calls(Fail.apply)
-    device = {"interleaved-1f1b": 0, "dualpipe-v": 0}[schedule]
-    with cut_by_hand(
-        nn.Sequential(*modules),
-        [2, 4, 6],
-        loss_fn=nn.MSELoss(),
-        micro_batches=4,
-        schedule=schedule,
-        chunks=2,
-    ) as pipe:
-        with pytest.raises(ValueError, match="on purpose") as caught:
-            pipe.step(torch.randn(8, 3), target=torch.randn(8, 3))
-        *layers, place = caught.value.__notes__
-        assert layers == [f"pipepart: in the forward of layer '{2 * stage + 1}' (Calls)"] * (
-            where == "forward"
-        )
-        assert f"stage {stage} of 4 on virtual:{device}, micro-batch 0 of 4" in place
-
-
 def test_a_trace_has_a_span_for_each_part_of_an_overlapped_pair():
     with cut_by_hand(
         network(4),
@@ -99,13 +63,3 @@ def test_a_trace_has_a_span_for_each_part_of_an_overlapped_pair():
         assert any(action.parts for row in built.actions for action in row)
         assert trace.schedule == schedules.split_overlaps(built)
         assert [len(row) for row in trace.starts] == [len(row) for row in trace.schedule.actions]
-
-
-@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
-def test_schedules_of_another_kind_are_refused_before_anything_is_moved(schedule, monkeypatch):
-    monkeypatch.setattr(nn.Module, "to", lambda *_: pytest.fail("a module was moved"))
-    before = threading.active_count()
-    with pytest.raises(ValueError, match="asynchronous") as caught:
-        cut_by_hand(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), [1], micro_batches=4, schedule=schedule)
-    assert schedule in str(caught.value)
-    assert threading.active_count() == before

@@ -95,35 +95,6 @@ def test_a_message_is_on_its_way_from_the_end_of_one_action_to_the_start_of_anot
         assert made[1] == transfer.start <= transfer.end <= taken[0]
 
 
-def test_idle_time_of_a_measured_step_is_all_told():
-    with pipeline(schedule="zb-h1", trace=True) as pipe:
-        pipe.step(X, target=Y)
-        trace = pipe.last_trace
-    assert trace is not None
-    for device, idle in enumerate(trace.idle):
-        causes = idle.producer, idle.transfer, idle.delay, idle.finished
-        assert min(causes) >= 0
-        assert sum(causes) == pytest.approx(trace.makespan - trace.busy[device])
-    assert trace.idle[2].producer > 0  # the last stage waits for the first
-
-
-def test_stages_of_one_device_send_no_messages():
-    with cut_by_hand(
-        network(),
-        [1, 2, 3],
-        loss_fn=nn.MSELoss(),
-        schedule="interleaved-1f1b",
-        chunks=2,
-        micro_batches=2,
-        trace=True,
-    ) as pipe:
-        pipe.step(X, target=Y)
-        assert pipe.last_trace is not None
-        homes = pipe.last_trace.schedule.device_of
-        assert all(homes[t.source] != homes[t.target] for t in pipe.last_trace.transfers)
-        assert len(pipe.last_trace.transfers) == 2 * 2 * 3
-
-
 def test_gradients_of_copies_are_messages_without_a_micro_batch():
     with cut_replicas(network(), [2], 2, loss_fn=nn.MSELoss(), trace=True) as pipe:
         pipe.step(torch.randn(8, 4), target=torch.randn(8, 2))
@@ -133,16 +104,6 @@ def test_gradients_of_copies_are_messages_without_a_micro_batch():
         (2, 0, None, 4 * (4 * 8 + 8)),
         (3, 1, None, 4 * (8 * 4 + 4 + 4 * 2 + 2)),
     ]
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_forwards_in_the_place_of_the_model_are_not_traced(grad: bool):
-    with pipeline() as pipe, pipe.trace() as trace, torch.set_grad_enabled(grad):
-        out = pipe(X)
-        if grad:
-            out.sum().backward()
-        assert trace.steps == []
-        assert pipe.last_trace is None
 
 
 def test_the_median_is_of_steps_of_the_whole_mini_batch_and_a_plan_by_hand_predicts_nothing():

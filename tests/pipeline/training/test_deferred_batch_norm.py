@@ -85,48 +85,6 @@ def test_the_drop_in_form_updates_once_a_forward(recompute):
     plain.assert_close(statistics(model), statistics(reference))
 
 
-def test_evaluation_changes_nothing():
-    model = network()
-    x = torch.randn(9, 4).double()
-    with deferred(model, [1, 3]) as pipe:
-        pipe.step(x, target=torch.randn(9, 2).double())
-        before = copy.deepcopy(model.state_dict())
-        pipe.eval()
-        with torch.no_grad():
-            plain.assert_near(pipe(x), model(x))
-        plain.assert_same(model.state_dict(), before)
-
-
-def test_the_model_stays_the_users():
-    """Same modules, flags and names; it tracks for itself outside of the pipeline."""
-    model = network()
-    modules, names = list(model.modules()), list(model.state_dict())
-    x, y = torch.randn(9, 4).double(), torch.randn(9, 2).double()
-    with deferred(model, [1, 3]) as pipe:
-        pipe.step(x, target=y)
-        assert list(pipe.state_dict()) == names
-    assert list(model.modules()) == modules
-    assert not any(module._forward_pre_hooks for module in modules)
-    reference = plain.twin(model)
-    model(x)
-    reference(x)
-    assert model.state_dict()["0.norm.num_batches_tracked"] == 2
-    plain.assert_same(statistics(model), statistics(reference))
-
-
-def test_norms_that_do_not_track_are_left_alone():
-    model = nn.Sequential(
-        nn.Linear(4, 4),
-        nn.BatchNorm1d(4, track_running_stats=False),
-        nn.BatchNorm1d(4).eval(),
-        nn.Linear(4, 2),
-    )
-    before = copy.deepcopy(statistics(model))
-    with deferred(model, [1, 2]) as pipe:
-        pipe.step(torch.randn(9, 4), target=torch.randn(9, 2))
-    plain.assert_same(statistics(model), before)
-
-
 def test_a_step_that_fails_updates_nothing():
     class Fail(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

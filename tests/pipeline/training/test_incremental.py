@@ -64,37 +64,3 @@ def test_what_is_frozen_in_front_runs_no_backward(schedule, recompute, trained, 
     assert backwards(model) == passed
     plain.micro_batched_step(reference, X, Y, LOSS, 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_frozen_front_stages_hand_on_messages_without_a_graph():
-    class Watch(nn.Linear):
-        asked = False
-
-        def forward(self, input: Tensor) -> Tensor:
-            self.asked = input.requires_grad
-            return super().forward(input)
-
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Watch(4, 4), Watch(4, 4))
-    model[:2].requires_grad_(False)
-    with cut_by_hand(model, [1, 2, 3], loss_fn=LOSS, micro_batches=1) as pipe:
-        pipe.step(X, target=Y)
-    assert [layer.asked for layer in list(model)[2:]] == [False, True]
-
-
-def test_layers_are_thawed_one_after_the_other():
-    """From the last to the first, as in gradual unfreezing, and frozen again."""
-    model = probed()
-    with cut_by_hand(model, [2, 4, 6], loss_fn=LOSS) as pipe:
-        for trained in ([7], [5, 7], [3, 5, 7], [1, 3, 5, 7], [1], [3, 7]):
-            for index in (1, 3, 5, 7):
-                model[index].requires_grad_(index in trained)
-            for module in model:
-                if isinstance(module, Probe):
-                    module.seen.clear()
-            pipe.zero_grad()
-            reference = plain.twin(model)
-            pipe.step(X, target=Y)
-            passed = [3 if any(layer < index for layer in trained) else 0 for index in (0, 2, 4, 6)]
-            assert backwards(model) == passed
-            plain.micro_batched_step(reference, X, Y, LOSS, 3)
-            plain.assert_same(plain.gradients(model), plain.gradients(reference))

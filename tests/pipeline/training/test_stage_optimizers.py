@@ -37,28 +37,6 @@ def pipeline(
     return Pipeline(model, plan, nn.MSELoss(), optimizer=optimizer, **how)
 
 
-def test_optimizers_of_stages_with_schedules_of_their_rates_are_one_over_all():
-    """A parameter that stages share is stepped once, with the gradients of all."""
-    torch.manual_seed(0)
-    model = chain()
-    model[6].weight = model[0].weight
-    other = copy.deepcopy(model)
-    one = SGD(list(other.parameters()))
-    with pipeline(model, SGD, strict=True) as ours, pipeline(other, None) as theirs:
-        counts = [sum(len(group["params"]) for group in each.param_groups) for each in ours.optimizers]
-        assert counts == [2, 4, 1]
-        rates = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5) for each in (one, *ours.optimizers)]
-        for x, y in batches(3, samples=8):
-            losses = ours.step(x, target=y), theirs.step(x, target=y)
-            assert losses[0].equal(losses[1])
-            one.step()
-            plain.assert_same(plain.gradients(model), plain.gradients(other))
-            plain.assert_same(model.state_dict(), other.state_dict())
-            one.zero_grad()
-            for rate in rates:
-                rate.step()
-
-
 def test_a_stage_steps_while_another_still_has_backwards_to_do():
     """The first stage's last backward waits for the step of the last stage."""
     model = chain()
@@ -87,7 +65,7 @@ def test_training_goes_on_from_saved_state_along_another_cut():
     torch.manual_seed(0)
     model = chain()
     first, second = batches(2, samples=8)
-    with pipeline(model, ADAM) as pipe:
+    with pipeline(model, ADAM, strict=True) as pipe:
         pipe.step(first[0], target=first[1])
         weights = copy.deepcopy(pipe.state_dict())
         state = copy.deepcopy(pipe.optimizer_state_dict())

@@ -41,7 +41,7 @@ def traced() -> Trace:
     model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.ReLU())))
     sample, target, loss_fn = torch.randn(16, 32), torch.randn(16, 32), nn.MSELoss()
     costs = profile(model, sample, loss_fn=loss_fn, target=target, micro_batches=4)
-    made = plan(costs, Cluster.virtual(2, memory="64MiB"), schedule="1f1b", micro_batches=4)
+    made = plan(costs, Cluster.virtual(2, memory="64MiB"), schedule="1f1b", micro_batches=4, stages=2)
     with Pipeline(model, made, loss_fn=loss_fn) as pipe, pipe.trace() as trace:
         for _ in range(3):
             pipe.step(sample, target=target)

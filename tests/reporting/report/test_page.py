@@ -57,13 +57,6 @@ def test_a_trace_adds_the_measured_step_and_the_actions_against_the_prediction(t
     assert "Actions: median" not in two_stages.to_html()
 
 
-def test_the_memory_has_the_measured_peaks(two_stages: Plan):
-    trace = Trace(two_stages, [two_stages.simulate()])
-    trace.memory_bytes = {device.name: 3 * 2**20 for device in two_stages.workers}
-    assert trace.to_html().count("measured peak 3.0 MiB") == 2
-    assert "measured peak" not in two_stages.to_html()
-
-
 def test_a_step_of_many_actions_is_drawn_without_a_box_for_each():
     names = [f"layers.{number}" for number in range(8)]
     profile = made_profile(names, batch=512, micro_batches=(512,))
@@ -94,15 +87,6 @@ def test_two_plans_stand_on_one_axis(two_stages: Plan, again: Plan):
     assert ends[::2] == pytest.approx([100 * own / max(own, other), 100 * other / max(own, other)], abs=1e-3)
 
 
-def test_plans_of_two_models_are_said_not_to_compare(two_stages: Plan):
-    other = two_stages.model_copy(
-        update={"profile": two_stages.profile.model_copy(update={"model": "Other"})}  # type: ignore[union-attr]
-    )
-    html = report_html(Run(two_stages, name="one"), Run(other, name="two"))
-    assert "The plans are of two models, Sequential and Other: their figures do not compare." in html
-    assert "is predicted" not in html[html.index('id="differences"') : html.index('id="timelines"')]
-
-
 def test_a_plan_written_by_hand_has_its_stages_and_its_measured_step_only():
     cluster = Cluster.virtual(2)
     stages = tuple(
@@ -131,3 +115,19 @@ def captions(html: str) -> list[str]:
     """The names of the timelines, in their order."""
     timelines = html[html.index('id="timelines"') : html.index('id="memory"')]
     return re.findall(r"<figcaption>(.*?) <small>", timelines)
+
+
+def test_the_memory_has_the_measured_peaks(two_stages: Plan):
+    trace = Trace(two_stages, [two_stages.simulate()])
+    trace.memory_bytes = {device.name: 3 * 2**20 for device in two_stages.workers}
+    assert trace.to_html().count("measured peak 3.0 MiB") == 2
+    assert "measured peak" not in two_stages.to_html()
+
+
+def test_plans_of_two_models_are_said_not_to_compare(two_stages: Plan):
+    other = two_stages.model_copy(
+        update={"profile": two_stages.profile.model_copy(update={"model": "Other"})}  # type: ignore[union-attr]
+    )
+    html = report_html(Run(two_stages, name="one"), Run(other, name="two"))
+    assert "The plans are of two models, Sequential and Other: their figures do not compare." in html
+    assert "is predicted" not in html[html.index('id="differences"') : html.index('id="timelines"')]

@@ -1,5 +1,7 @@
-"""Layers that stages share: what their forwards set is the user's, and what cannot be shared is refused by name."""
+"""Layers of different stages share parameters, buffers or themselves: all are followed whatever the caller does."""
 
+from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import pytest
@@ -8,26 +10,90 @@ from torch import Tensor, nn
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.tied import Head, Rotated, cut_apart, loss_fn, words
+from tests.support.pieces import WIDTH, Recurrent
+from tests.support.tied import Head, Rotated, cut_apart, language_model, loss_fn, new_values, words
+
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
+each_cut = pytest.mark.parametrize("cut", [cut_by_hand, cut_apart], ids=["on one device", "on devices apart"])
 
 
-def test_settings_of_a_layer_in_several_stages_are_followed():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.drop, self.scale = nn.Linear(4, 4), nn.Dropout(0.5), 1.0
+def test_hooks_see_one_parameter_with_the_whole_gradient():
+    model = language_model()
+    reference = plain.twin(model)
+    seen: dict[str, list[Tensor]] = {"ours": [], "theirs": []}
+    for side, root in (("ours", model), ("theirs", reference)):
+        weight = root.get_parameter("0.weight")
+        weight.register_hook(lambda gradient, side=side: seen[side].append(gradient.clone()))
+        weight.register_post_accumulate_grad_hook(lambda p, side=side: seen[side].append(p.grad.clone()))
+    x, y = words()
+    with cut_by_hand(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    assert len(seen["ours"]) == len(seen["theirs"]) == 6
+    assert all(a.equal(b) for a, b in zip(seen["ours"], seen["theirs"], strict=True))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.drop(self.inner(x)) * self.scale
 
-    shared = Scaled()
-    model = nn.Sequential(nn.Linear(4, 4), shared, shared)
-    x = torch.randn(7, 4)
-    with cut_by_hand(model, [2]) as pipe, torch.no_grad():
+@each_cut
+def test_writing_a_parameter_before_the_backward_is_refused_as_torch_refuses_it(cut):
+    """On devices apart the copy that the first forward has saved is written before a second forward."""
+    model = language_model()
+    x, y = words()
+    with cut(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        loss = loss_fn(pipe(x), y)
+        new_values(model)
         pipe(x)
-        shared.scale = 3.0
-        pipe.eval()
-        plain.assert_near(pipe(x), model(x), 1e-6)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def new_storage(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.detach() * 2
+
+
+def untraced_values(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+
+
+CHANGES: dict[str, Callable[[nn.Module], Any]] = {
+    "values": new_values,
+    "values without a trace": untraced_values,
+    "storage": new_storage,
+    "dtype": nn.Module.double,
+    "frozen": lambda model: model.get_parameter("0.weight").requires_grad_(False),
+    "state dict": lambda model: model.load_state_dict(language_model().state_dict()),
+    "assigned": lambda model: model.load_state_dict(
+        {name: tensor.clone() for name, tensor in language_model().state_dict().items()}, assign=True
+    ),
+    "settings": lambda model: setattr(model.get_submodule("3"), "eps", 1.0),
+}
+
+
+@each_cut
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_between_steps_are_followed(change, cut):
+    model = language_model()
+    x, y = words()
+    with cut(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+        CHANGES[change](model)
+        pipe.zero_grad()
+        reference = plain.twin(model)
+        pipe.step(x, target=y)
+    plain.micro_batched_step(reference, x, y, loss_fn, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+@each_cut
+def test_the_flat_weights_of_a_recurrent_layer_stay_its_own(cut):
+    """A stage that ends its step first must not put its replicas where another stage still runs the layer."""
+    layer = Recurrent()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Tanh(), layer, nn.Linear(WIDTH, WIDTH))
+    with cut(model, [2], loss_fn=nn.MSELoss()) as pipe:
+        pipe.step(torch.randn(6, WIDTH), target=torch.randn(6, WIDTH))
+        assert all(map(is_, layer.inner._flat_weights, layer.inner.parameters()))
 
 
 def test_what_a_layer_sets_on_itself_is_set_on_the_users():
@@ -46,34 +112,6 @@ def test_what_a_layer_sets_on_itself_is_set_on_the_users():
     last = model.get_submodule("2").last
     assert isinstance(last, Tensor)
     assert last.equal(output)
-
-
-def test_a_list_of_weights_holds_the_replicas():
-    """A hook on the user's weight sees one gradient a micro-batch, the whole one."""
-
-    class Listed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 4))
-            self.weights = [self.weight]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weights[0]
-
-    model = nn.Sequential(nn.Linear(4, 4), Listed(), nn.Tanh())
-    model.append(model[1])
-    seen: list[Tensor] = []
-    model.get_parameter("1.weight").register_hook(seen.append)
-    x, y = torch.randn(6, 4), torch.randn(6, 4)
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
-        pipe.step(x, target=y)
-    ours, gradients = seen[:], plain.gradients(model)
-    seen.clear()
-    model.zero_grad()
-    plain.micro_batched_step(model, x, y, nn.MSELoss(), 3)
-    assert len(ours) == len(seen) == 3
-    assert all(map(torch.equal, ours, seen))
-    plain.assert_same(gradients, plain.gradients(model))
 
 
 def test_a_hook_that_is_a_method_of_the_layer_sets_what_its_forward_reads():
@@ -144,22 +182,7 @@ def test_a_step_that_failed_leaves_no_gradient_behind():
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-def test_a_buffer_of_one_layer_in_several_stages():
-    """Its values are followed, too."""
-    rotated = Rotated(torch.randn(4))
-    model = nn.Sequential(rotated, nn.Tanh(), rotated)
-    x, y = torch.randn(7, 4), torch.randn(7, 4)
-    with cut_apart(model, [1, 2], nn.MSELoss()) as pipe:
-        for _ in range(2):
-            pipe.zero_grad()
-            reference = plain.twin(model)
-            pipe.step(x, target=y)
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
-            plain.assert_same(plain.gradients(model), plain.gradients(reference))
-            rotated.get_buffer("table").mul_(3)
-
-
-@pytest.mark.parametrize("cut", [cut_by_hand, cut_apart], ids=["on one device", "on devices apart"])
+@each_cut
 def test_a_shared_buffer_that_is_written_is_refused_by_name(cut):
     class Counting(Rotated):
         def forward(self, x: Tensor) -> Tensor:
