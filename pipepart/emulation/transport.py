@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..autograd.in_place import Counter, check_counters, sent_counters
+from ..autograd.in_place import VersionCounter, check_counters, sent_counters
 from ..autograd.sparse import bytes_of
 from ..cluster import Link
 from ..runtime.offload import Copy, CopyQueue
@@ -63,7 +63,7 @@ class StrictTransport:
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message, on the worker of its sender."""
         here, there = self._device_of[sender], self._device_of[receiver]
-        counters: Sequence[Counter] = ()
+        counters: Sequence[VersionCounter] = ()
         if here != there and not is_fetched(key):
             counters = sent_counters(message)
             message = self._devices[there].received(message)

@@ -200,6 +200,13 @@ def test_stages_offload_if_the_link_to_the_host_is_fast():
     assert offloads.predicted.step_seconds < 0.9 * keeps.predicted.step_seconds
 
 
+def test_the_search_keeps_to_its_operations():
+    """Also where it starts from all 128 placements of eight layers."""
+    allowance = Allowance(20_000)
+    Annealing(part_of(profile_of(LAYERS[:8], [4]), devices(2)), allowance, random.Random(0)).run([])
+    assert 10_000 < allowance.used < 21_000
+
+
 def test_too_many_devices_or_micro_batches_are_left_to_named_schedules():
     profile = profile_of([Layer()] * 200, [4])
     assert found_for(profile, devices(129), operations=10**9) is None
