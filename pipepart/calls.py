@@ -20,8 +20,8 @@ from .data.recorded import entered, gathered
 from .data.split import Batching, MicroBatches
 from .differentiable import differentiable
 from .distributed import SingleProcess
-from .distributed.agreed import Agreed, Call
-from .emulation import DeviceEmulation, MemoryUse, memory_of
+from .distributed.single_process import Agreed, Call
+from .emulation import DeviceEmulation, MemoryUse
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.engine import Engine
@@ -210,7 +210,7 @@ class Calls(AsModule):
             [graph_cut.part(each) for each in batch.inputs], sink, form, seed
         )
         self._side.end(step)
-        self._side.collect(sink.outputs, batch)
+        self._side.collect(sink.outputs, batch.inputs)
         if (added := sink.added_total()) is not None:
             add_loss(added, reduction="sum")
         return self._side.from_last(
@@ -248,7 +248,13 @@ class Calls(AsModule):
         Raises:
             RuntimeError: the pipeline is not ``strict``, or its devices are real.
         """
-        return memory_of(self._emulation)
+        found = self._emulation.memory() if self._emulation else {}
+        if not found:
+            raise RuntimeError(
+                "memory is counted on virtual devices whose pipeline is made with strict=True: "
+                "Pipeline(model, plan, ..., strict=True); accelerators count theirs themselves"
+            )
+        return found
 
     def _device_here(self, stage: int) -> torch.device | None:
         """Return the device of a stage; None if that belongs to another rank, which alone may use it."""
@@ -270,6 +276,6 @@ class Calls(AsModule):
 
     def _output(self, sink: MicroBatchLossSink | BatchLossSink, batch: MicroBatches) -> Any:
         hold_for_caller(tensors(sink.outputs))
-        self._side.collect(sink.outputs, batch)
+        self._side.collect(sink.outputs, batch.inputs)
         with torch.no_grad():
             return self._side.from_last(lambda: gathered(sink.outputs, batch, self._merge, sink.total))

@@ -21,7 +21,7 @@ from .autograd.in_place import version
 from .autograd.own_copy import tensors
 from .data.split import MicroBatches
 from .distributed import SingleProcess
-from .distributed.agreed import Agreed, BackwardCall
+from .distributed.single_process import Agreed
 from .loss import add_loss, collecting
 from .restoring import restoring
 from .runtime.engine import Engine
@@ -110,7 +110,7 @@ class _Call:
             inputs = [graph_cut.part(each) for each in batch.inputs]
             self._run = self._engine.forwards_for_caller(inputs, self._sink, self._form, self._seed)
         self._processes.end(self._run)
-        self._processes.share_outputs(self._sink.outputs, batch)
+        self._processes.collect(self._sink.outputs, batch.inputs, always=True)
         self._flattened = [pytree.tree_flatten(output) for output in self._sink.outputs]
         self._sink.outputs = [None] * len(self._flattened)  # a second forward replaces them
         rows = [[item for item in items if isinstance(item, Tensor)] for items, _ in self._flattened]
@@ -145,7 +145,7 @@ class _Call:
                 "backward through the same output of a pipeline a second time: its stash is gone"
             )
         form = self._processes.begin_backward(
-            BackwardCall(self._form, self._number, gradients, parameters, self._check_unwritten)
+            self._form, self._number, gradients, parameters, self._check_unwritten
         )
         if self._collects:
             *gradients, self._sink.gradient_of_added = gradients

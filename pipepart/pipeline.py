@@ -167,7 +167,6 @@ class Pipeline(Calls):
                 values,
                 side.stages,
                 side.replica,
-                side.copied,
             )
             self._batching = Batching(chain.entrance, chain.model.modules(), plan.micro_batches, split)
             warn_of_changes(plan, chain, stacklevel=2)

@@ -12,6 +12,7 @@ Both show in the tensors' version counters, which views, detached tensors and th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,10 +46,12 @@ def check_not_overwritten(parts: Sequence[Tensor]) -> None:
             raise _overwritten()
 
 
-Counter = tuple[Tensor, int]  # an empty tensor that shares a version counter, and the version that was sent
+VersionCounter = tuple[
+    Tensor, int
+]  # an empty tensor that shares a version counter, and the version that was sent
 
 
-def sent_counters(message: Any) -> Sequence[Counter]:
+def sent_counters(message: Any) -> Sequence[VersionCounter]:
     """Return the version counters stored by :func:`note_sent`, without holding the tensors' memory.
 
     For the receiver of a copy, whose own counters say nothing of the original.
@@ -63,7 +66,7 @@ def sent_counters(message: Any) -> Sequence[Counter]:
     return found
 
 
-def check_counters(counters: Sequence[Counter]) -> None:
+def check_counters(counters: Sequence[VersionCounter]) -> None:
     """Check that a message was not written between :func:`note_sent` and the arrival of its copy.
 
     Raises:
@@ -81,44 +84,16 @@ def _overwritten() -> RuntimeError:
     )
 
 
-Overlap = tuple[Tensor, Tensor, int, int]  # two tensors of a message, and their versions
-
-
-def overlaps(parts: Sequence[Tensor]) -> Sequence[Overlap]:
-    """Return the pairs of tensors of a message that share a storage."""
+def overlaps(parts: Sequence[Tensor]) -> Sequence[tuple[Tensor, int]]:
+    """Return the tensors of a message that share a storage with another, and their versions."""
     if len(parts) < 2:
         return ()
-    groups: dict[int, list[Tensor]] = {}
-    for tensor in parts:
-        if tensor.layout is torch.strided and tensor.numel():
-            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-    return [
-        (one, other, version(one), version(other))
-        for group in groups.values()
-        for place, one in enumerate(group)
-        for other in group[:place]
-        if one is not other
-    ]
+    dense = {id(one): one for one in parts if one.layout is torch.strided and one.numel()}
+    storages = {key: one.untyped_storage().data_ptr() for key, one in dense.items()}
+    counts = Counter(storages.values())
+    return [(one, version(one)) for key, one in dense.items() if counts[storages[key]] > 1]
 
 
-def written(pairs: Sequence[Overlap]) -> bool:
-    """Return True if a tensor was written that shares elements with another."""
-    return any(
-        (version(one), version(other)) != (first, second) and _share_elements(one, other)
-        for one, other, first, second in pairs
-    )
-
-
-def _share_elements(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors of a storage share bytes, by marking bytes in a map of the storage."""
-    with torch.no_grad():
-        marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
-        _bytes_of(one, marks).fill_(True)
-        return bool(_bytes_of(other, marks).any())
-
-
-def _bytes_of(tensor: Tensor, marks: Tensor) -> Tensor:
-    """The bytes of a tensor's elements as a view of the map of its storage."""
-    size = tensor.element_size()
-    strides = [stride * size for stride in tensor.stride()]
-    return marks.as_strided((*tensor.shape, size), (*strides, 1), tensor.storage_offset() * size)
+def written(shared: Sequence[tuple[Tensor, int]]) -> bool:
+    """Return True if a tensor was written that shares a storage with another."""
+    return any(version(one) != noted for one, noted in shared)

@@ -143,19 +143,6 @@ def _convolution(node: Any, slots: Sequence[int]) -> Formula:
     return Formula((given,), gradients)
 
 
-def _embedding(node: Any, slots: Sequence[int]) -> Formula:
-    indices = _saved(node, "indices")
-    padding = node._saved_padding_idx  # -1 for none comes back without its sign
-    settings = (
-        node._saved_weight_sym_argsize_0,
-        padding if padding < 2**63 else padding - 2**64,
-        node._saved_scale_grad_by_freq,
-        node._saved_sparse,
-    )
-    compute = torch.ops.aten.embedding_backward.default
-    return Formula((indices,), lambda gradient: (compute(gradient, indices, *settings),))
-
-
 def _saved(node: Any, name: str) -> Tensor:
     """Return a tensor that a node has saved, without its graph."""
     if getattr(node, f"_raw_saved_{name}").unpack_hook not in (None, unpacked):
@@ -166,11 +153,11 @@ def _saved(node: Any, name: str) -> Tensor:
     return tensor
 
 
-# The nodes of linear layers, attention projections, convolutions and embeddings. Weights of normalisation layers are
-# not deferred: the tensors kept for them would cost more than the computation.
+# The nodes of linear layers, attention projections and convolutions. Weights of normalisation layers are not deferred:
+# the tensors kept for them would cost more than the computation. Embeddings are in the first stage, whose gradients of
+# inputs nobody waits for.
 KNOWN: Mapping[str, Known] = {
     "AddmmBackward0": Known((2, 0), _addmm),
     "MmBackward0": Known((1,), _mm),
     "ConvolutionBackward0": Known((1, 2), _convolution),
-    "EmbeddingBackward0": Known((0,), _embedding),
 }

@@ -108,34 +108,17 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
         signature = inspect.signature(layer.forward)
     except (TypeError, ValueError):
         return
-    if (fault := _fault(signature, given)) is None:
-        return
-    hint = ""
-    if given.kwargs and not given.args and not _fault(signature, Arguments(given.kwargs)):
-        hint = ". For a model whose argument is the dict itself the sample is (dict,) or pipepart.Arguments(dict)"
-    if target is None and len(given.args) > 1:
-        without_last = Arguments(*given.args[:-1], **given.kwargs)
-        hint = (
-            "" if _fault(signature, without_last) else ". Pass the target of the loss by its name: target=..."
-        )
-    who = f"the model's first layer {name!r}" if name else "the model"
-    raise InputTypeError(
-        f"{who} ({type(layer).__name__}) takes {signature} and was given {_described(given)}: {fault}{hint}"
-    )
-
-
-def _fault(signature: inspect.Signature, given: Arguments) -> str | None:
-    """Return why a signature does not take the arguments; None if it does."""
     try:
         signature.bind(*given.args, **given.kwargs)
     except TypeError as error:
-        return str(error)
-    return None
-
-
-def _described(given: Arguments) -> str:
-    count = len(given.args)
-    parts = [f"{count} positional argument{'' if count == 1 else 's'}"] if count or not given.kwargs else []
-    if given.kwargs:
-        parts.append(f"the keyword{'' if len(given.kwargs) == 1 else 's'} {', '.join(given.kwargs)}")
-    return " and ".join(parts)
+        hint = ""
+        if given.kwargs and not given.args:
+            hint = ". If its argument is a dict, the sample is (dict,) or pipepart.Arguments(dict)"
+        elif target is None and len(given.args) > 1:
+            hint = ". Pass the target of the loss by its name: target=..."
+        named = f" and the keywords {', '.join(given.kwargs)}" if given.kwargs else ""
+        who = f"the model's first layer {name!r}" if name else "the model"
+        raise InputTypeError(
+            f"{who} ({type(layer).__name__}) takes {signature} and was given {len(given.args)} positional "
+            f"arguments{named}: {error}{hint}"
+        ) from None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from ..input_error import InputError
 from ..ranks import RankError, Ranks
-from .agreed import Call
-from .mini_batches import shown
-from .sketches import Sketches
+from .mini_batches import forms
+from .single_process import Call
+
+_MOST_SHOWN = 300  # characters
+T = TypeVar("T")
 
 
 class CallSummary(NamedTuple):
@@ -24,7 +26,6 @@ class CallSummary(NamedTuple):
         target: the same of the target.
         state: of the parameters and modes of the model that decide which gradients there are.
         seed: of the rank's random numbers.
-        gradients: sketches of those that a backward begins with.
     """
 
     call: str
@@ -35,7 +36,14 @@ class CallSummary(NamedTuple):
     target: str = ""
     state: str = ""
     seed: int = 0
-    gradients: Sketches = ()
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:
+    """Return the result of ``work``, or its error and the text for the other ranks, "" for none."""
+    try:
+        return work(), None, ""
+    except Exception as error:
+        return None, error, f"{type(error).__name__}: {error}"
 
 
 def check_run(
@@ -54,7 +62,6 @@ def check_run(
         RuntimeError: the ranks make different calls, or are in different modes.
         InputError: a rank needs a mini-batch and was given none, or two were given different ones.
     """
-    check_refusals(everyone)
     check_calls(everyone)
     needed = [(rank, "runs the first stage") for rank in firsts]
     for rank, what in (*needed, *((rank, "runs the last stage") for rank in lasts)):
@@ -67,14 +74,17 @@ def check_run(
             f"rank {without} runs the last stage and was given no target, and rank {with_target} was: pass the same "
             "target= on all ranks"
         )
-    for field, what in (("form", "mini-batches"), ("values", "mini-batches"), ("target", "targets")):
+    for field, what in (("form", "mini-batch"), ("values", "mini-batch"), ("target", "target")):
         given = {rank: getattr(one, field) for rank, one in enumerate(everyone) if getattr(one, field)}
-        if len(set(given.values())) > 1:
-            mine = call.target if field == "target" else (*call.args, *call.kwargs.items())
+        first = next(iter(given), 0)
+        if other := next((rank for rank in given if given[rank] != given[first]), 0):
+            mine = call.target if field == "target" else (call.args, call.kwargs)
+            texts = [text[:_MOST_SHOWN] for text in ranks.gather(str(forms([mine])))]
+            difference = f"{texts[other]} in place of {texts[first]} (shape, strides, dtype, requires_grad)"
             raise InputError(
-                f"the ranks were given {what} that differ: {_difference(given, field, ranks.gather(shown(mine)))}. All "
-                "ranks that are given one get the same, in the same order: seed what shuffles the data alike on every "
-                "rank"
+                f"rank {other} was given another {what} than rank {first}: "
+                f"{difference if texts[other] != texts[first] else 'it has other values'}. All ranks that are given "
+                "one get the same, in the same order: seed what shuffles the data alike on every rank"
             )
     for rank, one in enumerate(everyone):
         if one.state != everyone[0].state:
@@ -84,44 +94,20 @@ def check_run(
             )
 
 
-def check_refusals(everyone: Sequence[CallSummary]) -> None:
-    """Check that no rank has rejected its arguments.
+def check_calls(everyone: Sequence[CallSummary]) -> None:
+    """Check that all ranks make the same call, and none has rejected its arguments.
 
     Raises:
-        RankError: one does.
+        RankError: one has.
+        RuntimeError: the ranks make different calls.
     """
+    first = everyone[0]
     for rank, one in enumerate(everyone):
         if one.refusal:
             raise RankError(f"rank {rank} refuses {one.call}: {one.refusal}")
-
-
-def check_calls(everyone: Sequence[CallSummary]) -> None:
-    """Check that all ranks make the same call.
-
-    Raises:
-        RuntimeError: they do not.
-    """
-    first = everyone[0]
     for rank, one in enumerate(everyone):
         if one[:2] != first[:2]:
             raise RuntimeError(
                 f"rank {rank} calls {one.call} (call {one.number}) while rank 0 calls {first.call} (call "
                 f"{first.number}): all ranks make the same calls with the same options in the same order"
             )
-
-
-def _difference(given: dict[int, str], field: str, texts: Sequence[str]) -> str:
-    """Say which ranks were given what.
-
-    Args:
-        given: a digest, by rank.
-        field: of :class:`CallSummary`, whose digests these are.
-        texts: what each rank was given, in words.
-    """
-    groups: dict[tuple[str, str], list[str]] = {}
-    for rank, found in given.items():
-        groups.setdefault((found, texts[rank]), []).append(str(rank))
-    if len({text for _, text in groups}) > 1:
-        return "; ".join(f"{text} on rank {', '.join(members)}" for (_, text), members in groups.items())
-    what = "the model calls other functions" if field == "form" else "other values"
-    return f"{what} on rank {' than on rank '.join(', '.join(members) for members in groups.values())}"

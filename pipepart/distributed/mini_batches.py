@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,28 +13,13 @@ from torch.utils import _pytree as pytree
 from ..capture import Live, fingerprint
 
 _PLAIN = bool | int | float | str | type(None)
-_MOST_SHOWN = 300  # characters
 _SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A tensor without its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-    @staticmethod
-    def of(tensor: Tensor) -> Shape:
-        """Return the shape of a tensor."""
-        return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
-
-    def made(self) -> Tensor:
-        """Return a meta tensor of this shape."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return made.requires_grad_(self.requires_grad)
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same layout without values."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def forms(nests: Iterable[Any]) -> list[Any]:
@@ -61,34 +45,6 @@ def forms(nests: Iterable[Any]) -> list[Any]:
             else:
                 found.append(leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__)
     return found
-
-
-def shown(nest: Any) -> str:
-    """Describe the contents of a mini-batch for a message."""
-    text = str(pytree.tree_map(_Shown, nest))
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-class _Shown:
-    """A tensor or another value in a message."""
-
-    def __init__(self, value: Any) -> None:
-        self._text = type(value).__name__
-        if isinstance(value, Tensor):
-            further = [f"on {value.device}"] if value.device.type != "cpu" else []
-            if value.layout is not torch.strided:
-                further.append(str(value.layout))
-            elif not value.is_contiguous():
-                further.append(f"with strides {list(value.stride())}")
-            if value.requires_grad:
-                further.append("that requires a gradient")
-            kind = str(value.dtype).removeprefix("torch.")
-            self._text = " ".join([kind, str(list(value.shape)), *further])
-        elif isinstance(value, _PLAIN):
-            self._text = repr(value)
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 def values(nest: Any) -> list[Any]:

@@ -1,15 +1,15 @@
-"""MultiProcess: coordinates the construction and calls of a pipeline over several processes."""
+"""MultiProcess: one rank's part in the calls of a pipeline over several processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import permutations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
@@ -19,21 +19,23 @@ from ..data.split import MicroBatches
 from ..input_error import InputError
 from ..loss import LossError
 from ..planning import Plan
-from ..ranks import Ranks, join_ranks
+from ..ranks import Ranks
+from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
-from ..runtime.sinks import BeforeBackward
+from ..runtime.sinks import BeforeBackward, LossSink, Share
 from ..runtime.state.replicas import refuse_copies
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
 from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
-from .agreed import Agreed, BackwardCall, Call
+from .broadcast import broadcast_result
 from .call_sync import CallSync
-from .fingerprint import PipelineFingerprint, check_options, described_options
+from .mini_batches import digest, forms
+from .overflow import share_overflow
 from .ownership import Ownership
 from .rank_part import RankPart
-from .single_process import SingleProcess
-from .wrapped import is_sharding_imported, refuse_wrapped
+from .single_process import Agreed, Call, SingleProcess
+from .wrapped import refuse_wrapped
 
 
 class MultiProcess(SingleProcess):
@@ -57,14 +59,16 @@ class MultiProcess(SingleProcess):
     def __init__(self, ranks: Ranks, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> None:
         super().__init__(plan, chain)
         self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
-        self.stages, self.replica, self.copied = own.stages, own.replica, own.copied
+        self.stages, self.replica = own.stages, own.replica
         self.has_whole = len(own.stages) == len(plan.stages)
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
         self.rank_of = own.rank_of
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         self.links = self._links = Links(ranks, own.rank_of, homes, varying_shapes)
         owners, count = own.rank_of_stage, len(plan.stages)
-        self._sync = CallSync(ranks, chain.model, owners[::count], owners[count - 1 :: count], strict)
+        firsts, lasts = owners[::count], owners[count - 1 :: count]
+        self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
+        self._sync = CallSync(ranks, chain.model, firsts, lasts, strict)
         self.part: RankPart = RankPart(chain.model, own, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
@@ -74,9 +78,7 @@ class MultiProcess(SingleProcess):
 
     def connect(self) -> None:
         """Connect the replicas after construction, and copy parameters and buffers of the first to all others."""
-        replicas, pairs = self._ownership.ranks, self._ownership.pairs
-        if pairs:
-            self.part.connect_pair(self._ranks.new_group(pairs))
+        replicas = self._ownership.ranks
         if len(replicas) == 1:
             return
         columns = list(zip(*replicas, strict=True))
@@ -127,43 +129,83 @@ class MultiProcess(SingleProcess):
             )
 
     def end(self, step: Step, *, scaled: bool = False) -> None:
-        """Share the loss, as :meth:`CallSync.end`, what the layers of the first replica have written, and the times."""
-        gradients = self.part.gradients_to_unscale() if scaled else []
-        self._sync.end(step.sink, step.keys, gradients)
-        if step.sink.trains:
-            self._certain[len(step.sink.outputs)] = step.sink.certain
+        """Share the loss, what the layers of the first replica have written, and the times; add up the losses.
+
+        Args:
+            step: that has run.
+            scaled: gradients may overflow, for a ``GradScaler``.
+
+        Raises:
+            LossError: on all ranks, if the loss of the mini-batch does not reduce.
+            RankError: another rank has failed or is lost.
+        """
+        sink, keys = step.sink, step.keys
+        if scaled:
+            share_overflow(self._ranks, self.part.gradients_to_unscale())
+        refusal = self._share_taken(sink) if self._has_replicas else ""
+        share = sink.share(is_last=self._ranks.rank == self._last).as_plain()
+        found = self._ranks.exchange((share, keys.drawn))
+        self._ranks.midway = False
+        shares = [Share.from_plain(share) for share, _ in found]
+        keys.drawn = any(drawn for _, drawn in found)
+        keys.finish()
+        if refusal := refusal or shares[self._last].refusal:
+            raise LossError(refusal)
+        sink.adopt(shares, self._last)
+        if sink.trains:
+            self._certain[len(sink.outputs)] = sink.certain
         self.part.share_written()
         self._links.agree()
         if step.recorder is not None:
             self._complete(step.recorder)
 
+    def _share_taken(self, sink: LossSink) -> str:
+        """Give every rank the losses of the micro-batches of all replicas; return why they do not fit, if so."""
+        try:
+            for taken in self._ranks.gather(sink.taken()):
+                sink.adopt_taken(taken)
+        except LossError as error:
+            return str(error)
+        return ""
+
     def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
         """Give every rank the gradients of the inputs, which the ranks of the first stage have, if any is asked for."""
         if not any(graph_cut.leaves(one) for one in batch.inputs):
             return []
-        self.collect(step.input_gradients, batch)
+        self.collect(step.input_gradients, batch.inputs)
         found = super().input_gradients(step, batch, factor)
-        return self._sync.from_one(self._sync.first, lambda: found)
+        return broadcast_result(self._ranks, self._first, lambda: found)
 
-    def collect(self, made: list[Any], batch: MicroBatches) -> None:
-        """Collect the results of other replicas for their micro-batches."""
-        self._sync.collect(made, batch.inputs)
+    def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
+        """Collect the results of other ranks on every rank; with one replica only with ``always``."""
+        if not self._has_replicas and not always:
+            return
+        everyone = self._ranks.gather([one is not None and type(one) is not tuple for one in made])
+        for index, given in enumerate(inputs):
+            source = next((rank for rank, has in enumerate(everyone) if has[index]), None)
+            if source is not None:
+                recording = given.recording if isinstance(given, Live) else None
+                made[index] = broadcast_result(
+                    self._ranks, source, lambda index=index: made[index], recording
+                )
 
-    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
-        """Send the outputs of all micro-batches to every rank."""
-        self._sync.collect(outputs, batch.inputs, always=True)
-
-    def begin_backward(self, call: BackwardCall) -> Hashable:
-        """Agree on the backward of a differentiable call, which all ranks begin with the same gradients of the output.
+    def begin_backward(
+        self,
+        form: Hashable,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        parameters: bool,
+        check: Callable[[], None],
+    ) -> Hashable:
+        """Agree on the backward of a differentiable call; the gradients of the output are those of the last stage.
 
         Raises:
             RuntimeError: the ranks make different calls.
-            ValueError: their gradients of the output differ.
         """
-        what = f"the backward of the output of call {call.number}"
-        what += "" if call.parameters else " to its input alone"
-        agreed = self._sync.begin_backward(what, call.gradients, call.check)
-        return "backward", call.parameters, call.form, agreed
+        what = f"the backward of the output of call {number}"
+        what += "" if parameters else " to its input alone"
+        layout = self._sync.begin_backward(what, digest(forms(gradients)), check)
+        return "backward", parameters, form, layout
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:
         """Give every rank the gradients of the inputs, which the ranks of the first stage have.
@@ -172,32 +214,31 @@ class MultiProcess(SingleProcess):
         """
         gradients = self.part.gradients_to_unscale()
         if in_half or any(one.dtype is torch.float16 for one in self.part.model.parameters()):
-            self._sync.share_overflow(gradients)
-        self._sync.collect(step.input_gradients, [None] * len(step.input_gradients))
+            share_overflow(self._ranks, gradients)
+        self.collect(step.input_gradients, [None] * len(step.input_gradients))
         found = super().end_backward(step, in_half)
-        found = self._sync.end_backward(list(found))
+        found = broadcast_result(self._ranks, self._first, lambda: list(found))
+        self._ranks.midway = False
         self._links.agree()
         return found
 
     def from_last(self, make: Callable[[], Any]) -> Any:
         """Return the result of the last stage's rank on every rank."""
-        return self._sync.from_one(self._sync.last, make)
+        return broadcast_result(self._ranks, self._last, make)
 
     def meet(self, call: str) -> Ranks | None:
         """Agree on a call that is no run, as :meth:`CallSync.meet`."""
         self._sync.meet(call, lambda: None)
-        return self._sync.ranks
+        return self._ranks
 
     def begin(self, call: Call) -> Agreed:
         """Agree on a call, as :meth:`CallSync.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
-            if is_sharding_imported():
-                refuse_wrapped(self._layers)  # fully_shard changes modules in place
+            if "torch.distributed.fsdp" in sys.modules:
+                refuse_wrapped(self.part.model)  # fully_shard changes modules in place
             if self.mesh is not None and torch.is_grad_enabled():
                 refuse_copies(self._layers, forward=False, backward=True)
-            if self._ownership.pairs:
-                refuse_copies(self._layers, forward=True, backward=torch.is_grad_enabled())
             batch = call.make(args, kwargs, target)
             if call.name.startswith("forward") and torch.is_grad_enabled():
                 _check_labels(batch)
@@ -210,7 +251,8 @@ class MultiProcess(SingleProcess):
     def _complete(self, recorder: Recorder) -> None:
         """Give every rank the times of all workers, on the clock of rank 0."""
         if self._offset is None:
-            self._offset = self._ranks.clock_offset()
+            ranks = self._ranks
+            self._offset = ranks.run(partial(offset_to_rank_0, ranks.rank, ranks.size, ranks.groups[0]))
         recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
 
 
@@ -222,26 +264,14 @@ def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, st
     """
     if ranks is None:
         return SingleProcess(plan, chain)
-    side = MultiProcess(ranks, plan, chain, varying_shapes, strict)
-    _check_links(plan, side.rank_of)
-    return side
-
-
-def _check_links(plan: Plan, rank_of: Sequence[int]) -> None:
-    """Check that no link between ranks would have to be slowed down.
-
-    Raises:
-        ValueError: one would.
-    """
-    if not plan.cluster.emulated:
-        return
-    for (one, rank), (other, there) in permutations(zip(plan.workers, rank_of, strict=True), 2):
-        link = plan.cluster.link_between(one.name, other.name)
-        if rank != there and (link.bandwidth or link.latency > plan.cluster.message_seconds):
-            raise InputError(
-                f"the link between {one.name} and {other.name} is emulated, which is done between the threads of one "
-                "process only: run without torchrun, or plan for a cluster without link= and latency="
-            )
+    cluster = plan.cluster
+    links = [cluster.link_between(one.name, other.name) for one, other in permutations(plan.workers, 2)]
+    if cluster.emulated and any(link.bandwidth or link.latency > cluster.message_seconds for link in links):
+        raise InputError(
+            "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
+            "without torchrun, or plan for a cluster without link= and latency="
+        )
+    return MultiProcess(ranks, plan, chain, varying_shapes, strict)
 
 
 def _check_labels(batch: MicroBatches) -> None:
@@ -255,72 +285,3 @@ def _check_labels(batch: MicroBatches) -> None:
         raise InputError(
             "the model computes its own loss, which every rank goes backward from: give the mini-batch to all ranks"
         )
-
-
-@contextmanager
-def making(
-    ranks: Ranks | None, plan: Plan, model: nn.Module | Chain, options: Mapping[str, Any]
-) -> Iterator[None]:
-    """Context manager around the construction of a pipeline: an error or a difference on one rank raises on all.
-
-    Args:
-        ranks: the processes; None for one.
-        plan, model: arguments of the pipeline.
-        options: the others, by name.
-
-    Raises:
-        RankError: it fails on another rank.
-        InputError: the ranks have different plans, models or options.
-    """
-    with _failing_together(ranks):
-        if isinstance(model, nn.Module | Chain):
-            refuse_wrapped([("", model if isinstance(model, nn.Module) else model.model)])
-        fingerprint = None
-        if ranks is not None and isinstance(plan, Plan) and isinstance(model, nn.Module | Chain):
-            fingerprint = PipelineFingerprint(plan, model, options)
-        yield  # refuses other types
-    if ranks is not None and fingerprint is not None:
-        try:
-            fingerprint.check(ranks)
-        except BaseException:
-            ranks.close("the pipeline could not be made")
-            raise
-
-
-def planned_once(check: Callable[[], object], make: Callable[[], Plan], options: Mapping[str, Any]) -> Plan:
-    """Plan on rank 0 and return the plan on every rank; with one process, just plan.
-
-    Args:
-        check: refuses, on every rank, what cannot be planned for.
-        make: makes the plan.
-        options: of the plan, by name.
-
-    Raises:
-        Exception: what ``check`` or ``make`` raises, on the rank where it does.
-        RankError: it has raised there, on the others.
-        InputError: the ranks have different options.
-    """
-    ranks = join_ranks()
-    with _failing_together(ranks):
-        check()
-        if ranks is not None:
-            check_options(tuple(ranks.exchange(described_options(options))))
-        made = make() if ranks is None or ranks.rank == 0 else None
-        if ranks is None:
-            assert made is not None
-            return made
-        text = ranks.gather(made and made.model_dump_json())[0]
-        ranks.close("the plan is made")
-        return Plan.model_validate_json(text)
-
-
-@contextmanager
-def _failing_together(ranks: Ranks | None) -> Iterator[None]:
-    """If the block raises on one rank, tell the others."""
-    try:
-        yield
-    except BaseException as error:
-        if ranks is not None:
-            ranks.tell(error)
-            ranks.close("the pipeline could not be made")
-        raise

@@ -1,16 +1,29 @@
-"""Checks gradients for infinities and NaN, with one synchronization per device."""
+"""Tells all ranks of gradients that overflow on one, so that every ``GradScaler`` skips the same steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from ..ranks import Ranks
+
+
+def share_overflow(ranks: Ranks, gradients: Sequence[Tensor]) -> None:
+    """Write an infinity into the gradients of this rank if those of another rank are not finite. All ranks call this.
+
+    Raises:
+        RankError: another rank has failed, or is lost.
+    """
+    overflow = overflows(gradients)
+    if any(ranks.exchange(overflow)) and gradients and not overflow:
+        gradients[0].view(-1)[:1] = float("inf")
+
 
 def overflows(gradients: Iterable[Tensor]) -> bool:
-    """Return True if any gradient contains an infinity or NaN."""
+    """Return True if any gradient contains an infinity or NaN, with one synchronization per device."""
     finite: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         finite[gradient.device].append(gradient.isfinite().all())

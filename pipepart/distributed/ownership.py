@@ -18,13 +18,7 @@ class Ownership:
 
     The devices of the plan's cluster, in their order, are shared out evenly: with as many processes as devices, process
     i drives device i. A tensor belongs to the rank of the first stage that uses it, and to the first rank if none does.
-    Each replica of the model has ranks of its own, and a tensor belongs to one of each. If the schedule itself runs
-    each stage on two devices, as chimera does, the copies are on the same ranks as the stages::
-
-        rank 0    stage 0 ── its tensors ───▶ ┌─ copy of stage 0    rank 1
-                  copy of stage 1 ◀─ tensors ─┴─ stage 1
-
-    A tensor then belongs to the rank of the stage, and the rank of the copy is given its values before each call.
+    Each replica of the model has ranks of its own, and a tensor belongs to one of each.
 
     Args:
         plan: has the stages and their devices.
@@ -36,31 +30,23 @@ class Ownership:
         rank_of: of each worker of the plan.
         rank_of_stage: of each stage of the schedule, replica by replica.
         stages: those of the model that this rank runs.
-        copied: stages of the model whose copies this rank runs beside them, each with the number of the copy.
-        pairs: the ranks that have the same stages and copies, if there are copies.
         ranks: of each replica of the model, those of the same stages in the same places.
         replica: that this rank is part of.
 
     Raises:
-        ValueError: the devices of the plan cannot be shared out among the processes.
+        ValueError: the devices of the plan cannot be shared out among the processes, or the schedule needs one process.
     """
 
     def __init__(self, plan: Plan, chain: Chain, rank: int, size: int) -> None:
         self.rank_of = _rank_of(plan, size)
         schedule, count = plan.build_schedule(), len(plan.stages)
+        if schedule.replicas != plan.replicas:
+            raise InputError(
+                f"schedule {plan.schedule!r} runs two copies of the model in one process: run without torchrun, or "
+                "plan with another schedule, for example 'dualpipe-v'"
+            )
         self.rank_of_stage = owners = [self.rank_of[row] for row in schedule.device_of]
-        self.copied: dict[int, int] = {}
-        self.pairs: list[list[int]] = []
-        if schedule.replicas == plan.replicas:
-            self.ranks = _by_replica(owners, count)
-        else:
-            self.ranks = [list(dict.fromkeys(owners[:count]))]
-            self.pairs = _pairs(owners, count, plan.schedule)
-            self.copied = {
-                number % count: number // count
-                for number, owner in enumerate(owners)
-                if owner == rank and number >= count
-            }
+        self.ranks = _by_replica(owners, count)
         self.replica = next(number for number, ranks in enumerate(self.ranks) if rank in ranks)
         self._plan, self._chain = plan, chain
         self._place = self.ranks[self.replica].index(rank)
@@ -75,8 +61,7 @@ class Ownership:
         """
         ends = accumulate((len(stage.layers) for stage in self._plan.stages), initial=0)
         found: dict[Tensor, dict[int, None]] = {}
-        owners, places = self.rank_of_stage, list(pairwise(ends))
-        for (start, end), owner in zip(places * (2 if self.pairs else 1), owners, strict=False):
+        for (start, end), owner in zip(pairwise(ends), self.rank_of_stage, strict=False):
             for _, layer in self._chain.layers[start:end]:
                 for tensor in state_of(layer):
                     found.setdefault(tensor, {})[owner] = None
@@ -107,21 +92,6 @@ class Ownership:
         """Return the keys of the model's state dict that this rank owns."""
         state = model.state_dict(keep_vars=True)
         return [key for key, value in state.items() if not isinstance(value, Tensor) or self.is_mine(value)]
-
-
-def _pairs(rank_of_stage: Sequence[int], count: int, schedule: str) -> list[list[int]]:
-    """Return the pairs of ranks that have copies of each other's stages.
-
-    Raises:
-        ValueError: a rank has a stage and its copy.
-    """
-    pairs = list(zip(rank_of_stage[:count], rank_of_stage[count:], strict=True))
-    if both := [rank for rank, other in pairs if rank == other]:
-        raise InputError(
-            f"schedule {schedule!r} runs each stage on two devices, and rank {both[0]} would have both: start an even "
-            "number of processes, or plan with another schedule"
-        )
-    return [list(pair) for pair in dict.fromkeys(tuple(sorted(pair)) for pair in pairs)]
 
 
 def _by_replica(rank_of_stage: Sequence[int], count: int) -> list[list[int]]:

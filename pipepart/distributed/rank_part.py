@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..autograd.in_place import version
 from ..ranks import Ranks
 from ..runtime.sinks import scalar_as_plain, scalar_from_plain
+from .broadcast import broadcast_result, broadcast_tensors
 from .model_part import ModelPart, StandIn
 from .ownership import Ownership
-
-_SMALL_BYTES = 64 * 1024
-_PART_BYTES = 25 * 2**20
 
 
 class RankPart(ModelPart):
@@ -42,18 +39,12 @@ class RankPart(ModelPart):
         self._ownership = ownership
         self._ranks = ranks
         self._replicas: dist.ProcessGroup | None = None
-        self._pair: dist.ProcessGroup | None = None
-        self._versions: list[int] = []
         self._stand_in = StandIn(torch.zeros(1))
 
     def connect(self, replicas: dist.ProcessGroup) -> None:
         """Copy the values of the first replica to the ranks with this part in other replicas."""
         self._replicas = replicas
         self._copy_first()
-
-    def connect_pair(self, pair: dist.ProcessGroup) -> None:
-        """Exchange the values of stages and their copies in this group of two ranks."""
-        self._pair = pair
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of this rank."""
@@ -86,19 +77,25 @@ class RankPart(ModelPart):
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model (of the first replica) on every rank, in host memory."""
-        own = self._meet("full_state_dict", self._plain_state)
-        found = {name: value for part in self._ranks.gather(own) for name, value in part.items()}
-        return {name: _unpacked(found[name]) for name in self.model.state_dict() if name in found}
+        self._meet("full_state_dict", lambda: None)
+        found: dict[str, Any] = {}
+        for rank in self._ownership.ranks[0]:
+            found |= broadcast_result(self._ranks, rank, self._copied_state)
+        return {name: found[name] for name in self.model.state_dict() if name in found}
+
+    def _copied_state(self) -> dict[str, Any]:
+        return {
+            name: value.to("cpu", copy=True).resolve_conj().resolve_neg()
+            if isinstance(value, Tensor)
+            else value
+            for name, value in self.state_dict().items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> Any:
         """Load the part of this rank from a state dict of the whole model; with replicas, that given to the first."""
         found = self._meet(f"load_state_dict(strict={strict})", lambda: self._load(state, strict))
         self._copy_first()
         return found
-
-    def _plain_state(self) -> dict[str, Any]:
-        state = self.state_dict() if self._ownership.replica == 0 else {}
-        return {name: _packed(value) for name, value in state.items()}
 
     def _load(self, state: Mapping[str, Any], strict: bool) -> Any:
         full = self.model.state_dict()
@@ -157,33 +154,16 @@ class RankPart(ModelPart):
         for tensor, ranks in self._ownership.shared.items():
             alike.setdefault(tuple(ranks), []).append(tensor)
         for ranks, tensors in alike.items():
-            if sorted(ranks) not in self._ownership.pairs:
-                self._copy(tensors, ranks[0])
-            elif self._ranks.rank in ranks:
-                self._copy(tensors, ranks[0], self._pair)
+            broadcast_tensors(self._ranks, tensors, ranks[0])
 
     def share_written(self) -> None:
-        """Copy buffers written by layers of the first replica, such as BatchNorm statistics, to all replicas.
-
-        torch does not count all writes, so small buffers of layers that train are always given.
-        """
-        if self._replicas is None or not (buffers := self._buffers()):
-            return
-        training = {
-            buffer for module in self.model.modules() if module.training for buffer in module.buffers(False)
-        }
-        changed = [
-            version(one) != before or (one in training and one.nbytes <= _SMALL_BYTES)
-            for one, before in zip(buffers, self._versions, strict=True)
-        ]
-        written = torch.tensor(changed, dtype=torch.uint8)
-        self._ranks.broadcast(written, self._source(), self._replicas)
-        changed = [buffer for buffer, has in zip(buffers, written.tolist(), strict=True) if has]
-        self._copy(changed, self._source(), self._replicas)
-        self._versions = [version(buffer) for buffer in buffers]
-
-    def _buffers(self) -> list[Tensor]:
-        return [buffer for buffer in self.model.buffers() if self._ownership.is_mine(buffer)]
+        """Copy buffers of layers that train, such as BatchNorm statistics, from the first replica to all."""
+        if self._replicas is not None:
+            training = [
+                one for module in self.model.modules() if module.training for one in module.buffers(False)
+            ]
+            written = [buffer for buffer in dict.fromkeys(training) if self._ownership.is_mine(buffer)]
+            broadcast_tensors(self._ranks, written, self._source(), self._replicas)
 
     def _source(self) -> int:
         assert self._replicas is not None
@@ -192,59 +172,6 @@ class RankPart(ModelPart):
     def _copy_first(self) -> None:
         """Give further replicas all parameters and buffers of the first."""
         if self._replicas is not None:
-            buffers = self._buffers()
-            parameters = (parameter for _, parameter in self.named_parameters())
-            self._copy([*parameters, *buffers], self._source(), self._replicas)
-            self._versions = [version(buffer) for buffer in buffers]
-
-    def _copy(self, tensors: Iterable[Tensor], source: int, group: dist.ProcessGroup | None = None) -> None:
-        """Copy tensors from one rank to the others of a group, several small ones at a time."""
-        part: list[Tensor] = []
-        for tensor in tensors:
-            if sum(one.nbytes for one in part) + tensor.nbytes > _PART_BYTES:
-                self._copy_part(part, source, group)
-                part = []
-            part.append(tensor.detach())
-        self._copy_part(part, source, group)
-
-    @torch.no_grad()
-    def _copy_part(self, tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup | None) -> None:
-        if not tensors:
-            return
-        is_source = self._ranks.rank == source
-        sizes = [tensor.nbytes for tensor in tensors]
-        sent = (
-            torch.cat([_bytes(one) for one in tensors])
-            if is_source
-            else torch.empty(sum(sizes), dtype=torch.uint8)
-        )
-        self._ranks.broadcast(sent, source, group)
-        for tensor, row in zip(tensors, sent.split(sizes), strict=True):
-            # A graph that waits for its backward may have saved the tensor: equal values are not written again.
-            if not is_source and not tensor.is_meta and not row.equal(_bytes(tensor)):
-                tensor.copy_(row.clone().view(tensor.dtype).view(tensor.shape))
-
-
-class _Packed(NamedTuple):
-    """A tensor on its way: torch 2.13 cannot unpickle those of newer dtypes, such as float8."""
-
-    content: Tensor
-    dtype: torch.dtype
-    shape: torch.Size
-
-
-def _packed(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    plain = value.detach()
-    if plain.layout is not torch.strided:
-        return plain.cpu()
-    return _Packed(_bytes(plain.resolve_conj().resolve_neg()), plain.dtype, plain.shape)
-
-
-def _unpacked(value: Any) -> Any:
-    return value.content.view(value.dtype).view(value.shape) if isinstance(value, _Packed) else value
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+            tensors = [*self.model.parameters(), *self.model.buffers()]
+            mine = [tensor for tensor in tensors if self._ownership.is_mine(tensor)]
+            broadcast_tensors(self._ranks, mine, self._source(), self._replicas)

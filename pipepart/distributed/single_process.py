@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,8 +16,45 @@ from ..runtime.sinks import BeforeBackward
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
-from .agreed import Agreed, BackwardCall, Call
 from .model_part import ModelPart
+
+
+class Call(NamedTuple):
+    """A call of a pipeline in this process.
+
+    Attributes:
+        name: of the method.
+        args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
+        make: splits them into micro-batches.
+        options: further arguments of the method, as text; the same on all ranks.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    make: Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
+    options: str = ""
+
+    def split(self) -> MicroBatches:
+        """Return the micro-batches."""
+        return self.make(self.args, self.kwargs, self.target)
+
+
+class Agreed(NamedTuple):
+    """What all processes know before a call runs. One process alone knows the micro-batches, and needs no more.
+
+    Attributes:
+        batch: the micro-batches.
+        form: equal for calls whose stages exchange equal messages.
+        seed: of the random numbers; None for the caller's generator.
+        number: of the call.
+    """
+
+    batch: MicroBatches
+    form: Hashable = None
+    seed: int | None = None
+    number: int = 0
 
 
 class SingleProcess:
@@ -32,7 +68,6 @@ class SingleProcess:
         part: of the model, that this process has.
         stages: of this process; None for all.
         replica: of the model, that this process has stages of; None for all.
-        copied: stages of the model whose copies this process runs as well, with the number of the copy.
         links: to other processes; None if there are none.
         mesh: of the processes, with replicas.
         shares_out: whether the micro-batches are shared out among replicas in other processes.
@@ -42,7 +77,6 @@ class SingleProcess:
     mesh: DeviceMesh | None = None
     stages: Collection[int] | None = None
     replica: int | None = None
-    copied: Mapping[int, int] = MappingProxyType({})
     shares_out: bool = False
 
     def __init__(self, plan: Plan, chain: Chain) -> None:
@@ -69,21 +103,38 @@ class SingleProcess:
         return gradients.begin
 
     def end(self, step: Step, *, scaled: bool = False) -> None:
-        """Share the loss of a run. ``scaled``: gradients may overflow, for a ``GradScaler``."""
+        """Share the loss of a run; ``scaled`` for a ``GradScaler``."""
 
     def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
         """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
         return [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
 
-    def collect(self, made: list[Any], batch: MicroBatches) -> None:
-        """Collect the results of other processes for their micro-batches."""
+    def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
+        """Collect the results of other processes, such as outputs.
 
-    def share_outputs(self, outputs: list[Any], batch: MicroBatches) -> None:
-        """Fill in the outputs of micro-batches that other processes computed."""
+        Args:
+            made: by micro-batch; None or an empty tuple where another process has made it.
+            inputs: of the micro-batches.
+            always: with one replica as well; otherwise nothing is done there.
+        """
 
-    def begin_backward(self, call: BackwardCall) -> Hashable:
-        """Agree on the backward of a differentiable call; return the form of its messages."""
-        call.check()
+    def begin_backward(
+        self,
+        form: Hashable,
+        number: int,
+        gradients: Sequence[Tensor | None],
+        parameters: bool,
+        check: Callable[[], None],
+    ) -> Hashable:
+        """Agree on the backward of a differentiable call; return the form of its messages.
+
+        Args:
+            form, number: of the forward, as in :class:`Agreed`.
+            gradients: of the output.
+            parameters: whether the parameters get gradients.
+            check: raises if it cannot run.
+        """
+        check()
         return None
 
     def end_backward(self, step: Step, in_half: bool) -> Sequence[Tensor | None]:

@@ -1,6 +1,6 @@
 """Emulation of virtual devices: separate memories, memory limits, slower devices and slower links."""
 
-from .emulation import DeviceEmulation, emulation_of, memory_of
+from .emulation import DeviceEmulation, emulation_of
 from .memory import MemoryUse
 
-__all__ = ["DeviceEmulation", "MemoryUse", "emulation_of", "memory_of"]
+__all__ = ["DeviceEmulation", "MemoryUse", "emulation_of"]

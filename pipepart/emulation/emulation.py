@@ -21,9 +21,8 @@ from ..runtime.offload import CopyQueue
 from ..runtime.stage import Stage
 from ..runtime.transport.threads import Transport
 from .device import ExplicitMoves, StrictDevice
-from .host_link import EmulatedHostLink
 from .memory import GRADIENTS, OPTIMIZER, PARAMETERS, Ledger, MemoryUse, storages, tag_of
-from .transport import Clock, EmulatedTransport, StrictTransport
+from .transport import Clock, EmulatedHostLink, EmulatedTransport, StrictTransport
 
 _RUNS_LAYERS = frozenset({Kind.F, Kind.RECOMPUTE, Kind.B, Kind.I, Kind.W})
 _MAKES_GRADIENTS = frozenset({Kind.B, Kind.I, Kind.W, Kind.REDUCE_GRAD})
@@ -178,18 +177,3 @@ def emulation_of(
     if not strict and not plan.cluster.emulated:
         return None
     return DeviceEmulation(plan, stages, loss, strict, local)
-
-
-def memory_of(emulation: DeviceEmulation | None) -> dict[str, MemoryUse]:
-    """The memory in use by device name.
-
-    Raises:
-        RuntimeError: the pipeline does not count.
-    """
-    found = emulation.memory() if emulation else {}
-    if not found:
-        raise RuntimeError(
-            "memory is counted on virtual devices whose pipeline is made with strict=True: "
-            "Pipeline(model, plan, ..., strict=True); accelerators count theirs themselves"
-        )
-    return found

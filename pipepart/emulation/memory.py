@@ -26,13 +26,11 @@ class MemoryUse:
         peak: the most at any moment since the pipeline was made, or since a trace with ``memory=True`` began.
         by_category: ``allocated`` by category: "parameters" (with buffers), "gradients", "optimizer", and "other":
             activations kept for the backward, messages, temporaries.
-        peak_by_category: the most of each category. The moments differ, so the sum may exceed ``peak``.
     """
 
     allocated: int
     peak: int
     by_category: Mapping[str, int]
-    peak_by_category: Mapping[str, int]
 
 
 class Tag:
@@ -65,14 +63,12 @@ class Ledger:
         self._limit = limit
         self._lock = threading.Lock()
         self._bytes: dict[str, int] = dict.fromkeys(_CATEGORIES, 0)
-        self._peaks = dict(self._bytes)
         self._peak = 0
 
     def reset_peak(self) -> None:
         """Begin to look for the peak anew, with the bytes in use now."""
         with self._lock:
             self._peak = self._allocated()
-            self._peaks = dict(self._bytes)
 
     def enter(self, storage: torch.UntypedStorage, category: str, what: Callable[[], str]) -> None:
         """Assign a storage to this device. ``what`` describes it for the error.
@@ -91,24 +87,20 @@ class Ledger:
                     "Cluster.virtual(..., memory=...) sets the limit"
                 )
             self._peak = max(self._peak, allocated)
-            self._add(category, size)
+            self._bytes[category] += size
         setattr(storage, _TAG, Tag(self, size, category))
 
     def relabel(self, tag: Tag, category: str) -> None:
         """Count a storage under another category."""
         with self._lock:
             self._bytes[tag.category] -= tag.size
-            self._add(category, tag.size)
+            self._bytes[category] += tag.size
             tag.category = category
 
     def use(self) -> MemoryUse:
         """The bytes in use now and at most so far."""
         with self._lock:
-            return MemoryUse(self._allocated(), self._peak, dict(self._bytes), dict(self._peaks))
-
-    def _add(self, category: str, size: int) -> None:
-        self._bytes[category] += size
-        self._peaks[category] = max(self._peaks[category], self._bytes[category])
+            return MemoryUse(self._allocated(), self._peak, dict(self._bytes))
 
     def _allocated(self) -> int:
         while self.released:

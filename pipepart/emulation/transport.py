@@ -19,9 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..autograd.in_place import Counter, check_counters, sent_counters
+from torch import Tensor
+
+from ..autograd.in_place import VersionCounter, check_counters, sent_counters
 from ..autograd.sparse import bytes_of
 from ..cluster import Link
+from ..runtime.offload import Copy, CopyQueue
 from ..runtime.transport.cuda import is_fetched
 from ..runtime.transport.threads import Key, Transport
 from .device import StrictDevice
@@ -60,7 +63,7 @@ class StrictTransport:
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message, on the worker of its sender."""
         here, there = self._device_of[sender], self._device_of[receiver]
-        counters: Sequence[Counter] = ()
+        counters: Sequence[VersionCounter] = ()
         if here != there and not is_fetched(key):
             counters = sent_counters(message)
             message = self._devices[there].received(message)
@@ -120,3 +123,32 @@ class EmulatedTransport:
         message, arrives = self._inner.recv(receiver, key)
         self._clock.sleep_until(arrives)
         return message
+
+
+class EmulatedHostLink(CopyQueue):
+    """Copies on the device's worker, which sleeps until the link would have carried the copy.
+
+    Args:
+        bandwidth: of the link, bytes per second.
+        clock: measures and sleeps.
+    """
+
+    def __init__(self, bandwidth: float, clock: Clock) -> None:
+        self._bandwidth = bandwidth
+        self._clock = clock
+        self._free_at = 0.0
+
+    def start_out(self, tensors: Sequence[Tensor]) -> Copy:
+        return self._queued(super().start_out(tensors))
+
+    def wait(self, copy: Copy) -> None:
+        self._clock.sleep_until(copy.done_at)
+
+    def start_back(self, tensors: Sequence[Tensor]) -> Copy:
+        return self._queued(super().start_back(tensors))
+
+    def _queued(self, copy: Copy) -> Copy:
+        sizes = {one._cdata: one.nbytes() for one in map(Tensor.untyped_storage, copy.tensors)}
+        self._free_at = max(self._clock.now(), self._free_at) + sum(sizes.values()) / self._bandwidth
+        copy.done_at = self._free_at
+        return copy

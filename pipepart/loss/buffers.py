@@ -19,8 +19,7 @@ def buffers_elsewhere(function: Any, output: Any) -> dict[str, tuple[Tensor, Ten
 
     The last stages of several replicas are on devices of their own, and call the same loss module one after another.
     """
-    found = tensors(output)
-    if not found or not isinstance(function, nn.Module):
+    if not isinstance(function, nn.Module) or not (found := tensors(output)):
         return {}
     moved = [(name, own, graph_cut.move(own, found[0].device)) for name, own in function.named_buffers()]
     return {name: (own, copy) for name, own, copy in moved if copy is not own}

@@ -23,8 +23,7 @@ from .analysis import Pattern
 from .following import Followed, Following
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
-from .rules import LostError
-from .terms import Count, MicroBatchLoss, Replay, Term, Terms, on_host, total_of, whole_of
+from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of
 
 
 class MiniBatchLoss:
@@ -49,12 +48,10 @@ class MiniBatchLoss:
         self._batch = batch
         self._shared_out = shared_out
         self._targets = [pytree.tree_leaves(target) for target in batch.targets]
-        self._following = Following(loss.function, batch, self._targets)
+        self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
-        self._replays: list[Replay | None] | None = (
-            None  # of the first micro-batch, until the totals are known
-        )
+        self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
     def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Compute the loss of a micro-batch and add it to the step.
@@ -69,8 +66,7 @@ class MiniBatchLoss:
         """
         taken = self._computed(micro_batch, output, target)
         self._check_alike(taken)
-        if self._replays is None:
-            self._replays = [term.divisor and term.divisor.replay for term in taken.sum.terms]
+        self._replays = self._replays or taken.replays
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
@@ -87,7 +83,7 @@ class MiniBatchLoss:
         for index, one in taken.items():
             if self._taken[index] is None:
                 self._taken[index] = one
-        if len({len(one.sum.terms) for one in self._taken if one is not None}) > 1:
+        if len({len(one.terms) for one in self._taken if one is not None}) > 1:
             raise refusal(
                 self._loss.function, "it computes something else for some micro-batches than for others"
             )
@@ -102,8 +98,8 @@ class MiniBatchLoss:
         assert taken is not None
         if self._totals is None:
             self._totals = self._known_or_assumed(micro_batch, taken)
-            self._replays = []
-        pairs = zip(taken.sum.terms, self._totals, strict=True)
+            self._replays = ()
+        pairs = zip(taken.terms, self._totals, strict=True)
         return [term.weight(total) for term, total in pairs if term.tensor.requires_grad]
 
     def correction(self) -> float:
@@ -115,7 +111,7 @@ class MiniBatchLoss:
         first = self._taken[0]
         if self._totals is None or first is None or None in self._taken:
             return 1.0
-        for index, term in enumerate(first.sum.terms):
+        for index, term in enumerate(first.terms):
             if term.tensor.requires_grad:
                 used, real = self._totals[index], self._real_total(index)
                 if not self.certain:
@@ -131,11 +127,11 @@ class MiniBatchLoss:
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
         if has_streams(value.device):  # workers have computed them, and the caller's streams read them
-            hold_for_caller(tensors([(one.value, one.sum) for one in taken]))
-        columns = enumerate(zip(*(one.sum.terms for one in taken), strict=True))
+            hold_for_caller(tensors([(one.value, one.terms, one.shift) for one in taken]))
+        columns = enumerate(zip(*(one.terms for one in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
-        return (total + taken[0].sum.shift).to(value.device, value.dtype)
+        return (total + taken[0].shift).to(value.device, value.dtype)
 
     def differentiable_total(self, taken: Sequence[MicroBatchLoss]) -> Tensor:
         """Return the loss of the mini-batch with the graph of the losses of all micro-batches."""
@@ -162,11 +158,11 @@ class MiniBatchLoss:
             None if the terms of the loss have different ones.
         """
         taken = [one for one in self._taken if one is not None]
-        if any(isinstance(one.sum.shift, Tensor) or one.sum.shift for one in taken):
+        if any(isinstance(one.shift, Tensor) or one.shift for one in taken):
             return None
         totals = self._totals if of_weights else None
-        totals = totals or [self._real_total(index) for index in range(len(taken[0].sum.terms))]
-        pairs = [zip(one.sum.terms, totals, strict=True) for one in taken]
+        totals = totals or [self._real_total(index) for index in range(len(taken[0].terms))]
+        pairs = [zip(one.terms, totals, strict=True) for one in taken]
         shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
@@ -176,18 +172,21 @@ class MiniBatchLoss:
         if taken is None:
             return None
         value = taken.value.detach()
-        for term in taken.sum.terms:
+        for term in taken.terms:
             value = value.masked_fill(torch.as_tensor(term.empty, device=value.device), 0.0)
         return value
 
     def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Call the loss, and return what it is made of."""
+        known = self._following.known(micro_batch, output, target)
+        if known is not None:
+            return known
         value, followed = self._following.call(micro_batch, output, target)
         taken = self._as_taken(value, micro_batch, followed)
         if followed is not None:
             self.leaves.update(followed.tape.leaves)
             followed.tape.forget()
-        if torch.is_grad_enabled() and _has_graph(output):
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in tensors(output)):
             check_gradient(value[0] if is_pair(value) else value, self._loss.function)
         return taken
 
@@ -201,26 +200,25 @@ class MiniBatchLoss:
             check_returned(value) if own else check_scalar(value, title(function))
         loss: Tensor = value
         if len(self._batch.sizes) == 1:
-            return MicroBatchLoss(loss, Terms((Term(loss),)))
+            return MicroBatchLoss(loss, (Term(loss),))
         found: Any = "it is compiled, so that it cannot be followed"
         if followed is not None:
-            found = followed.pattern(loss)
+            found = self._following.pattern(followed, loss)
         elif function is None:
             found = "what it is a mean of is not known: the last layer returns a scalar"
         if followed is not None and isinstance(found, Pattern):
             self._check_declared(found)
-            try:
-                return MicroBatchLoss(loss, found.terms(followed.tape), found.key)
-            except LostError as error:
-                raise refusal(function, str(error)) from None
+            if found.writes_counts(followed.tape):
+                raise refusal(function, "it writes into a tensor by which it counts")
+            return found.loss(loss, followed.tape.value)
         if declared is Reduction.SUM:
-            return MicroBatchLoss(loss, Terms((Term(loss),)))
+            return MicroBatchLoss(loss, (Term(loss),))
         if not self._batch.by_samples:
             raise refusal(function, "the mini-batch is not split along its samples")
         if declared is Reduction.MEAN:
-            return MicroBatchLoss(
-                loss, Terms((Term(loss, divisor=self._samples(micro_batch), divided=True),))
-            )
+            sizes = self._batch.sizes
+            term = Term(loss, divisor=float(sizes[micro_batch]), divided=True)
+            return MicroBatchLoss(loss, (term,), replays=(lambda _, index: float(sizes[index]),))
         raise refusal(function, found)
 
     def _check_declared(self, found: Pattern) -> None:
@@ -231,10 +229,6 @@ class MiniBatchLoss:
                 f"{title(self._loss.function)} is a {kind} over samples, and reduction={declared!s} is declared"
             )
 
-    def _samples(self, micro_batch: int) -> Count:
-        sizes = self._batch.sizes
-        return Count(float(sizes[micro_batch]), lambda _, index: float(sizes[index]), in_proportion=True)
-
     def _of_pair(self, total: Tensor, count: Tensor | float, followed: Followed | None) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
@@ -242,38 +236,35 @@ class MiniBatchLoss:
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        replay, key = (None, None) if followed is None else followed.count(count)
-        return MicroBatchLoss(total / count, Terms((Term(total, divisor=Count(part, replay)),)), key)
+        replay, key = (None, None) if followed is None else self._following.count(followed, count)
+        return MicroBatchLoss(total / count, (Term(total, divisor=part),), key=key, replays=(replay,))
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
         for index, other in enumerate(self._taken):
             if other is None:
                 continue
-            if other.key != taken.key or len(other.sum.terms) != len(taken.sum.terms):
-                raise self._unlike(index)
+            if other.key != taken.key or len(other.terms) != len(taken.terms):
+                raise refusal(
+                    self._loss.function,
+                    f"it computes something else than for micro-batch {index}: other functions, numbers or "
+                    "constants, as where it keeps state from call to call",
+                )
             return
-
-    def _unlike(self, micro_batch: int) -> LossError:
-        return refusal(
-            self._loss.function,
-            f"it computes something else than for micro-batch {micro_batch}: other functions, numbers or constants, as "
-            "where it keeps state from call to call",
-        )
 
     def _known_or_assumed(self, micro_batch: int, taken: MicroBatchLoss) -> list[float | Tensor]:
         """Return the totals of the terms, before the first backward."""
         complete = None not in self._taken
         totals: list[float | Tensor] = []
-        replays = self._replays or []
-        for index, term in enumerate(taken.sum.terms):
+        replays = self._replays or (None,) * len(taken.terms)
+        for index, term in enumerate(taken.terms):
             known = None
             if term.divisor is None or not term.tensor.requires_grad:
                 known = 1.0
             elif complete:
                 known = self._real_total(index)
             elif (replay := replays[index]) is not None:
-                known = self._computed_total(term.divisor, replay)
+                known = self._computed_total(term, replay)
             if known is None:
                 self.certain = False
                 known = self._in_proportion(micro_batch, term)
@@ -289,27 +280,20 @@ class MiniBatchLoss:
 
     def _real_total(self, index: int) -> float | Tensor:
         """Return the count of the mini-batch; 1 for a sum, which has none."""
-        counts = [taken.sum.terms[index].divisor for taken in self._taken if taken is not None]
-        known = [count for count in counts if count is not None]
-        return known[0].bounded(total_of([count.value for count in known])) if known else 1.0
+        terms = [taken.terms[index] for taken in self._taken if taken is not None]
+        counts = [term.divisor for term in terms if term.divisor is not None]
+        return terms[0].bounded(total_of(counts)) if counts else 1.0
 
-    def _computed_total(self, count: Count, replay: Replay) -> float | Tensor | None:
+    def _computed_total(self, term: Term, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                return count.bounded(
-                    total_of([replay(self._targets, index) for index in range(len(self._targets))])
-                )
+                return term.bounded(total_of([replay(self._targets, k) for k in range(len(self._targets))]))
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None
 
     def _in_proportion(self, micro_batch: int, term: Term) -> float | Tensor:
-        assert term.divisor is not None
-        count, sizes = term.divisor.value, self._batch.sizes
+        count, sizes = term.divisor, self._batch.sizes
         if self._shared_out:  # a number that is the same in all processes
             return float(sum(sizes))
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]
-
-
-def _has_graph(output: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,68 +14,83 @@ from ..capture import Unfinished, loss_of
 from ..data.split import MicroBatches
 from .analysis import Analysis, Batch, Given, Pattern
 from .buffers import buffers_elsewhere, call_with_buffers
+from .reduction import StepLoss
 from .rules import Rows
 from .tape import Lost, Tape
-from .terms import Replay
-from .whole import call_whole
+from .terms import MicroBatchLoss, Replay
+from .torch_losses import is_torch_loss, is_unchanged
+from .whole import WholeTape
 
 
-class Followed:
+class Followed(NamedTuple):
     """One call of a loss, whose calls of torch are on a tape.
 
-    Args:
+    Attributes:
         tape: of the call.
-        analysis: analyses the tape.
-        patterns, counts: of earlier calls in the step, by what was computed from which shapes.
+        given: the tensors of the batch, by their numbers on the tape.
+        batch: the micro-batch.
+        call_whole: calls the loss for the mini-batch, on a tape; None if its numbers do not follow the shapes.
+        kinds: of the arguments, if the loss does nothing but call a function of torch with them.
     """
 
-    def __init__(
-        self,
-        tape: Tape,
-        analysis: Callable[[], Analysis],
-        patterns: dict[Hashable, Pattern | str],
-        counts: dict[Hashable, Replay | None],
-    ) -> None:
-        self.tape = tape
-        self._analysis, self._patterns, self._counts = analysis, patterns, counts
+    tape: Tape
+    given: dict[int, Given]
+    batch: Batch
+    call_whole: Callable[[WholeTape], None] | None
+    kinds: Hashable = None
 
-    def pattern(self, loss: Tensor) -> Pattern | str:
-        """Return the terms of a loss, or the reason why there are none."""
-        number = self.tape.number_of(loss)
-        if not isinstance(number, int):
-            return number.reason if number is not None else "what it returns does not come from the output"
-        key = self.tape.key(number), self.tape.shapes
-        if key not in self._patterns:
-            self._patterns[key] = self._analysis().pattern(number)
-        return self._patterns[key]
+    def whole_tape(self, result: int) -> WholeTape:
+        """Return the tape of the mini-batch: of the loss if it has read sizes, else of its calls alone."""
+        whole = WholeTape(self.tape, {number: self._whole(number) for number in self.given})
+        if self.is_sized and self.call_whole is not None:
+            self.call_whole(whole)
+        else:
+            whole.repeat(result)
+        return whole
 
-    def count(self, count: Tensor | float) -> tuple[Replay | None, Hashable]:
-        """Return what computes a count for other micro-batches, and a key of how it was computed."""
-        number = self.tape.number_of(count) if isinstance(count, Tensor) else None
-        if not isinstance(number, int):
-            return None, None
-        key = self.tape.key(number)
-        if (key, self.tape.shapes) not in self._counts:
-            self._counts[key, self.tape.shapes] = self._analysis().count(number)
-        return self._counts[key, self.tape.shapes], key
+    @property
+    def is_sized(self) -> bool:
+        """Whether the loss itself is called for the mini-batch."""
+        return self.tape.reads_sizes and self.call_whole is not None
+
+    def _whole(self, number: int) -> Tensor:
+        """Return a tensor of the mini-batch without data."""
+        tensor, state = self.tape.value(number), self.given[number].state
+        shape = list(tensor.shape)
+        if isinstance(state, Rows):
+            own, all_samples = self.batch.samples
+            shape[state.dim] = shape[state.dim] * all_samples // own
+        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 class Following:
     """Calls the loss of one step.
 
+    The pattern of a tape depends on nothing but its calls, their arguments, and the kinds of the tensors of the batch.
+    It is therefore found again by these, in the step and in the one after it.
+
     Args:
-        function: the loss; None if the model returns it.
+        loss: of the steps.
         batch: the mini-batch.
         targets: the leaves of each micro-batch's target.
     """
 
-    def __init__(
-        self, function: Callable[..., Any] | None, batch: MicroBatches, targets: Sequence[Sequence[Any]]
-    ) -> None:
-        self._function, self._batch, self._targets = function, batch, targets
+    def __init__(self, loss: StepLoss, batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> None:
+        self._function = loss.function
         self._regular = batch.by_samples and _is_regular(batch, targets)
+        self._sizes = tuple(batch.sizes)
+        self._follows = len(batch.sizes) > 1 and batch.by_samples and not _is_compiled(loss.function)
         self._patterns: dict[Hashable, Pattern | str] = {}
-        self._counts: dict[Hashable, Replay | None] = {}
+        self._earlier: dict[Hashable, Pattern | str] = loss.patterns
+        loss.patterns = self._patterns
+        self._is_torchs = is_unchanged(loss.function)
+        self._of_torch: dict[
+            Hashable, Pattern
+        ] = {}  # patterns of torch's losses, by the kinds of their arguments
         first, *others = targets
         self._common = {  # targets that all micro-batches have in common, by place
             place: leaf
@@ -85,6 +99,23 @@ class Following:
         }
         self._constants: dict[int, Any] = {}  # of all tapes, which keys name by their identity
 
+    def known(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
+        """Compute the loss of a micro-batch without a tape; None if that is not possible.
+
+        One of torch's losses makes the same call for each micro-batch whose tensors are of the same kind.
+        """
+        kinds = self._kinds(micro_batch, output, target)
+        pattern = None if kinds is None else self._of_torch.get(kinds)
+        if pattern is None or self._function is None:
+            return None
+        value = self._function(output, target)
+        return pattern.loss(value, (output, target, value).__getitem__)
+
+    def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
+        if not self._is_torchs or type(output) is not Tensor or type(target) is not Tensor:
+            return None
+        return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
+
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.
 
@@ -92,39 +123,79 @@ class Following:
             What it returns, and its calls; None for one micro-batch alone, for a mini-batch that is not split along its
             samples, and for a compiled loss.
         """
-        function, sizes = self._function, self._batch.sizes
+        function = self._function
         if function is None:
             return output, None
         values = (output,) if target is None else (output, target)
         moved = buffers_elsewhere(function, output)
-        if len(sizes) == 1 or not self._batch.by_samples or _is_compiled(function):
+        if not self._follows:
             return call_with_buffers(function, values, moved), None
-        leaves = pytree.tree_leaves(target)
+        leaves = [target] if type(target) is Tensor else pytree.tree_leaves(target)
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
         tape = Tape(originals | {id(copy): own for own, copy in moved.values()})
-        given = self._give(tape, micro_batch, output, target)
+        given = self._give(tape, micro_batch, output, leaves)
         with tape:
             value = call_with_buffers(function, values, moved)
         self._constants.update(tape.constants)
+        batch = Batch(self._sizes, self._sizes[micro_batch], self._regular)
 
-        def analysis() -> Analysis:
-            whole = None if function is loss_of else partial(call_whole, tape, given, function, values, moved)
-            return Analysis(tape, given, Batch(sizes, micro_batch, self._regular, whole))
+        def call_whole(whole: WholeTape) -> None:
+            whole.call(function, values, moved)
 
-        return value, Followed(tape, analysis, self._patterns, self._counts)
+        kinds = None if moved or len(given) != 2 else self._kinds(micro_batch, output, target)
+        return value, Followed(tape, given, batch, None if function is loss_of else call_whole, kinds)
 
-    def _give(self, tape: Tape, micro_batch: int, output: Any, target: Any) -> dict[int, Given]:
+    def pattern(self, followed: Followed, loss: Tensor) -> Pattern | str:
+        """Return the terms of a loss, or the reason why there are none."""
+        number = followed.tape.number_of(loss)
+        if not isinstance(number, int):
+            return number.reason if number is not None else "what it returns does not come from the output"
+        found = self._analysed(followed, number, Analysis.pattern)
+        calls = followed.tape.calls
+        # Another function may have been put in the place of torch's.
+        is_torchs = len(calls) == 1 and is_torch_loss(calls[0].function)
+        if is_torchs and followed.kinds is not None and isinstance(found, Pattern):
+            self._of_torch[followed.kinds] = found
+        return found
+
+    def count(self, followed: Followed, count: Tensor | float) -> tuple[Replay | None, Hashable]:
+        """Return what computes a count for other micro-batches, and a key of how it was computed."""
+        number = followed.tape.number_of(count) if isinstance(count, Tensor) else None
+        if not isinstance(number, int):
+            return None, None
+        pattern = self._analysed(followed, number, Analysis.count)
+        return (pattern.replays[0], pattern.key) if isinstance(pattern, Pattern) else (None, None)
+
+    def _analysed(
+        self, followed: Followed, number: int, analyse: Callable[[Analysis, int], Pattern | str]
+    ) -> Pattern | str:
+        """Return a pattern of this step, one of the step before that still holds, or a new one."""
+        tape, given, batch, *_ = followed
+        kinds = tuple([(_kind(tape.value(place)), one.place) for place, one in given.items()])
+        key = analyse, number, batch, kinds, tape.key()
+        if key in self._patterns:
+            return self._patterns[key]
+        found = self._earlier.get(key)
+        lasts = isinstance(found, Pattern) and found.lasting
+        whole = followed.whole_tape(number) if followed.is_sized or not lasts else None
+        if not isinstance(found, Pattern) or not lasts or (whole and found.whole_key != whole.key()):
+            assert whole is not None
+            found = analyse(Analysis(tape, whole, given, batch, followed.is_sized), number)
+        self._patterns[key] = found
+        return found
+
+    def _give(self, tape: Tape, micro_batch: int, output: Any, target: Sequence[Any]) -> dict[int, Given]:
         """Number the tensors of a micro-batch's output and target."""
         border = output.recording.border if isinstance(output, Unfinished) else ""
         given = {tape.give(leaf): Given(self._state(leaf, micro_batch, border)) for leaf in tensors(output)}
-        for place, leaf in enumerate(pytree.tree_leaves(target)):
+        for place, leaf in enumerate(target):
             if isinstance(leaf, Tensor) and leaf.dim() and place not in self._common:
                 given[tape.give(leaf)] = Given(self._state(leaf, micro_batch), place)
         return given
 
     def _state(self, leaf: Tensor, micro_batch: int, border: str = "") -> Rows | Lost:
         """Return where a tensor holds samples; ``border`` is what the last layer ends with, if the model has a loss."""
-        samples = self._batch.sizes[micro_batch]
+        samples = self._sizes[micro_batch]
         if not leaf.dim():
             where = f", as {border} belongs to the last layer with all before it" if border else ""
             return Lost(

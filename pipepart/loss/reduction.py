@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -28,7 +28,13 @@ def declared_reduction(loss_fn: Callable[..., Any] | None) -> Reduction | None:
     Raises:
         LossError: it states that it does not reduce, or something else than a mean or a sum.
     """
-    stated = _stated(loss_fn)
+    if isinstance(loss_fn, nn.Module):
+        stated = getattr(loss_fn, "reduction", None)
+    else:
+        function, bound = _unbound(loss_fn)
+        stated = bound.get("reduction")
+        if "reduction" not in bound and torch_losses.is_torch_loss(function):
+            stated = inspect.signature(function).parameters["reduction"].default
     if stated is None:
         return None
     try:
@@ -37,15 +43,6 @@ def declared_reduction(loss_fn: Callable[..., Any] | None) -> Reduction | None:
         raise LossError(
             f"{title(loss_fn)} has reduction={stated!r}, which gives no scalar: use reduction='mean' or 'sum'"
         ) from None
-
-
-def _stated(loss_fn: Any) -> Any:
-    if isinstance(loss_fn, nn.Module):
-        return getattr(loss_fn, "reduction", None)
-    function, bound = _unbound(loss_fn)
-    if "reduction" in bound or not torch_losses.is_torch_loss(function):
-        return bound.get("reduction")
-    return inspect.signature(function).parameters["reduction"].default
 
 
 def _unbound(loss_fn: Any) -> tuple[Any, dict[str, Any]]:
@@ -64,6 +61,9 @@ class StepLoss:
         loss_fn: the loss, which returns a scalar tensor or ``(sum, count)``; None where the model computes it.
         reduction: how losses of micro-batches make up that of the mini-batch; None to find it out.
 
+    Attributes:
+        patterns: what the calls of the last step are known to compute (:mod:`~.following`).
+
     Raises:
         LossError: the loss states that it does not reduce, or the model computes it and it is to be computed at once.
     """
@@ -72,6 +72,7 @@ class StepLoss:
         declared_reduction(loss_fn)
         self.function = loss_fn
         self.reduction = reduction
+        self.patterns: dict[Hashable, Any] = {}
         if loss_fn is None and reduction is Reduction.BATCH:
             raise LossError(
                 "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..autograd.own_copy import tensors
 from ..capture.recorded.recording.tables import words
-from .tape import Call, Ref
-from .whole import ELEMENTWISE, repeated
+from .tape import Ref, Tape
+from .whole import ELEMENTWISE, WholeTape
+
+SIZES_READ = "write flatten(1) for reshape(len(x), -1), and divide a sum over samples by it alone"
 
 
 class Rows(NamedTuple):
@@ -33,40 +33,41 @@ class Rows(NamedTuple):
     regular: bool
 
 
-class Positions(NamedTuple):
-    """Marks a tensor of sample indices 0, 1, ..., which loss functions use to pick values of each sample."""
-
-
 class LostError(Exception):
     """A function mixes samples, or is not known to keep them apart."""
 
 
 class Operation:
-    """A call together with what is known of its arguments.
+    """A call of a micro-batch together with the same call for the mini-batch, and with what its arguments are.
+
+    Args:
+        place: of the call on both tapes.
+        tape, whole: of the micro-batch, and of the mini-batch.
+        states: of the leaves; None for constants and for what is no tensor.
 
     Attributes:
-        call: the call.
-        states: of its leaves; None for constants and for what is no tensor.
-        values: its leaves, with the tensors themselves.
-        results: the tensors that it returned.
+        call, name: the call.
+        values, results: its leaves, with the tensors themselves, and the tensors that it returned.
+        whole_leaves: its leaves for the mini-batch.
         scaled: positions of leaves that are numbers in proportion to the number of samples.
         is_written: whether a constant among the leaves was written after the call.
     """
 
     def __init__(
-        self,
-        call: Call,
-        states: list[Any],
-        values: list[Any],
-        results: list[Tensor],
-        wholes: dict[int, Tensor],
-        numbers: list[Any],
-        scaled: list[int],
-        is_written: bool,
+        self, place: int, tape: Tape, whole: WholeTape, states: list[Any], samples: tuple[int, int]
     ) -> None:
-        self.call, self.name, self.argument = call, call.name, call.argument
-        self.states, self.values, self.results, self.scaled = states, values, results, scaled
-        self._wholes, self._numbers, self.is_written = wholes, numbers, is_written
+        call = tape.calls[place]
+        self.call, self.name, self.argument, self.states = call, call.name, call.argument, states
+        self.values = [tape.value(leaf.number) if isinstance(leaf, Ref) else leaf for leaf in call.leaves]
+        self.results = [tape.value(number) for number in call.numbers]
+        self.whole_leaves = whole.calls[place].leaves if place < len(whole.calls) else []
+        self.scaled = _in_proportion(call.leaves, self.whole_leaves, samples)
+        self.is_written = any(
+            state is None and tape.is_written(leaf)
+            for place, (leaf, state) in enumerate(zip(call.leaves, states, strict=True))
+            if place or not call.in_place
+        )
+        self._place, self._whole = place, whole
 
     @property
     def operands(self) -> list[tuple[Tensor, Rows | None]]:
@@ -88,42 +89,38 @@ class Operation:
         """Whether all operands with samples are regular."""
         return all(rows.regular for _, rows in self.operands if rows)
 
-    @cached_property
+    @property
     def wholes(self) -> list[Tensor]:
         """The results of the call for the mini-batch, without data.
 
         Raises:
             LostError: the call does not work for that number of samples.
         """
-        try:
-            made = repeated(self.call, self._wholes, self._numbers, self.results)
-        except Exception as error:
+        if self._place in self._whole.failed:
             raise LostError(
                 "does not take any number of samples, or needs values to know its shape: write -1 for the number of "
                 "samples, and num_classes for one_hot"
-            ) from error
-        return list(tensors(made))
+            )
+        return [self._whole.value(number) for number in self._whole.calls[self._place].numbers]
 
     @property
     def whole_shapes(self) -> list[torch.Size]:
         """The shapes of the tensor arguments for the mini-batch."""
         return [
-            self._wholes[leaf.number].shape if isinstance(leaf, Ref) else leaf.shape
-            for leaf in self.call.leaves
+            self._whole.value(leaf.number).shape if isinstance(leaf, Ref) else leaf.shape
+            for leaf in self.whole_leaves
             if isinstance(leaf, Ref | Tensor)
         ]
 
     def state_of(self, leaf: Any) -> Any:
         """Return the state of one of the arguments."""
-        return next(
-            (state for one, state in zip(self.call.leaves, self.states, strict=True) if one is leaf), None
-        )
+        pairs = zip(self.call.leaves, self.states, strict=True)
+        return next((state for one, state in pairs if one is leaf), None)
 
     def value_of(self, leaf: Any) -> Any:
         """Return one of the arguments itself."""
-        return next(
-            (value for one, value in zip(self.call.leaves, self.values, strict=True) if one is leaf), leaf
-        )
+        pairs = zip(self.call.leaves, self.values, strict=True)
+        return next((value for one, value in pairs if one is leaf), leaf)
 
     def single(self) -> tuple[Tensor, Rows]:
         """Return the first operand, which must be the only one with samples."""
@@ -138,8 +135,6 @@ class Operation:
         Raises:
             LostError: no dimension or several grow with the number of samples.
         """
-        if len(self.wholes) != len(self.results):
-            raise LostError("gives as many tensors as there are samples")
         found = []
         for part, whole in zip(self.results, self.wholes, strict=True):
             same = part.dim() == whole.dim()
@@ -150,6 +145,28 @@ class Operation:
                 raise LostError("works across samples, or takes some of them")
             found += dims
         return found
+
+
+def _in_proportion(leaves: list[Any], wholes: list[Any], samples: tuple[int, int]) -> list[int]:
+    """Return the places of numbers that are in proportion to the samples of a micro-batch and of the mini-batch.
+
+    Raises:
+        LostError: other arguments differ, so that the call is another one for the mini-batch.
+    """
+    if len(leaves) != len(wholes):
+        raise LostError(f"depends on the number of samples: {SIZES_READ}")
+    scaled = []
+    for place, (part, whole) in enumerate(zip(leaves, wholes, strict=True)):
+        if isinstance(part, Ref) and isinstance(whole, Ref):
+            same = part.number == whole.number
+        elif isinstance(part, int | float) and isinstance(whole, int | float) and part != whole:
+            same = part * samples[1] == whole * samples[0]
+            scaled.append(place)
+        else:
+            same = part is whole or (not isinstance(part, Tensor) and part == whole)
+        if not same:
+            raise LostError(f"depends on the number of samples: {SIZES_READ}")
+    return scaled
 
 
 def kept(operation: Operation) -> list[Rows]:
@@ -189,43 +206,23 @@ def _reshaped(operation: Operation) -> list[Rows]:
 
 
 def _indexed(operation: Operation) -> list[Rows]:
-    """Slices of dimensions other than that of the samples, a mask over samples, or some values of each sample."""
-    leaf, index = operation.call.args
+    """Slices of dimensions other than that of the samples, or a mask over samples."""
+    index = operation.argument(1)
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, Ref | Tensor | list) for part in parts):
         return kept(operation)
-    state = operation.state_of(leaf)
-    if not isinstance(state, Rows) or state.dim:
-        raise LostError("picks samples by an index")
-    tensor, values = operation.value_of(leaf), [operation.value_of(part) for part in parts]
-    if isinstance(operation.state_of(parts[0]), Positions):
-        columns = zip(parts[1:], values[1:], strict=True)
-        fits = all(
-            isinstance(value, int)
-            or (isinstance(value, Tensor) and value.dim() == 1 and isinstance(operation.state_of(part), Rows))
-            for part, value in columns
-        )
-        if fits and len(values[0]) == len(tensor):
-            return kept(operation)
-    elif len(parts) == 1 and isinstance(values[0], Tensor) and values[0].dtype is torch.bool:
+    mask = operation.value_of(index)
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool:
         return _masked(operation)
-    raise LostError("picks samples by an index: use a mask")
+    raise LostError("picks samples by an index: use a mask, or gather")
 
 
 def _masked(operation: Operation) -> list[Rows]:
     """What a mask picks from each sample, one sample after the other."""
     (tensor, rows), (mask, of_mask) = operation.operands
-    dims = mask.dim() if operation.name == "__getitem__" else tensor.dim()
-    if not (rows and of_mask) or rows.dim or of_mask.dim or tensor.shape[:dims] != mask.shape:
+    if not (rows and of_mask) or rows.dim or of_mask.dim or tensor.shape[: mask.dim()] != mask.shape:
         raise LostError("picks samples by an index")
     return [Rows(0, False)]
-
-
-def _numbered(operation: Operation) -> Positions:
-    """The numbers of the samples."""
-    if operation.single()[1].dim:
-        raise LostError("is not known to give the same for every micro-batch")
-    return Positions()
 
 
 def _gathered(operation: Operation) -> list[Rows]:
@@ -240,30 +237,13 @@ def _gathered(operation: Operation) -> list[Rows]:
     return kept(operation)
 
 
-def _chunked(operation: Operation) -> list[Rows]:
-    """Pieces along a dimension other than that of the samples."""
-    tensor, rows = operation.single()
-    if operation.argument(2, "dim", default=0) % tensor.dim() == rows.dim:
-        raise LostError("takes some samples and leaves others")
-    return kept(operation)
-
-
-def _spatial(operation: Operation) -> list[Rows]:
-    """A function that works along the last dimensions of ``[samples, channels, ...]``."""
-    tensor, rows = operation.single()
-    if rows.dim or tensor.dim() < 3 or operation.results[0].dim() != tensor.dim():
-        raise LostError("works across samples")
-    return kept(operation)
-
-
-def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] | Positions]]]:
+def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows]]]]:
     yield ELEMENTWISE, kept
     yield (
         words("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
         kept,
     )
-    yield words("pad one_hot"), kept
-    yield words("split chunk"), _chunked
+    yield words("pad one_hot split chunk"), kept
     yield (
         words(
             "softmax log_softmax logsumexp sum mean amax amin max min argmax argmin all any cumsum cumprod std var"
@@ -274,10 +254,7 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] 
     yield words("normalize cosine_similarity"), _along(2, 1)
     yield words("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield words("__getitem__"), _indexed
-    yield words("positions"), _numbered
     yield words("gather take_along_dim"), _gathered
-    yield words("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
-    yield words("masked_select"), _masked
 
 
 RULES = {name: rule for group, rule in _rules() for name in group}
@@ -285,5 +262,5 @@ FILLS = words("zeros ones full new_zeros new_ones new_full expand")
 """Functions that give the same for each sample."""
 ALIKE = RULES.keys() | FILLS | words("tensor as_tensor arange linspace eye tril triu __setitem__")
 """Functions whose result is the same for every micro-batch if their arguments are."""
-TAKES_SIZES = FILLS | words("view reshape unflatten arange")
+TAKES_SIZES = FILLS | words("view reshape unflatten")
 """Functions that may take a number of samples."""

@@ -95,7 +95,7 @@ def combined(operation: Operation) -> Sum:
         return first.scaled(operator.neg)
     if isinstance(first, Sum) and name in ("clamp", "clip", "clamp_min"):
         return _at_least(operation, first)
-    if operation.call.kwargs or len(operation.values) != 2:
+    if operation.call.arguments[1] or len(operation.values) != 2:
         raise LostError("is no sum of terms times numbers")
     one, other = (
         state if isinstance(state, Sum) else _number(value, operation.is_written)
@@ -125,9 +125,11 @@ def _quotient(operation: Operation, one: Sum, other: Any) -> Sum:
                 "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
             )
         (count,) = other.parts
+        number, factor = count.number, count.coefficient
         if count.gradient:
             raise LostError("divides by a sum over samples that has a gradient")
-        number, factor = count.number, count.coefficient
+        if isinstance(factor, Tensor):
+            raise LostError("divides by a sum over samples times a tensor: use a number")
         divisor = Divisor(lambda values: on_host(values(number).detach() * factor), (number,), count.least)
     elif operation.scaled:
         if not one.is_plain:

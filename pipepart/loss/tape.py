@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from math import prod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..autograd.in_place import version
 from ..autograd.own_copy import tensors
-from ..capture.recorded.recording.tables import words
+from ..capture.recorded.recording.tables import SIZES, words
 from ..capture.recorded.refusal import line_of_user
 
 _HARMLESS = words(
@@ -20,6 +20,7 @@ _HARMLESS = words(
     "is_contiguous element_size itemsize get_device is_sparse is_mps is_meta is_quantized is_nested is_xpu names "
     "retain_grad grad_fn __hash__"
 )
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, type(...)}
 _UNSEEN = "it uses a tensor that was computed where torch cannot be followed, as in compiled or scripted code"
 _CHANGED = "it uses a tensor that was changed where torch cannot be followed, as by a custom Function"
 
@@ -39,89 +40,88 @@ class Lost(NamedTuple):
     reason: str
 
 
-class Shape(tuple[int, ...]):
-    """The shape of a tensor, which notes the dimensions whose extents are read."""
-
-    read: set[int]
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            self.read.update(range(len(self))[index])
-            return tuple(self)[index]
-        self.read.add(range(len(self))[index])
-        return super().__getitem__(index)
-
-    def __iter__(self) -> Iterator[int]:
-        self.read.update(range(len(self)))
-        return super().__iter__()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Shape):
-            self.read.update(range(len(self)))
-        return super().__eq__(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = tuple.__hash__
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return prod(self)
-
-
-def _note_all(name: str) -> Callable[..., Any]:
-    """Return a method of tuples that reads all extents."""
-
-    def method(self: Shape, *args: Any) -> Any:
-        self.read.update(range(len(self)))
-        return getattr(super(Shape, self), name)(*args)
-
-    return method
-
-
-for _name in words("__add__ __mul__ __rmul__ __lt__ __le__ __gt__ __ge__ __contains__ index count"):
-    setattr(Shape, _name, _note_all(_name))
-
-
 class Call:
     """One torch call.
 
     Attributes:
         function, name: what is called. In-place calls have the name of the plain function.
         in_place: whether it writes into its first argument.
-        args, kwargs: its arguments, with a :class:`Ref` for each tensor that is no constant.
-        leaves: all arguments in a row.
+        leaves: its arguments in a row, with a :class:`Ref` for each tensor that is no constant.
         tokens: equal for calls of the same function on the same arguments.
         line: of the user's code.
         numbers: of the tensors that it returned or wrote.
         answer: what it returned, if that holds no tensors.
-        before: the value of a scalar that it wrote.
     """
 
-    def __init__(self, function: Any) -> None:
-        name = getattr(function, "__name__", repr(function))
-        name = function.__self__.__name__ if name == "__get__" else name
-        self.in_place = name.endswith("_") and not name.startswith("__")
-        self.function, self.name = function, name.removesuffix("_") if self.in_place else name
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
+    def __init__(self, function: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self.function = function
+        self.name, self.in_place = _described(function)
         self.leaves: list[Any] = []
-        self.tokens: tuple[Hashable, ...] = ()
+        self._nest = _flattened(arguments, self.leaves)
+        self.tokens: list[Hashable] = [function, self._nest]
         self.line = ""
         self.numbers: list[int] = []
         self.answer: Any = None
-        self.before: Tensor | None = None
 
-    def filled(self, leaf: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with ``leaf`` applied to each of :attr:`leaves`, in their order."""
-        return mapped(self.args, leaf), mapped(self.kwargs, leaf)
+    def filled(self, leaves: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with others in the place of :attr:`leaves`."""
+        return _nested(self._nest, iter(leaves))
+
+    @cached_property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the keyword arguments."""
+        return self.filled(self.leaves)
 
     def argument(self, position: int, *names: str, default: Any = None) -> Any:
         """Return an argument by its position or one of its names."""
-        if position < len(self.args):
-            return self.args[position]
-        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
+        args, kwargs = self.arguments
+        if position < len(args):
+            return args[position]
+        return next((kwargs[name] for name in names if name in kwargs), default)
+
+
+@lru_cache(maxsize=1024)
+def _described(function: Any) -> tuple[str, bool]:
+    """Return the name of a torch function, and whether it writes into its first argument."""
+    name = getattr(function, "__name__", repr(function))
+    name = function.__self__.__name__ if name == "__get__" else name
+    in_place = name.endswith("_") and not name.startswith("__")
+    return (name.removesuffix("_") if in_place else name), in_place
+
+
+def _flattened(nest: Any, leaves: list[Any]) -> Hashable:
+    """Add the leaves of nested tuples, lists, dicts and slices to a list; return the form of the nest."""
+    if isinstance(nest, Tensor) or type(nest) in _PLAIN:
+        leaves.append(nest)
+        return None
+    if isinstance(nest, tuple):
+        return tuple, tuple([_flattened(one, leaves) for one in nest])
+    if isinstance(nest, list):
+        return list, tuple([_flattened(one, leaves) for one in nest])
+    if isinstance(nest, dict):
+        return tuple(nest), tuple([_flattened(one, leaves) for one in nest.values()])
+    if isinstance(nest, slice):
+        return slice, tuple([_flattened(one, leaves) for one in (nest.start, nest.stop, nest.step)])
+    leaves.append(nest)
+    return None
+
+
+def _nested(form: Any, leaves: Iterator[Any]) -> Any:
+    """Return the nest with a form and leaves that :func:`_flattened` gave."""
+    if form is None:
+        return next(leaves)
+    kind, forms = form
+    parts = [_nested(one, leaves) for one in forms]
+    if isinstance(kind, tuple):
+        return dict(zip(kind, parts, strict=True))
+    return slice(*parts) if kind is slice else kind(parts)
+
+
+def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply a function to all leaves of nested tuples, lists, dicts and slices."""
+    leaves: list[Any] = []
+    form = _flattened(nest, leaves)
+    return _nested(form, map(change, leaves))
 
 
 class Tape(TorchFunctionMode):
@@ -134,6 +134,8 @@ class Tape(TorchFunctionMode):
         calls: in their order.
         leaves: constants that get a gradient, by their identity.
         constants: all that tokens name by their identity, which holds as long as these live.
+        reads_sizes: whether any call gave the size of a tensor that is no constant.
+        is_opaque: whether tokens name objects that may change without a sign, such as arrays.
     """
 
     def __init__(self, originals: Mapping[int, Tensor]) -> None:
@@ -141,17 +143,15 @@ class Tape(TorchFunctionMode):
         self.calls: list[Call] = []
         self.leaves: dict[int, Tensor] = {}
         self.constants: dict[int, Any] = {}
+        self.reads_sizes = self.is_opaque = False
         self.originals = originals
-        self._given = 0
-        self._values: list[tuple[Tensor, int]] = []  # with their versions
+        self._values: list[tuple[Tensor, int]] = []  # with their versions, -1 if written since
         self._seen: dict[int, tuple[int, int, Any]] = {}  # number, version and node by identity
-        self._versions: dict[int, int] = {}  # of constants, by identity
-        self._held: list[Tensor] = []  # so that no other tensor gets the identity of one that was seen
+        self._used: dict[int, tuple[Tensor, int]] = {}  # constants by identity, with their versions
 
     def give(self, tensor: Tensor) -> int:
         """Return the number of a tensor of the batch."""
-        self._given += 1
-        return self._note(tensor, tensor)
+        return self._note(tensor)
 
     def value(self, number: int) -> Tensor:
         """Return the tensor with a number."""
@@ -162,7 +162,7 @@ class Tape(TorchFunctionMode):
         if isinstance(leaf, Ref):
             tensor, noted = self._values[leaf.number]
             return version(tensor) != noted
-        return isinstance(leaf, Tensor) and version(leaf) != self._versions[id(leaf)]
+        return isinstance(leaf, Tensor) and version(leaf) != self._used[id(leaf)][1]
 
     def number_of(self, tensor: Any) -> int | Lost | None:
         """Return the number of a tensor, or why it has none; None for a constant."""
@@ -181,104 +181,75 @@ class Tape(TorchFunctionMode):
                 wanted.update(leaf.number for leaf in call.leaves if type(leaf) is Ref)
         return found[::-1]
 
-    def key(self, number: int) -> Hashable:
-        """Return a key that is equal on another tape if the tensor was computed alike."""
-        return number, tuple([call.tokens for call in self.needed(number)])
-
-    @property
-    def shapes(self) -> Hashable:
-        """The shapes of the tensors of the batch."""
-        return tuple([value.shape for value, _ in self._values[: self._given]])
+    def key(self, number: int | None = None) -> Hashable:
+        """Return a key that is equal on another tape with the same calls, or with those that a tensor needs."""
+        calls = self.calls if number is None else self.needed(number)
+        return number, tuple([tuple(call.tokens) for call in calls])
 
     def forget(self) -> None:
         """Release the tensors that calls made."""
         self._values.clear()
         self._seen.clear()
-        self._held.clear()
+        self._used.clear()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        call = Call(func)
-        if call.name in _HARMLESS and not call.in_place:
-            return func(*args, **kwargs)
-        tokens: list[Hashable] = [call.function, *kwargs]
+        return self.record(func, args, kwargs or {})
 
-        def noted(leaf: Any) -> Any:
-            leaf, token = self._argument(leaf)
-            call.leaves.append(leaf)
-            tokens.append(token)
-            return leaf
-
-        call.args, call.kwargs = mapped(args, noted), mapped(kwargs, noted)
-        call.tokens, call.line = tuple(tokens), line_of_user()
-        if call.in_place and isinstance(args[0], Tensor) and not args[0].dim():
-            call.before = args[0].detach().clone()
+    def record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of torch, and add the call to the tape."""
+        name, in_place = _described(function)
+        if name in _HARMLESS and not in_place:
+            return function(*args, **kwargs)
+        call = Call(function, (args, kwargs))
+        call.leaves = [self._argument(leaf, call.tokens) for leaf in call.leaves]
+        call.line = line_of_user()
+        first = call.leaves[0] if call.leaves else None
+        if type(first) is Ref:
+            if in_place and not args[0].dim():  # a term, whose gradient enters before it is written
+                self._values[first.number] = args[0].clone(), -1
+            self.reads_sizes |= name in SIZES
         result = self._run(call, args, kwargs)
         self.calls.append(call)
-        return self._returned(call, args, result)
+        made = args[:1] if name == "__setitem__" else tensors(result)
+        call.numbers = [self._note(tensor) for tensor in made]
+        call.tokens += [tensor.requires_grad for tensor in made]
+        if not made:
+            call.answer = result
+        return result
 
     def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call.function(*args, **kwargs)
 
-    def _argument(self, leaf: Any) -> tuple[Any, Hashable]:
-        """Return what stands for an argument, and its token."""
+    def _argument(self, leaf: Any, tokens: list[Hashable]) -> Any:
+        """Return what stands for an argument, and add its token."""
         if not isinstance(leaf, Tensor):
-            plain = isinstance(leaf, int | float | str | torch.dtype | torch.device | type(None))
+            plain = type(leaf) in _PLAIN
             if not plain:
+                self.is_opaque = True
                 self.constants[id(leaf)] = leaf
-            return leaf, (type(leaf), leaf if plain else id(leaf))
+            tokens.append((type(leaf), leaf if plain else id(leaf)))
+            return leaf
         number = self.number_of(leaf)
         if isinstance(number, int):
-            return Ref(number), (Ref, number)
+            tokens.append(number)
+            return Ref(number)
         if number is not None:
-            return number, number
+            tokens.append(number)
+            return number
         if leaf.requires_grad:
             self.leaves[id(leaf)] = leaf
         original = self.originals.get(id(leaf), leaf)
-        self._held.append(leaf)
         self.constants[id(original)] = original
-        self._versions.setdefault(id(leaf), version(leaf))
-        return leaf, (id(original), version(original))
+        self._used.setdefault(id(leaf), (leaf, version(leaf)))
+        tokens.append((id(original), version(original), original.shape, leaf.requires_grad))
+        return leaf
 
-    def _returned(self, call: Call, args: tuple[Any, ...], result: Any) -> Any:
-        """Number the tensors of a result; return what the loss gets."""
-        made = args[:1] if call.name == "__setitem__" else tensors(result)
-        if isinstance(result, torch.Size):
-            result = Shape(result)
-            result.read = set()
-        if not made:
-            call.answer = result
-            return result
-        if type(result) is Tensor and not result.dim() and not call.in_place and self._reduces(call):
-            # In-place code in the loss must not change the tensor that a backward starts from.
-            copy = result.clone()
-            call.numbers.append(self._note(result, copy))
-            return copy
-        call.numbers.extend(self._note(tensor, tensor) for tensor in made)
-        return result
-
-    def _reduces(self, call: Call) -> bool:
-        return any(type(leaf) is Ref and self.value(leaf.number).dim() for leaf in call.leaves)
-
-    def _note(self, value: Tensor, seen: Tensor) -> int:
-        """Number a tensor, which the loss sees as ``seen``."""
+    def _note(self, tensor: Tensor) -> int:
+        """Number a tensor."""
         number = len(self._values)
-        self._values.append((value, version(value)))
-        self._held.append(seen)
-        self._seen[id(seen)] = number, version(seen), seen.grad_fn
+        noted = version(tensor)
+        self._values.append((tensor, noted))
+        self._seen[id(tensor)] = number, noted, tensor.grad_fn
         return number
-
-
-def mapped(nest: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Apply a function to all leaves of nested tuples, lists, dicts and slices."""
-    if isinstance(nest, list):
-        return [mapped(one, leaf) for one in nest]
-    if isinstance(nest, tuple) and not isinstance(nest, Lost):
-        return tuple([mapped(one, leaf) for one in nest])
-    if isinstance(nest, dict):
-        return {name: mapped(one, leaf) for name, one in nest.items()}
-    if isinstance(nest, slice):
-        return slice(*[mapped(one, leaf) for one in (nest.start, nest.stop, nest.step)])
-    return leaf(nest)

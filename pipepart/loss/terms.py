@@ -9,58 +9,44 @@ import torch
 from torch import Tensor
 
 Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
-Replay = Callable[[Targets, int], Any]  # computes a value for any micro-batch of a step, from the targets
+Replay = Callable[[Targets, int], Any]  # computes a count of any micro-batch of a step, from the targets
 
 
-class Count(NamedTuple):
-    """The count of one micro-batch. A term is divided by the sum of counts over all micro-batches.
+class Term(NamedTuple):
+    """One term of the loss of a micro-batch. It is divided by the sum of the counts of all micro-batches.
 
     Attributes:
-        value: a number, or a tensor without dimensions.
-        replay: gives the part of any micro-batch from its target; None where it depends on more.
-        in_proportion: whether it is in proportion to the number of samples.
-        least: what the loss divides by if the sum is smaller, as in ``count.clamp(min=1)``.
+        tensor: its value, without dimensions, and the graph behind it.
+        coefficient: the number that it is multiplied by.
+        divisor: the count of this micro-batch, a number or a tensor without dimensions; None for a sum.
+        divided: whether ``tensor`` has been divided by ``divisor``.
+        least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
     """
 
-    value: float | Tensor
-    replay: Replay | None = None
-    in_proportion: bool = False
+    tensor: Tensor
+    coefficient: float | Tensor = 1.0
+    divisor: float | Tensor | None = None
+    divided: bool = False
     least: float = 0.0
+
+    @property
+    def empty(self) -> bool | Tensor:
+        """True if the term is a mean over no elements, which is NaN."""
+        return self.divided and self.divisor is not None and self.divisor == 0
 
     def bounded(self, total: float | Tensor) -> float | Tensor:
         """Return the larger of the total count and :attr:`least`."""
         return total.clamp(min=self.least) if isinstance(total, Tensor) else max(total, self.least)
 
-
-class Term(NamedTuple):
-    """One term of the loss of a micro-batch.
-
-    Attributes:
-        tensor: its value, without dimensions, and the graph behind it.
-        coefficient: the number that it is multiplied by.
-        divisor: what it is divided by; None for a sum, which is not.
-        divided: whether ``tensor`` has been divided by the part of the count of its micro-batch.
-    """
-
-    tensor: Tensor
-    coefficient: float | Tensor = 1.0
-    divisor: Count | None = None
-    divided: bool = False
-
-    @property
-    def empty(self) -> bool | Tensor:
-        """True if the term is a mean over no elements, which is NaN."""
-        return self.divided and self.divisor is not None and self.divisor.value == 0
-
     def share_of(self, total: float | Tensor) -> float | Tensor:
         """Return the share of this micro-batch in the total count of the mini-batch; 1 for a sum."""
-        return 1.0 if self.divisor is None else self.divisor.value / total if total else 0.0
+        return 1.0 if self.divisor is None else self.divisor / total if total else 0.0
 
     def weight(self, total: float | Tensor) -> float | Tensor:
         """Return the gradient of the mini-batch's loss at ``tensor``, for the total count ``total``."""
         if self.divisor is None:
             return self.coefficient
-        share = self.divisor.value if self.divided else 1.0
+        share = self.divisor if self.divided else 1.0
         if isinstance(share, Tensor) or isinstance(total, Tensor):
             weight = self.coefficient * share / total
             # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
@@ -69,58 +55,57 @@ class Term(NamedTuple):
             return 0.0
         return self.coefficient * share / total if total else float("inf")
 
-    def without_graph(self, tensor: Tensor) -> Term:
-        """Return a copy with a detached tensor that requires a gradient if this one does, and without a replay."""
-        leaf = tensor.detach().requires_grad_(self.tensor.requires_grad)
-        return self._replace(tensor=leaf, divisor=self.divisor and self.divisor._replace(replay=None))
-
-
-class Terms(NamedTuple):
-    """A sum of terms plus a number ``shift``, which is added once per mini-batch."""
-
-    terms: tuple[Term, ...]
-    shift: float | Tensor = 0.0
-
 
 class MicroBatchLoss(NamedTuple):
-    """The loss of one micro-batch.
+    """The loss of one micro-batch: a sum of terms.
 
     Attributes:
         value: what the loss function returned, for a report.
-        sum: what it is made of. Gradients enter at the tensors of its terms.
+        terms: what it is made of. Gradients enter at their tensors.
+        shift: a number that is added once per mini-batch.
         key: equal for micro-batches whose losses were computed alike.
+        replays: for each term, what computes its count for other micro-batches; None where it depends on more than
+            the targets. Empty for a copy without a graph.
     """
 
     value: Tensor
-    sum: Terms
+    terms: tuple[Term, ...]
+    shift: float | Tensor = 0.0
     key: Hashable = None
+    replays: tuple[Replay | None, ...] = ()
 
     @property
     def roots(self) -> list[Tensor]:
         """The tensors from which the backward starts."""
-        return [term.tensor for term in self.sum.terms if term.tensor.requires_grad]
+        return [term.tensor for term in self.terms if term.tensor.requires_grad]
 
     def without_graph(self) -> MicroBatchLoss:
-        """Return a copy with detached tensors, which do not keep the graph alive, and without replays."""
+        """Return a copy with detached tensors, which do not keep the graph alive.
+
+        The tensor of a term requires a gradient if that with the graph does.
+        """
         value = without_slack(self.value.detach())
-        # The loss is often its only term.
-        terms = [
-            term.without_graph(value if term.tensor is self.value else without_slack(term.tensor.detach()))
-            for term in self.sum.terms
-        ]
-        return MicroBatchLoss(value, Terms(tuple(terms), self.sum.shift), self.key)
+        terms = []
+        for term in self.terms:  # the loss is often its only term
+            tensor = value if term.tensor is self.value else without_slack(term.tensor.detach())
+            if term.tensor.requires_grad:
+                tensor = tensor.detach().requires_grad_()
+            terms.append(term._replace(tensor=tensor))
+        return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
 
     def on_host(self) -> MicroBatchLoss:
         """Return a copy of :meth:`without_graph` in host memory, to send to other processes."""
         terms = [
-            term.without_graph(term.tensor.detach().cpu())._replace(
-                coefficient=_cpu(term.coefficient),
-                divisor=term.divisor and term.divisor._replace(value=_cpu(term.divisor.value), replay=None),
+            Term(
+                term.tensor.detach().cpu().requires_grad_(term.tensor.requires_grad),
+                _cpu(term.coefficient),
+                _cpu(term.divisor),
+                term.divided,
+                term.least,
             )
-            for term in self.sum.terms
+            for term in self.terms
         ]
-        # Without the key, which holds identities.
-        return MicroBatchLoss(self.value.cpu(), Terms(tuple(terms), _cpu(self.sum.shift)))
+        return MicroBatchLoss(self.value.cpu(), tuple(terms), _cpu(self.shift))  # the key holds identities
 
 
 def _cpu(number: Any) -> Any:

@@ -42,6 +42,19 @@ def is_torch_loss(function: Any) -> bool:
     return inspect.isfunction(function) and function in all_losses()
 
 
+def is_unchanged(loss_fn: Any) -> bool:
+    """Return True for a function or module of torch whose call does no more than torch's own code."""
+    if not isinstance(loss_fn, nn.Module):
+        return is_torch_loss(loss_fn)
+    own = nn.modules.loss.__name__
+    if type(loss_fn).__module__ != own or type(loss_fn).forward.__module__ != own:
+        return False
+    hooks = loss_fn._forward_hooks or loss_fn._forward_pre_hooks or nn.modules.module._has_any_global_hook()
+    backward_hooks = loss_fn._backward_hooks or loss_fn._backward_pre_hooks
+    replaced = "forward" in vars(loss_fn) or loss_fn._compiled_call_impl is not None
+    return not (hooks or backward_hooks or replaced)
+
+
 def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
     """Return the state of the result of a call of a torch loss: a term, or the layout of its samples.
 
@@ -78,10 +91,16 @@ def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
         and isinstance(values.get("target"), Tensor)
         and not values["target"].is_floating_point()
     ):
-        weight, ignored = values.get("weight"), given["ignore_index"]
+        weight, ignored = given.get("weight"), given["ignore_index"]
         if target is None:
             raise LostError("takes targets that are no part of the batch")
-        count = Divisor(lambda found: count_classes(found(target), weight, ignored), (target,))
+
+        def counted(found: Values) -> float | Tensor:
+            weights = found(weight.number) if isinstance(weight, Ref) else weight
+            return count_classes(found(target), weights, ignored)
+
+        made = (weight.number,) if isinstance(weight, Ref) else ()
+        count = Divisor(counted, (target, *made))
         # If all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
         summed = None
         if weight is not None:
@@ -158,8 +177,8 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _arguments(call: Call) -> dict[str, Any]:
     """Return all arguments of a call of a torch loss, by name."""
-    known = _parameters(call.function)
-    return {**known, **dict(zip(known, call.args, strict=False)), **call.kwargs}
+    known, (args, kwargs) = _parameters(call.function), call.arguments
+    return {**known, **dict(zip(known, args, strict=False)), **kwargs}
 
 
 def _size(call: Call, values: dict[str, Any]) -> float:

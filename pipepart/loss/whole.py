@@ -1,13 +1,13 @@
 """Repeats the calls of a loss for the number of samples of the whole mini-batch, on tensors without data.
 
 A tensor of a micro-batch of 2 samples is ``[2, 5]``, and the same call gives ``[8, 5]`` for a mini-batch of 8:
-dimension 0 holds the samples. A loss that reads sizes is called as a whole in this way. A number that it computes from
+dimension 0 holds the samples. A loss that reads sizes is itself called in this way. A number that it computes from
 them is seen by its value, 2 in one call and 8 in the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -37,55 +37,60 @@ ELEMENTWISE = words(
 """Functions whose results have the shape that their arguments broadcast to."""
 
 
-def call_whole(
-    tape: Tape,
-    given: Collection[int],
-    function: Callable[..., Any],
-    values: tuple[Any, ...],
-    buffers: dict[str, tuple[Tensor, Tensor]],
-    wholes: Mapping[int, Tensor],
-) -> tuple[Tape, int | None]:
-    """Call a loss on tensors of the size of the mini-batch. What it changes in a loss module is put back.
-
-    Args:
-        tape: of a micro-batch.
-        given: the numbers of the tensors of the batch.
-        function, values: the loss, and its arguments in the micro-batch.
-        buffers: as for :func:`~.buffers.call_with_buffers`.
-        wholes: the tensors of the mini-batch, by number.
-
-    Returns:
-        The tape of the call, and the number of the loss; None if the call does not end in one.
-    """
-    whole, replaced = WholeTape(tape), {id(tape.value(number)): wholes[number] for number in given}
-    for number in given:
-        whole.give(wholes[number])
-    values = pytree.tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), values)
-    try:
-        with (
-            restored(function) if isinstance(function, nn.Module) else nullcontext(),
-            torch.random.fork_rng(devices=[]),
-            torch.no_grad(),
-            whole,
-        ):
-            loss = call_with_buffers(function, values, buffers)
-    except (_OtherCallError, Exception):  # what it calls may not work without data
-        return whole, None
-    found = whole.number_of(loss) if isinstance(loss, Tensor) else None
-    return whole, found if isinstance(found, int) else None
-
-
 class WholeTape(Tape):
-    """Records a call of a loss on tensors of the size of the mini-batch, which must make the same calls.
+    """Records the calls of a loss on tensors of the size of the mini-batch, which must be those of a micro-batch.
 
     Args:
-        part: the tape of a micro-batch.
+        part: the tape of the micro-batch.
+        wholes: tensors without data in the place of those of the batch, by number.
+
+    Attributes:
+        failed: the places of calls that do not work without data.
+        result: the number of the loss; None if another call was made, or the loss is none of the results.
     """
 
-    def __init__(self, part: Tape) -> None:
+    def __init__(self, part: Tape, wholes: Mapping[int, Tensor]) -> None:
         super().__init__(part.originals)
-        self._part = part
+        self.failed: set[int] = set()
+        self.result: int | None = None
+        self._part, self._wholes = part, wholes
         self._copies: dict[int, Tensor] = {}
+        for number in sorted(wholes):
+            self.give(wholes[number])
+
+    def repeat(self, result: int) -> None:
+        """Repeat the calls of the micro-batch, of which the loss is one result."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for call in self._part.calls:
+                leaves = [self.value(leaf.number) if type(leaf) is Ref else leaf for leaf in call.leaves]
+                args, kwargs = call.filled(leaves)
+                made = self._run(call, args, kwargs) if call.numbers else ()
+                self.calls.append(call)
+                for tensor in args[:1] if call.name == "__setitem__" else tensors(made):
+                    self._note(tensor)
+        self.result = result
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        values: tuple[Any, ...],
+        buffers: dict[str, tuple[Tensor, Tensor]],
+    ) -> None:
+        """Call a loss with its arguments in the micro-batch. What it changes in a loss module is put back.
+
+        Args:
+            function, values, buffers: as for :func:`~.buffers.call_with_buffers`.
+        """
+        replaced = {id(self._part.value(number)): whole for number, whole in self._wholes.items()}
+        values = pytree.tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), values)
+        kept = restored(function) if isinstance(function, nn.Module) else nullcontext()
+        try:
+            with kept, torch.random.fork_rng(devices=[]), torch.no_grad(), self:
+                loss = call_with_buffers(function, values, buffers)
+        except (_OtherCallError, Exception):  # what it calls may not work without data
+            return
+        found = self.number_of(loss) if isinstance(loss, Tensor) else None
+        self.result = found if isinstance(found, int) else None
 
     def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = len(self.calls)
@@ -97,12 +102,20 @@ class WholeTape(Tape):
         if not part.numbers:  # it reads a value, which there is none of here
             return part.answer
         results = [self._part.value(number) for number in part.numbers]
-        return on_meta(call, mapped(args, self._without_data), mapped(kwargs, self._without_data), results)
+        try:
+            args, kwargs = mapped((args, kwargs), self._without_data)
+            made = _on_meta(call, args, kwargs, results)
+            if call.name == "__setitem__" or len(tensors(made)) == len(results):
+                return made
+        except Exception:  # the meta device has not all functions
+            pass
+        self.failed.add(place)
+        stand_ins = [torch.empty_like(result, device="meta") for result in results]
+        return stand_ins[0] if len(stand_ins) == 1 else stand_ins
 
     def _without_data(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.is_meta:
             return leaf
-        self._held.append(leaf)
         return self._copies.setdefault(id(leaf), leaf.detach().to("meta"))
 
 
@@ -110,7 +123,7 @@ class _OtherCallError(BaseException):
     """The loss makes another call than for a micro-batch."""
 
 
-def on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Tensor]) -> Any:
+def _on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Tensor]) -> Any:
     """Repeat a call on tensors without data. A mask picks all elements.
 
     Args:
@@ -127,7 +140,7 @@ def on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Ten
         if shape != args[0].shape:
             raise RuntimeError("the tensor does not have the shape of what is written into it")
         return args[0]
-    if call.name in ("__getitem__", "masked_select") and isinstance(args[1], Tensor):
+    if call.name == "__getitem__" and isinstance(args[1], Tensor):
         tensor, index = args
         if index.dtype is torch.bool:
             return tensor.new_empty((index.numel(), *tensor.shape[index.dim() :]))
@@ -137,28 +150,3 @@ def on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Ten
     if call.name == "__setitem__" or all(tensor.is_meta for tensor in tensors(made)):
         return made
     return mapped(made, lambda leaf: leaf.to("meta"))
-
-
-def repeated(
-    call: Call, wholes: Mapping[int, Tensor], leaves: Sequence[Any], results: Sequence[Tensor]
-) -> Any:
-    """Repeat a call of a micro-batch for the mini-batch.
-
-    Args:
-        call, results: of the micro-batch.
-        wholes: the tensors of the mini-batch, by number.
-        leaves: the arguments for the mini-batch, in a row.
-    """
-    rest = iter(leaves)
-
-    def filled(_: Any) -> Any:
-        leaf = next(rest)
-        leaf = wholes[leaf.number] if isinstance(leaf, Ref) else leaf
-        return (
-            torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) and not leaf.is_meta else leaf
-        )
-
-    with torch.no_grad():
-        args, kwargs = call.filled(filled)
-        made = on_meta(call, args, kwargs, results)
-    return args[0] if call.name == "__setitem__" else made

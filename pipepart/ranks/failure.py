@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 _OF_THE_CPU = "can't allocate memory"  # in the RuntimeError that torch raises there
-_MOST = 1 << 16  # characters of a traceback; the middle of a longer one is left out
 _NOTE = "pipepart: "  # begins our notes: stage, layer, micro-batch
 
 
@@ -49,7 +48,7 @@ def serialize_exception(error: BaseException) -> dict[str, Any]:
     missing = False
     with suppress(Exception):
         missing = is_out_of_memory(error)
-    return {"what": _cut(what, _MOST // 4), "traceback": _cut(text, _MOST), "out_of_memory": missing}
+    return {"what": what, "traceback": text, "out_of_memory": missing}
 
 
 def remote_exception(rank: int, report: dict[str, Any]) -> BaseException:
@@ -82,10 +81,3 @@ def has_closed(rank: int, report: dict[str, Any]) -> RankError:
     if report.get("traceback"):
         error.add_note(f"pipepart: on rank {rank}:\n{report['traceback'].rstrip()}")
     return error
-
-
-def _cut(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"

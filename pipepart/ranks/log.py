@@ -25,8 +25,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from .leaving import waits_in_torch
 from .start import agree_on_start, is_store_of
+from .waiting import waits_in_torch
 from .watch import PeerWatch
 
 _LEAVE_SECONDS = (
@@ -62,7 +62,6 @@ class MessageLog:
         self._channels: dict[int, Channel] = {}
         self._opened = 0
         self._early: list[Message] = []  # for channels that are not open here yet
-        self._since = time.monotonic()
         self._ids = itertools.count()
         self._next = 0  # the first message that is not read
         self.store = agree_on_start(rank, size, store, seconds)
@@ -70,7 +69,7 @@ class MessageLog:
         self._process = os.getpid()
         self._writer, self._reader = self.store.clone(), self.store.clone()
         self._reader.set_timeout(_LONGEST)
-        self._watch = PeerWatch.of_job(self.store, rank, size, seconds, self._report_lost)
+        self._watch = PeerWatch(self.store, rank, size, seconds, self._report_lost)
         threading.Thread(target=self._listen, name="pipepart-messages", daemon=True).start()
 
     def open(self, deliver: Deliver) -> Channel:
@@ -114,7 +113,7 @@ class MessageLog:
         self._watch.end()
 
     def send(self, message: Message) -> None:
-        """Send a message to all ranks, or to the rank ``message["to"]``."""
+        """Send a message to all ranks."""
         entry = json.dumps({**message, "from": self.rank, "id": next(self._ids)}).encode()
         with self._lock, suppress(RuntimeError):  # the store is gone, which the reader tells
             number = self._next
@@ -131,10 +130,8 @@ class MessageLog:
             self._writer.set(keys[self.rank], json.dumps((self._next, value)))
             if self._writer.add(f"{channel}/given", 1) % self.size == 0:
                 read, values = zip(*map(json.loads, self._writer.multi_get(keys)), strict=True)
-                message = {"kind": "all", "channel": channel, "number": number}
-                self.send(
-                    {**message, "values": values, "read": min(read)}
-                )  # number that all ranks have read up to
+                message = {"kind": "all", "channel": channel, "number": number, "values": values}
+                self.send({**message, "read": min(read)})  # number that all ranks have read up to
 
     def _report_lost(self, rank: int) -> None:
         """The connection to a rank has ended: it is lost, unless it has said before that it ends."""
@@ -162,8 +159,6 @@ class MessageLog:
                     deleted = message["read"]
 
     def _arrived(self, message: Message) -> None:
-        if message.get("to", self.rank) != self.rank:
-            return
         with self._lock:
             found: list[tuple[Channel, Message]] = []
             if message["kind"] in ("ended", "lost"):
@@ -173,21 +168,10 @@ class MessageLog:
                 found = [(one, _of_channel(message, number)) for number, one in self._channels.items()]
             elif (number := message["channel"]) in self._channels:
                 found = [(self._channels[number], message)]
-            elif number >= self._opened and message["kind"] == "ask":
-                self._answer(message)
             elif number >= self._opened:
                 self._early.append(message)
         for channel, one in found:
             channel.deliver(one)
-
-    def _answer(self, asked: Message) -> None:
-        """Answer a question of a pipeline that this rank has not made yet."""
-        idle = time.monotonic() - self._since
-        status = [idle, ["is in the script, and has not made this pipeline yet"], []]
-        self.send(
-            {"kind": "answer", "status": status, "to": asked["from"]}
-            | {key: asked[key] for key in ("channel", "number")}
-        )
 
 
 class Channel:
@@ -209,7 +193,7 @@ class Channel:
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """Send a message to all other ranks, or to the rank ``message["to"]``."""
+        """Send a message to all other ranks."""
         self._log.send({**message, "channel": self.number})
 
     def exchange(self, number: int, value: Any) -> None:

@@ -2,9 +2,9 @@
 
 ::
 
-    caller's thread      exchange(value) ──▶ those of all ranks, at the begin and the end of every call, by the log
-    control thread       runs the collectives, so that the caller's wait can be ended
-    log's thread         hears of failures of other ranks, and answers what this rank is doing
+    caller's thread             exchange(value) ──▶ those of all ranks, at the begin and the end of a call, by the log
+    thread of a collective      runs it, so that the caller's wait can be ended
+    log's thread                hears of failures of other ranks, and answers what this rank is doing
 
 A rank that fails reports the exception to all and then leaves: the others raise it at once. A rank that is killed says
 nothing, and those that watch it report that it is lost. Whoever still waits for a message of it, in a thread that
@@ -21,23 +21,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from .clock import offset_to_rank_0
-from .control import ControlThread, Done
 from .failure import RankError, has_closed, is_lost, is_out_of_memory, remote_exception, serialize_exception
 from .groups import Edge, destroy, groups_of_pairs, own_group
-from .leaving import waits_in_torch
 from .log import Channel, Message, MessageLog
-from .status import RankStatus, Survey, timeout_error
+from .status import RankStatus, timeout_error
 from .torchrun import initialize, under_torchrun
+from .waiting import Done, begin, waits_in_torch
 from .watch import break_connections
 
 _REPORT_SECONDS = 3.0  # for the report of a failure to arrive after a broken connection
+_ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
+_LEAVE_SECONDS = 1.0  # for a collective whose connections are broken to end
 
+T = TypeVar("T")
 Listener = Callable[[BaseException], None]
 
 
@@ -80,12 +81,13 @@ class Ranks:
         self._exchanges = 0
         self._values: list[Any] = []  # of the last exchange
         self._exchanged: Done = SimpleQueue()
-        self._survey = Survey()
+        self._survey = ""  # the last one
+        self._statuses: dict[int, RankStatus] = {}  # the answers to it
+        self._patience: float = log.store.timeout.total_seconds()
         self._channel = log.open(partial(_heard, weakref.ref(self)))
-        self._control_thread = ControlThread()
-        weakref.finalize(self, _dropped, self._channel, self._control_thread).atexit = False
+        weakref.finalize(self, _dropped, self._channel).atexit = False
         # Nothing ends a wait for a new group: none is made before all ranks are here.
-        self.exchange(None, log.store.timeout.total_seconds())
+        self.exchange(None, patient=True)
         self.groups = self.new_group(), self.new_group()
         self._control = self.groups[0]  # collectives run between steps, when no messages are on their way
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
@@ -124,20 +126,16 @@ class Ranks:
         self._groups += made.values()
         return made
 
-    def run(self, together: Callable[[], Any]) -> None:
-        """Run a collective on another thread; the failure of another rank ends the wait.
+    def run(self, together: Callable[[], T]) -> T:
+        """Run a collective on another thread and return its result; the failure of another rank ends the wait.
 
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
-        self._apart(together, self._timeout)
+        return self._apart(together, self._timeout)
 
-    def gather(self, mine: Any, patient: bool = False) -> list[Any]:
+    def gather(self, mine: Any) -> list[Any]:
         """Return the values of all ranks, in rank order. All ranks call this at the same point.
-
-        Args:
-            mine: given by this rank.
-            patient: wait for the others without the timeout.
 
         Raises:
             RankError: another rank has failed or is lost.
@@ -149,26 +147,26 @@ class Ranks:
             dist.all_gather_object(found, mine, group=self._control)
             return found
 
-        return self._apart(collective, None if patient else self._timeout)
+        return self._apart(collective, self._timeout)
 
-    def exchange(self, mine: Any, timeout: float | None = None) -> list[Any]:
+    def exchange(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return the values of all ranks, like :meth:`gather`, for short JSON values.
 
         They go by the store, without a collective, which would wake more threads.
 
         Args:
             mine: given by this rank.
-            timeout: seconds to wait for the others, in place of the pipeline's timeout.
+            patient: wait for the others as long as torch.distributed does, in place of the pipeline's timeout.
 
         Raises:
             RankError, TimeoutError: as :meth:`gather`.
         """
 
-        def begin(done: Done) -> None:
+        def start(done: Done) -> None:
             self._exchanges, self._exchanged = self._exchanges + 1, done
             self._channel.exchange(self._exchanges, mine)
 
-        self._wait_for(begin, timeout or self._timeout)
+        self._wait_for(start, self._patience if patient else self._timeout)
         return self._values
 
     def broadcast(
@@ -182,14 +180,6 @@ class Ranks:
         send = partial(dist.broadcast, tensor, source, group=group or self._control)
         self._apart(send, self._timeout, of_all=group is None)
         return tensor
-
-    def clock_offset(self) -> float:
-        """Return the seconds to add to ``time.perf_counter`` of this rank to have that of rank 0. All ranks call this.
-
-        Raises:
-            RankError, TimeoutError: as :meth:`gather`.
-        """
-        return self._apart(lambda: offset_to_rank_0(self.rank, self.size, self._control), self._timeout)
 
     def check(self) -> None:
         """Raise if a rank has failed.
@@ -259,7 +249,12 @@ class Ranks:
         Returns:
             The seconds since anything began or ended on any rank, and the error that says who waits for whom.
         """
-        statuses = self._survey.ask(self._channel, self.size, self.rank, self._now())
+        end = time.monotonic() + _ANSWER_SECONDS
+        self._survey, self._statuses = f"{self.rank} {end}", {self.rank: self._now()}
+        self._channel.send({"kind": "ask", "survey": self._survey})
+        while len(self._statuses) < self.size and time.monotonic() < end:
+            time.sleep(0.01)
+        statuses = dict(self._statuses)
         idle = min(status.idle for status in statuses.values())
         return idle, timeout_error(timeout, self.size, statuses, self._left)
 
@@ -274,9 +269,8 @@ class Ranks:
         in_order = self.failure is None and not self.midway  # else threads may still wait in the groups
         # First, so that a peer whose connection breaks knows why.
         self._channel.close({"why": f"{reason} there{during}", "traceback": report.get("traceback", "")})
-        self._control_thread.end(partial(destroy, self._groups) if in_order else None)
         if in_order:  # a script that ends while gloo ends a group would abort
-            self._control_thread.join()
+            begin(partial(destroy, self._groups), SimpleQueue()).join(_LEAVE_SECONDS)
 
     def heard(self, message: Message) -> None:
         """Called on the log's thread with each message of another rank."""
@@ -296,9 +290,9 @@ class Ranks:
                 self._values = message["values"]
                 self._exchanged.put(None)
         elif kind == "ask":
-            self._survey.answer(self._channel, message, self._now())
-        else:
-            self._survey.take(message)
+            self._channel.send({**message, "kind": "answer", "status": self._now()})
+        elif message["survey"] == self._survey:  # an answer, and not one that comes too late
+            self._statuses[rank] = RankStatus(*message["status"])
 
     def _now(self) -> RankStatus:
         with self._lock:
@@ -326,14 +320,19 @@ class Ranks:
         for group in list(self._groups):
             break_connections(group)
 
-    def _apart(self, collective: Callable[[], Any], timeout: float | None, of_all: bool = True) -> Any:
-        """Run a collective of all or of some ranks on the control thread, and return what it returns."""
-        result: list[Any] = []
+    def _apart(self, collective: Callable[[], T], timeout: float | None, of_all: bool = True) -> T:
+        """Run a collective of all or of some ranks on a thread, and return what it returns."""
+        result: list[T] = []
+        threads: list[threading.Thread] = []
+
+        def start(done: Done) -> None:
+            threads.append(begin(lambda: result.append(collective()), done))
+
         try:
-            begin = partial(self._control_thread.begin, lambda: result.append(collective()))
-            self._wait_for(begin, timeout, of_all)
+            self._wait_for(start, timeout, of_all)
         except BaseException:
-            self._control_thread.leave()
+            for thread in threads:  # a script that ends while gloo still waits would abort
+                thread.join(_LEAVE_SECONDS)
             raise
         return result[0]
 
@@ -359,9 +358,8 @@ class Ranks:
                     start(done)
                 error = self._waited(done, timeout)
             if error is not None and error is not self.failure:
-                error = self.lost(
-                    error
-                )  # while this rank counts as waiting: the peer's "closed" is then the reason
+                # While this rank counts as waiting: a peer that has closed is the reason.
+                error = self.lost(error)
         except BaseException as interrupt:  # among them a timeout
             self.tell(interrupt)
             raise
@@ -393,7 +391,6 @@ def _heard(this: weakref.ref[Ranks], message: Message) -> None:
         ranks.heard(message)
 
 
-def _dropped(channel: Channel, control_thread: ControlThread) -> None:
+def _dropped(channel: Channel) -> None:
     """Nobody has a pipeline any more."""
-    control_thread.end()
     channel.close({"why": "its pipeline was dropped there", "traceback": ""})

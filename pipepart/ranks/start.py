@@ -7,8 +7,6 @@
 
 torch 2.13 keeps the store of a job that torchrun starts again, with what the processes before have written. So a token
 counts only if rank 0 answers under it with the nonce of this process.
-
-A process that ends before it is here leaves a message in the store, for those that wait for it.
 """
 
 from __future__ import annotations
@@ -17,21 +15,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from .failure import has_closed, is_lost
-from .watch import PeerWatch
+from .failure import is_lost
 
 _POLL_SECONDS = 0.02  # between two looks into the store
-_LEAVE_SECONDS = 0.5
 _TOKEN = "pipepart/token"
-_ENDED = "pipepart/ended"
 
 
 def agree_on_start(rank: int, size: int, store: Any, seconds: float) -> Any:
@@ -44,33 +35,14 @@ def agree_on_start(rank: int, size: int, store: Any, seconds: float) -> Any:
 
     Raises:
         TimeoutError: not all ranks have come.
-        RankError: a rank has ended.
+        RankError: the process that has the store has ended.
     """
     end = time.monotonic() + seconds
-    peers = list(range(1, size)) if rank == 0 else [0]
-    watch = PeerWatch.of_script(peers) if dist.is_initialized() else None
-    check = partial(_check, store, watch)
     try:
-        token = _gather(size, store, check, end) if rank == 0 else _follow(rank, store, check, end)
-    except BaseException:
-        if watch is not None:
-            watch.end()
-        raise
+        token = _gather(size, store, end) if rank == 0 else _follow(rank, store, end)
+    except RuntimeError:
+        raise is_lost(0) from None  # the only process that may have the store, if torchrun has not
     return PrefixStore(f"pipepart/{token}/log", store)
-
-
-def report_exit(store: Any, rank: int, reason: Mapping[str, Any]) -> None:
-    """Tell waiting processes that this one has exited before the start. Only the first report counts.
-
-    Args:
-        store: that all processes have.
-        rank: that has ended.
-        reason: the message that the log would have.
-    """
-    if _reads_exits():
-        with suppress(RuntimeError):  # the process that has the store has ended
-            store.compare_set(_ENDED, "", json.dumps({**reason, "rank": rank, "from": rank}))
-            time.sleep(_LEAVE_SECONDS)  # for others to read it, if the store ends with this process
 
 
 def is_store_of(rank: int) -> bool:
@@ -78,32 +50,7 @@ def is_store_of(rank: int) -> bool:
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
-def _reads_exits() -> bool:
-    """Return whether exits in the store are of this attempt: torchrun keeps the store if it starts processes again.
-
-    Where it does so, it ends those that wait.
-    """
-    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
-
-
-def _check(store: Any, watch: PeerWatch | None) -> None:
-    """Raise if a process has ended before the start.
-
-    Raises:
-        RankError: one has.
-    """
-    try:
-        found = _reads_exits() and store.check([_ENDED]) and json.loads(store.get(_ENDED))
-    except RuntimeError:
-        raise is_lost(0) from None  # the only process that may have the store, if torchrun has not
-    if found:
-        raise is_lost(found["rank"]) if found["kind"] == "lost" else has_closed(found["rank"], found)
-    if watch is not None and watch.lost:
-        report_exit(store, watch.lost[0], {"kind": "lost"})
-        _check(store, None)
-
-
-def _gather(size: int, store: Any, check: Callable[[], None], end: float) -> str:
+def _gather(size: int, store: Any, end: float) -> str:
     """On rank 0, wait for the nonces of all other ranks; return the token."""
     token = secrets.token_hex(8)
     nonces: dict[int, str] = {}
@@ -112,23 +59,21 @@ def _gather(size: int, store: Any, check: Callable[[], None], end: float) -> str
         for rank in range(1, size):
             if rank not in nonces and store.check([f"pipepart/{token}/{rank}"]):
                 nonces[rank] = store.get(f"pipepart/{token}/{rank}").decode()
-        check()
         if time.monotonic() > end:
             missing = ", ".join(str(rank) for rank in range(1, size) if rank not in nonces)
             raise TimeoutError(
                 f"of the {size} ranks {missing} did not make the pipeline in time, which all ranks make at "
-                "the same point of the script: do they wait elsewhere, or have they been killed before?"
+                "the same point of the script: do they wait elsewhere, or have they ended before?"
             )
         time.sleep(_POLL_SECONDS)
     store.set(f"pipepart/{token}/go", json.dumps(nonces))
     return token
 
 
-def _follow(rank: int, store: Any, check: Callable[[], None], end: float) -> str:
+def _follow(rank: int, store: Any, end: float) -> str:
     """On another rank, wait for rank 0; return its token."""
     nonce, token = secrets.token_hex(8), ""
     while True:
-        check()
         if store.check([_TOKEN]) and (newest := store.get(_TOKEN).decode()) != token:
             token = newest
             store.set(f"pipepart/{token}/{rank}", nonce)
@@ -139,6 +84,6 @@ def _follow(rank: int, store: Any, check: Callable[[], None], end: float) -> str
         if time.monotonic() > end:
             raise TimeoutError(
                 f"rank {rank} makes the pipeline and rank 0 does not, or not all others, which all ranks make at the "
-                "same point of the script: does one wait elsewhere, or was it killed before?"
+                "same point of the script: does one wait elsewhere, or has it ended before?"
             )
         time.sleep(_POLL_SECONDS)

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Container, Mapping
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
-
-from .log import Channel, Message
-
-_ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
 
 
 class RankStatus(NamedTuple):
@@ -26,43 +18,6 @@ class RankStatus(NamedTuple):
     idle: float
     lines: list[str]
     notes: list[str]
-
-
-class Survey:
-    """Asks all ranks for their status. Surveys are numbered: late answers to an earlier one do not count."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._answers: SimpleQueue[Message] = SimpleQueue()
-
-    def ask(self, channel: Channel, size: int, rank: int, status: RankStatus) -> dict[int, RankStatus]:
-        """Return the statuses of the ranks that answer.
-
-        Args:
-            channel: to the others.
-            size: the number of ranks.
-            rank, status: of this one.
-        """
-        number = next(self._numbers)
-        channel.send({"kind": "ask", "number": number})
-        found = {rank: status}
-        end = time.monotonic() + _ANSWER_SECONDS
-        with suppress(Empty):
-            while len(found) < size:
-                answer = self._answers.get(timeout=max(0.0, end - time.monotonic()))
-                if answer["number"] == number:
-                    found[answer["from"]] = RankStatus(*answer["status"])
-        return found
-
-    def answer(self, channel: Channel, question: Message, status: RankStatus) -> None:
-        """Answer another rank's question."""
-        channel.send(
-            {"kind": "answer", "number": question["number"], "status": status, "to": question["from"]}
-        )
-
-    def take(self, answer: Message) -> None:
-        """Receive the answer of another rank."""
-        self._answers.put(answer)
 
 
 def timeout_error(
@@ -86,7 +41,8 @@ def timeout_error(
             lines.append(f"  rank {rank} has closed the pipeline")
         else:
             lines.append(
-                f"  rank {rank} does not answer: its process is stopped, or code in it keeps Python's lock (GIL)"
+                f"  rank {rank} does not answer: its process is stopped, code in it keeps Python's lock (GIL), or "
+                "it has not made this pipeline"
             )
     error = TimeoutError("\n".join(lines))
     for note in notes:

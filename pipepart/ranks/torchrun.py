@@ -6,26 +6,21 @@ import atexit
 import gc
 import os
 import sys
-import threading
-from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from .failure import has_closed, is_lost, serialize_exception
-from .leaving import all_have_left
 from .log import Message, MessageLog
-from .start import is_store_of, report_exit
+from .waiting import Done, all_have_left, begin
 from .watch import break_connections
 
 _LEAVE_SECONDS = 2.0  # for threads to leave what they wait for in torch
-_STORE_SECONDS = 2.0  # for the store of torchrun to answer to a script that has ended
 _logs: list[MessageLog] = []  # that of this process, once it is there
 
 
@@ -57,39 +52,26 @@ def initialize() -> MessageLog:
         _logs.append(MessageLog(rank, size, store, store.timeout.total_seconds()))
     log = _logs[0]
     if not dist.is_initialized():
-        _unless_one_ends(log, partial(_make_group, log))
+        _make_group(log)
     return log
 
 
 def _make_group(log: MessageLog) -> None:
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store = PrefixStore("torch", log.store)
-    dist.init_process_group(backend, store=store, rank=log.rank, world_size=log.size)
-
-
-def _unless_one_ends(log: MessageLog, work: Any) -> None:
-    """Run ``work`` on a thread.
+    """Initialize torch.distributed, on a thread.
 
     Raises:
         RankError: a process has ended meanwhile.
-        BaseException: what ``work`` raises.
     """
-    done: SimpleQueue[BaseException | None] = SimpleQueue()
+    done: Done = SimpleQueue()
 
     def heard(message: Message) -> None:
         rank = message["rank"]
         done.put(is_lost(rank) if message["kind"] == "lost" else has_closed(rank, message))
 
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            done.put(error)
-        else:
-            done.put(None)
-
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = PrefixStore("torch", log.store)
     channel = log.open(heard)
-    threading.Thread(target=run, name="pipepart-initialize", daemon=True).start()
+    begin(partial(dist.init_process_group, backend, store=store, rank=log.rank, world_size=log.size), done)
     error = done.get()
     log.forget(channel)
     if error is not None:
@@ -108,38 +90,7 @@ def _script_ended() -> None:
         gc.freeze()  # the interpreter would walk all of torch several times, while the others wait for its end
     if _logs:
         _logs[0].end(last, wait=error is not None)
-    elif under_torchrun() and (store := _store()) is not None:
-        report_exit(store, int(os.environ.get("RANK", "0")), {"kind": "ended", "calls": {}, **last})
-    if error is not None:
-        _record(error)
     if not all_have_left(_LEAVE_SECONDS):
         for group in list(dist.distributed_c10d._world.pg_map):
             break_connections(group)
         all_have_left(_LEAVE_SECONDS)
-
-
-def _record(error: BaseException) -> None:
-    """Write the exception that ended the script to the file in which torchrun looks for what its summary shows."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and not os.path.exists(path):  # as torch's own decorator ``record`` does, if the script uses that
-        with suppress(Exception):
-            from torch.distributed.elastic.multiprocessing.errors import get_error_handler  # takes time
-
-            try:
-                raise error
-            except BaseException:
-                get_error_handler().record_exception(error)
-
-
-def _store() -> Any:
-    """Return the store of the processes, if it can be reached."""
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    if is_store_of(int(os.environ.get("RANK", "0"))):
-        return None  # it would be in this process
-    try:
-        host, port, size = (os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
-        limit = timedelta(seconds=_STORE_SECONDS)
-        return TCPStore(host, int(port), int(size), is_master=False, timeout=limit)
-    except (KeyError, ValueError, RuntimeError):
-        return None

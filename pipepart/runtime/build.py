@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 
 import torch
 
@@ -27,7 +26,6 @@ def build_stages(
     values: InitialValues | None = None,
     local: Collection[int] | None = None,
     replica: int | None = None,
-    copied: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Stage]:
     """Return the stages of the plan, with their layers moved to their devices.
 
@@ -41,7 +39,6 @@ def build_stages(
             afterwards: their parameters and buffers are on the meta device.
         replica: whose stages this process runs, with the user's own layers; None if it runs all replicas, of which all
             but the first have copies of the layers.
-        copied: stages of the plan whose copies this process runs beside them, each with the number of the replica.
 
     Raises:
         TypeError: ``compile`` has keywords unknown to torch.compile.
@@ -63,9 +60,7 @@ def build_stages(
         for one in range(schedule.replicas)
     ]
     homes = _homes(devices_of[replica or 0])
-    for stage, one in copied.items():
-        homes[stage] = _homes(devices_of[one])[stage]
-    here = range(len(groups)) if local is None else sorted({*local, *copied})
+    here = range(len(groups)) if local is None else sorted(local)
     places = Places.of(groups, homes, here)
     if values is not None:
         values.fill(places)
@@ -78,8 +73,8 @@ def build_stages(
     stages: list[Stage] = []
     for one, devices in enumerate(devices_of):
         homes = _homes(devices)
-        if one and (replica is None or copied):
-            shared = replicate(groups, homes, len(stages), copied or None)
+        if one and replica is None:
+            shared = replicate(groups, homes, len(stages))
         for index, (own, device, home) in enumerate(zip(shared, devices, homes, strict=True)):
             number = one * count + index
             stages.append(Stage(number, own, starts[index], home, device.name, guarded, options))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -187,14 +185,6 @@ with pipepart.Pipeline(model, plan_by_hand(["0", "1"], [1], micro_batches=2), nn
         assert "Exception in thread" not in end.text
 
 
-def test_the_exception_is_in_the_summary_of_torchrun(tmp_path: Path):
-    record = f'os.environ["TORCHELASTIC_ERROR_FILE"] = f"{tmp_path}/{{rank}}"'
-    faults(2, 1, "script", "raise OSError('no such batch')", begin=record)
-    told = json.loads((tmp_path / "1").read_text())["message"]
-    assert told["message"] == "OSError: no such batch"
-    assert "no such batch" in told["extraInfo"]["py_callstack"]
-
-
 # Rank BAD does EVIL where {place} is now. The process group is made by the script, or by the pipeline.
 _START = """
 import os, signal, sys, time
@@ -238,9 +228,6 @@ _NO_FILE = "raise OSError('no such file')"
 @pytest.mark.parametrize(
     ("place", "bad", "evil", "start", "message"),
     [
-        ("script", 1, _KILL, _OWN_GROUP, "rank 1 is lost"),
-        ("script", 1, _NO_FILE, _GROUP_OF_PIPELINE, "rank 1 takes no part .* OSError: no such file"),
-        ("script", 1, "sys.exit()", _OWN_GROUP, "rank 1 takes no part .* its script has ended"),
         ("links", 2, _KILL, _GROUP_OF_PIPELINE, "rank 2 is lost"),
         ("cluster", 1, _NO_FILE, _OWN_GROUP, "rank 1 .* OSError: no such file"),
         ("profile", 0, _KILL, _OWN_GROUP, "rank 0 is lost"),

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import pipepart
 from pipepart import Pipeline
-from tests.distributed.cases.models import CLASSES, LOSSES, classifier, labelled
-from tests.distributed.training import TIMEOUT, Own, adam, drawn_batches, gradients
+from tests.distributed.cases.models import LOSSES, classifier, labelled
+from tests.distributed.training import TIMEOUT, Own, drawn_batches, gradients
 from tests.support import plain
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import assert_same_bits, ranks
@@ -77,62 +75,6 @@ def test_further_replicas_have_the_values_of_the_first():
     model = nn.BatchNorm1d(WIDTH).double()
     assert not found[0]["trained"]["1.running_mean"].equal(model.running_mean)
     assert found[0]["trained"]["1.num_batches_tracked"] == 2  # micro-batches of the first replica
-
-
-def saved(folder: str) -> dict[str, Any]:
-    pipe = cut_replicas(classifier(), [2], 2, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT)
-    with pipe:
-        optimizer = adam(pipe.parameters())
-        x, y = labelled((12,))[0]
-        pipe.step(x, target=y)
-        optimizer.step()
-        pipepart.save(folder, pipe, optimizer, step=1)
-        state = pipe.full_state_dict()
-        pipe.load_state_dict({name: value * 0 for name, value in state.items()})
-        pipepart.load(folder, pipe, optimizer)
-        again = pipe.full_state_dict()
-        for name, value in state.items():
-            assert again[name].equal(value), name
-        return state
-
-
-def test_a_checkpoint_of_replicas_is_that_of_one_model(tmp_path):
-    state = ranks(4).run(saved, str(tmp_path))[0]
-    model = classifier()
-    written = [name for file in tmp_path.glob("latest/model-*.safetensors") for name in load_file(file)]
-    assert sorted(written) == sorted(state)
-    pipepart.load(tmp_path, model, torch.optim.Adam(model.parameters()))
-    plain.assert_same(model.state_dict(), state)
-
-
-def loaded_in_parts() -> dict[str, Any]:
-    """Each replica loads its part of the samples, and the parts are exchanged."""
-    x, y = drawn_batches([8])[0]
-    with cut_replicas(classifier(), [2], 2, loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
-        assert pipe.mesh is not None
-        group, rank = pipe.mesh.get_group("dp"), pipe.mesh.get_local_rank("dp")
-        sampler = DistributedSampler(TensorDataset(x, y), num_replicas=2, rank=rank, shuffle=False)
-        (part, wanted), *_ = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
-
-        def whole(part: Tensor) -> Tensor:
-            parts = [torch.empty_like(part) for _ in range(2)]
-            dist.all_gather(parts, part, group=group)
-            return torch.cat(parts)
-
-        return {
-            "loss": pipe.step(whole(part), target=whole(wanted[:, :CLASSES])),
-            "gradients": gradients(pipe),
-        }
-
-
-def test_each_replica_loads_its_own_part():
-    model = classifier()
-    x, y = drawn_batches([8])[0]
-    loss = plain.whole_step(model, x, y[:, :CLASSES], nn.MSELoss())
-    expected = plain.gradients(model)
-    for one in ranks(4).run(loaded_in_parts):
-        plain.assert_near(one["loss"], loss)
-        plain.assert_close(one["gradients"], {name: expected[name] for name in one["gradients"]})
 
 
 class Raises(nn.Module):

@@ -1,4 +1,4 @@
-"""Losses that divide sums by numbers of samples are exact, and a loss is analysed once in a step."""
+"""Losses that divide sums by numbers of samples are exact, and a loss is analysed once for all its steps."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from pipepart.data.split import Whole
 from pipepart.loss import LossError, Reduction, StepLoss
 from pipepart.loss.analysis import Analysis
 from tests.loss import by_parts
-from tests.loss.batches import numbers, tokens
+from tests.loss.batches import CLASSES, classes, numbers, tokens
 
 Loss = Callable[[Tensor, Tensor], Any]
 
@@ -77,13 +77,15 @@ def sized(o: Tensor, t: Tensor) -> Tensor:
     return (o - t).square().sum() / o.shape[0]
 
 
-def test_micro_batches_whose_calls_are_the_same_are_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_are_the_same_are_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     analysed: list[int] = []
     begin = Analysis.__init__
     monkeypatch.setattr(Analysis, "__init__", lambda *given: (analysed.append(1), begin(*given))[1])
-    for loss in (F.mse_loss, lambda o, t: (o - t).square().mean() + 0.1 * o.abs().mean(), sized):
+    for loss_fn in (F.mse_loss, lambda o, t: (o - t).square().mean() + 0.1 * o.abs().mean(), sized):
         analysed.clear()
-        by_parts.by_parts(loss, *numbers(), 3)
+        loss = StepLoss(loss_fn)
+        for _ in range(3):
+            by_parts.by_parts(loss, *numbers(), 3)
         assert len(analysed) == 1
 
 
@@ -99,12 +101,12 @@ class Scaled(nn.Module):
         return self.within(o, t) * self.scale
 
 
-def check_steps(loss_fn: Loss, change: Callable[[int], object]) -> None:
+def check_steps(loss_fn: Loss, change: Callable[[int], object], batch: Callable[[], Any] = numbers) -> None:
     """Take several steps of one loss, and check each."""
     loss = StepLoss(loss_fn)
     for step in range(4):
         change(step)
-        x, y = numbers()
+        x, y = batch()
         theirs, leaves = by_parts.whole(loss_fn, x, y)
         ours, mine = by_parts.by_parts(loss, x, y, 3)
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
@@ -122,6 +124,50 @@ def test_what_a_loss_reads_may_change_between_steps() -> None:
     check_steps(module, change)
     check_steps(lambda o, t: (o - t).abs().pow(options["power"]).mean(), change)
     check_steps(lambda o, t: F.mse_loss(o, t) * (1 + int(ignored)), change)
+
+
+def test_tensors_and_arrays_may_change_between_steps_without_a_sign() -> None:
+    factor, array, capped = torch.ones((), dtype=torch.double), np.ones(3), {"most": 100}
+
+    def change(step: int) -> None:
+        factor.data.fill_(1 + step)
+        array.fill(1 + step)
+
+    check_steps(lambda o, t: F.mse_loss(o, t) * factor + o.abs().mean(), change)
+    check_steps(lambda o, t: (F.mse_loss(o, t, reduction="none") * torch.tensor(array)).mean(), change)
+    check_steps(lambda o, t: F.mse_loss(o, t) * float(array[0]) + o.abs().mean(), change)
+    loss = StepLoss(lambda o, t: (o - t).square().sum() / min(len(o), capped["most"]))
+    by_parts.by_parts(loss, *numbers(), 3)
+    capped["most"] = 4  # more than a micro-batch has
+    with pytest.raises(LossError, match="number of samples"):
+        by_parts.by_parts(loss, *numbers(), 3)
+
+
+def test_a_loss_of_torch_may_change_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.CrossEntropyLoss(weight=torch.ones(CLASSES).double())
+
+    def change(step: int) -> None:
+        module.ignore_index = step
+        module.get_buffer("weight").data[step - 1] = 2.0 + step
+        if step == 1:
+            module.register_forward_hook(lambda *given: given[-1] * 2)
+        if step == 2:
+            monkeypatch.setattr(F, "cross_entropy", lambda o, t, **_: o.gather(1, t[:, None]).mean())
+        if step == 3:
+            module.forward = lambda o, t: o.square().mean()  # type: ignore[method-assign]
+
+    check_steps(module, change, classes)
+
+
+def test_gradients_of_a_part_may_stop_between_steps() -> None:
+    stopped = {"after": False}
+
+    def loss_fn(o: Tensor, t: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not stopped["after"]):
+            count = (o * (t > 0)).sum()
+        return F.mse_loss(o, t) + count
+
+    check_steps(loss_fn, lambda step: stopped.update(after=step > 1))
 
 
 def test_a_function_in_the_place_of_torchs_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:

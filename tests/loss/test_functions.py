@@ -33,14 +33,6 @@ def rows_of_more_than_half(o: Tensor, t: Tensor) -> Tensor:
     return o.logsumexp(-1)[o[..., 0] > 0].pow(2).mean()
 
 
-def in_place(o: Tensor, t: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=o.dtype)
-    for column in range(3):
-        total += F.mse_loss(o[:, column], t[:, column])
-    total *= 2
-    return total
-
-
 def aliased(o: Tensor, t: Tensor) -> Tensor:
     first = F.mse_loss(o, t)
     total = first
@@ -61,29 +53,9 @@ def written_before(o: Tensor, t: Tensor) -> Tensor:
     return F.mse_loss(o.clone().sub_(t) * weights, t)
 
 
-def focal(o: Tensor, t: Tensor) -> Tensor:
-    losses = F.cross_entropy(o, t, reduction="none")
-    return ((1 - (-losses).exp()) ** 2 * losses).mean()
-
-
-def dice_of_each_sample(o: Tensor, t: Tensor) -> Tensor:
-    p, y = o.sigmoid(), (t > 0).double()
-    return (1 - 2 * (p * y).sum(1) / (p.sum(1) + y.sum(1))).mean()
-
-
 def confident(o: Tensor, t: Tensor) -> Tensor:
     losses = F.cross_entropy(o, t, reduction="none")
     return losses[o.softmax(1).max(1).values > 0.4].mean()
-
-
-def pair_of_target(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    mask = t != -100
-    return (F.cross_entropy(o.mT, t, reduction="none") * mask).sum(), mask.sum()
-
-
-def pair_of_output(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    mask = o.max(1).values > 0.2
-    return (F.cross_entropy(o, t, reduction="none") * mask).sum(), mask.sum()
 
 
 def distilled(o: Tensor, t: Tensor) -> Tensor:
@@ -93,36 +65,22 @@ def distilled(o: Tensor, t: Tensor) -> Tensor:
 NOTES: list[float] = []
 
 
-def noted(o: Tensor, t: Tensor) -> Tensor:
-    loss = F.cross_entropy(o, t)
-    NOTES.append((o.argmax(1) == t).double().mean().item() + loss.item())
-    return loss
-
-
 EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: ((o - t) ** 2).mean(), numbers),
-    (lambda o, t: ((o - t) ** 2).sum(), numbers),
     (lambda o, t: torch.mean(torch.sum((o - t) ** 2, dim=-1), dim=0), numbers),
-    (lambda o, t: (o - t).pow(2).mean(1, keepdim=True).mean(), numbers),
     (lambda o, t: 0.5 * F.mse_loss(o, t) + 1.0, numbers),
     (lambda o, t: F.mse_loss(o, t) * 2 - F.l1_loss(o, t) / 3, numbers),
     (lambda o, t: 1 - F.mse_loss(o, t).mul(2).double() - t.sum(), numbers),
-    (lambda o, t: sum([F.mse_loss(o, t), 0.5 * o.abs().mean()]), numbers),
     (lambda o, t: F.mse_loss(o, t) - F.l1_loss(o, t).detach(), numbers),
     (lambda o, t: torch.tensor(0.5).double() * F.mse_loss(o * torch.tensor([1.0, 2.0, 3.0]), t), numbers),
     (lambda o, t: torch.sqrt((o - t) ** 2 + 1e-6).mean(), numbers),
     (lambda o, t: (o - t).norm(dim=1).mean(), numbers),
     (lambda o, t: (1 - F.cosine_similarity(o, t)).mean(), numbers),
     (lambda o, t: F.mse_loss(F.normalize(o), t), numbers),
-    (lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)), numbers),
     (lambda o, t: F.mse_loss(o[t > 0], t[t > 0]), numbers),
     (lambda o, t: F.mse_loss(o.T, t.T) + F.mse_loss(o[None, :, 1], t[None, :, 1]), numbers),
     (lambda o, t: F.mse_loss(o.flatten(), t.reshape(-1).view_as(o.flatten())), numbers),
     (lambda o, t: torch.where(t > 0, (o - t) ** 2, (o - t).abs()).mean(), numbers),
-    (lambda o, t: F.mse_loss(F.interpolate(o[:, None], size=6, mode="linear")[:, 0, ::2], t), numbers),
-    (lambda o, t: F.avg_pool1d((o - t)[:, None], 3).square().mean(), numbers),
-    (lambda o, t: F.cross_entropy(o, t, weight=torch.tensor([0.1, 2.0, 0.0, 1.0]).double()), classes),
-    (lambda o, t: F.nll_loss(F.log_softmax(o, dim=1), t), classes),
     (lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten(), label_smoothing=0.1), tokens),
     (lambda o, t: F.cross_entropy(o.flatten(0, 1).unflatten(0, (-1, 5)).mT, t), tokens),
     (lambda o, t: F.cross_entropy(o.mT, t, reduction="none")[t != -100].mean(), tokens),
@@ -133,10 +91,10 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: -(F.one_hot(t, num_classes=CLASSES) * o.log_softmax(-1)).sum(-1).mean(), classes),
     (lambda o, t: 3 * (o.pow(2) * (o > 0)).sum() / (0.5 * (o > 0).double().sum()), numbers),
     (lambda o, t: F.l1_loss(o, t, reduction="sum") / t.abs().sum() + 1, numbers),
-    *((loss, tokens) for loss in (shifted, with_penalty, picked, rows_of_more_than_half, pair_of_target)),
-    *((loss, numbers) for loss in (in_place, aliased, doubled_before_more_is_added, written_before)),
-    *((loss, numbers) for loss in (dice_of_each_sample, distilled)),
-    *((loss, classes) for loss in (focal, confident, pair_of_output, noted)),
+    *((loss, tokens) for loss in (shifted, with_penalty, picked, rows_of_more_than_half)),
+    *((loss, numbers) for loss in (aliased, doubled_before_more_is_added, written_before)),
+    (distilled, numbers),
+    (confident, classes),
 ]
 
 
@@ -179,20 +137,6 @@ class Averaging:
         loss = F.mse_loss(o, t)
         found, self.mean = loss / self.mean, 0.9 * self.mean + 0.1 * loss.detach()
         return found
-
-
-def hardest(o: Tensor, t: Tensor) -> Tensor:
-    return F.cross_entropy(o, t, reduction="none").topk(len(o) // 2 or 1).values.mean()
-
-
-def dice(o: Tensor, t: Tensor) -> Tensor:
-    p, y = o.sigmoid(), (t > 0).double()
-    return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
-
-
-def contrastive(o: Tensor, t: Tensor) -> Tensor:
-    z = F.normalize(o, dim=1)
-    return F.cross_entropy(z @ z.T, torch.arange(len(o)))
 
 
 def read_first(o: Tensor, t: Tensor) -> Tensor:
@@ -260,38 +204,27 @@ DIVISORS: list[Callable[[Tensor, Tensor], Any]] = [
 
 
 REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
-    (lambda o, t: F.mse_loss(o, t).sqrt(), numbers),
-    (lambda o, t: F.mse_loss(o, t) ** 0.5, numbers),
     (lambda o, t: F.mse_loss(o, t).log(), numbers),
     (lambda o, t: F.cross_entropy(o, t).exp(), classes),
-    (lambda o, t: (o - t).norm(), numbers),
     (lambda o, t: (o - t).abs().max(), numbers),
-    (lambda o, t: (o - t).abs().median(), numbers),
     (lambda o, t: F.mse_loss(o / o.std(), t), numbers),
     (lambda o, t: F.mse_loss(o - o.mean(0), t), numbers),
     (lambda o, t: F.mse_loss(o.softmax(0), t), numbers),
     (lambda o, t: F.mse_loss(o.cumsum(0), t), numbers),
-    (lambda o, t: F.mse_loss(o, t.flip(0)), numbers),
-    (lambda o, t: F.mse_loss(o[:1], t[:1]), numbers),
     (lambda o, t: F.mse_loss(o, t[torch.randperm(len(t))]), numbers),
-    (lambda o, t: ((o[:, 0] - t[:, :1]) ** 2).mean(), numbers),
     (lambda o, t: F.mse_loss(o + torch.randn(()), t), numbers),
     (lambda o, t: ((o.T @ t) / o.shape[0] - torch.eye(3)).pow(2).sum(), numbers),
     (lambda o, t: torch.cdist(o, t).mean(), numbers),
     (lambda o, t: F.interpolate(o.T[None], size=2).square().mean(), numbers),
-    (lambda o, t: F.triplet_margin_loss(o, t, t.roll(1, 0)), numbers),
     (lambda o, t: F.mse_loss(o, t) * o.abs().mean(), numbers),
     (lambda o, t: F.mse_loss(o, t) / F.mse_loss(o, t).detach(), numbers),
     *((lambda o, t, n=n: F.mse_loss(o, t, reduction="sum") / n(o, t), numbers) for n in DIVISORS),
-    (lambda o, t: F.mse_loss(o, t) * o.shape[0], numbers),
-    (lambda o, t: F.mse_loss(o, t) * (2.0 if o.shape == (6, 3) else 1.0), numbers),
     (lambda o, t: F.mse_loss(o / o.size(0), t), numbers),
     (lambda o, t: F.mse_loss(o, torch.arange(o.shape[0]).double()[:, None].expand(-1, 3)), numbers),
     (lambda o, t: F.mse_loss(o.reshape(3, -1).softmax(1), t.reshape(3, -1)), numbers),
     (lambda o, t: F.mse_loss(o.reshape(1, -1).softmax(1), t.reshape(1, -1)), numbers),
     (lambda o, t: F.mse_loss(o.flatten().softmax(0), t.flatten()), numbers),
     (lambda o, t: F.mse_loss(o[:3], t[:3]), numbers),
-    (lambda o, t: F.mse_loss(o[::2], t[::2]), numbers),
     (lambda o, t: F.mse_loss(o[:, None] - o[None], t[:, None] - t[None]), numbers),
     (lambda o, t: F.mse_loss(o, t) + torch.where(t > 0)[0].double().mean(), numbers),
     (lambda o, t: F.mse_loss(o, centred(t)), numbers),
@@ -301,7 +234,6 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: torch.add(F.mse_loss(o, t), F.l1_loss(o, t), alpha=2), numbers),
     (lambda o, t: (F.mse_loss(o, t) * torch.ones(3)).sum(), numbers),
     (lambda o, t: F.mse_loss(o, t) * torch.exp(-SCALE) + SCALE, numbers),
-    (lambda o, t: F.mse_loss(o, t) * torch.rand(()), numbers),
     (lambda o, t: (o.pow(2) * (t > 0)).sum() / (o.abs() * (t > 0)).sum(), numbers),
     (lambda o, t: (o.pow(2) * (t > 0)).sum() / ((t > 0).sum() + 1), numbers),
     (lambda o, t: o.gather(0, t[:, None].clamp(max=0)).mean(), classes),
@@ -313,7 +245,6 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.cross_entropy(o.transpose(0, 1).reshape(-1, CLASSES), t.reshape(-1)), tokens),
     (lambda o, t: F.cross_entropy(o, t, ignore_index=int(t[0])), classes),
     (lambda o, t: F.mse_loss(o, t) * float(t.numpy().max()), numbers),
-    (lambda o, t: F.mse_loss(o, t) if o.sum() > 0 else F.l1_loss(o, t), numbers),
     (lambda o, t: torch.vmap(lambda a, b: (a - b).pow(2).sum())(o, t).mean(), numbers),
     (lambda o, t: F.mse_loss(Mixing.apply(o), t), numbers),
     (lambda o, t: F.cross_entropy(o, t, weight=1 / t.bincount(minlength=4).clamp(min=1).double()), classes),
@@ -324,16 +255,12 @@ REFUSED: list[tuple[Loss, Callable[[], Any]]] = [
         ),
         numbers,
     ),
-    *(
-        (loss, numbers)
-        for loss in (dice, contrastive, read_first, detached_ratio, hooked, hooked_at_the_end, loop)
-    ),
+    *((loss, numbers) for loss in (read_first, detached_ratio, hooked, hooked_at_the_end, loop)),
     *(
         (loss, numbers)
         for loss in (written_behind_its_graph, written_through_a_view, written_into_a_constant)
     ),
     *((loss, numbers) for loss in (Counting(), Averaging())),
-    (hardest, classes),
 ]
 
 

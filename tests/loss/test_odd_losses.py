@@ -196,21 +196,14 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "heads, stacked": (heads, numbers, REFUSED),
     "heads, added in place": (head_sum, numbers),
     "an autoencoder": (vae, numbers),
-    "focal": (
-        lambda o, t: ((1 - (-F.cross_entropy(o, t, reduction="none")).exp()) ** 2).mean(),
-        classes,
-    ),
+    "focal": (lambda o, t: ((1 - (-F.cross_entropy(o, t, reduction="none")).exp()) ** 2).mean(), classes),
     "dice of images": (dice_over_images, images),
     "dice over the batch": (
         lambda o, t: 1 - 2 * (o.sigmoid() * t.sigmoid()).sum() / (o.sigmoid() + t.sigmoid()).sum(),
         numbers,
         REFUSED,
     ),
-    "jaccard over the batch": (
-        lambda o, t: 1 - (o * t).sum(0).div((o + t).sum(0)).mean(),
-        numbers,
-        REFUSED,
-    ),
+    "jaccard over the batch": (lambda o, t: 1 - (o * t).sum(0).div((o + t).sum(0)).mean(), numbers, REFUSED),
     "pixels": (lambda o, t: F.cross_entropy(o, t, ignore_index=-1), images),
     "pixels, interpolated": (
         lambda o, t: F.cross_entropy(F.interpolate(o, scale_factor=2.0), t.repeat(1, 2, 2).clamp(min=0)),
@@ -232,11 +225,7 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         numbers,
         REFUSED,
     ),
-    "in-batch negatives": (
-        lambda o, t: F.cross_entropy(o @ t.T, torch.arange(len(o))),
-        numbers,
-        REFUSED,
-    ),
+    "in-batch negatives": (lambda o, t: F.cross_entropy(o @ t.T, torch.arange(len(o))), numbers, REFUSED),
     "distances": (lambda o, t: F.pdist(o).mean(), numbers, REFUSED),
     "einsum over samples": (lambda o, t: torch.einsum("nc,mc->nm", o, t).mean(), numbers, REFUSED),
     "centers": (lambda o, t: (o - CENTERS[t]).square().mean(), classes, REFUSED),
@@ -294,16 +283,17 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         lambda o, t: F.nll_loss(o.log_softmax(-1).flatten(0, 1), t.flatten(), reduction="sum") / t.numel(),
         tokens,
     ),
-    "one value of each sample": (lambda o, t: -o.log_softmax(1)[torch.arange(len(o)), t].mean(), classes),
+    "one value of each sample": (
+        lambda o, t: -o.log_softmax(1)[torch.arange(len(o)), t].mean(),
+        classes,
+        REFUSED,
+    ),
     "the values in reverse": (
         lambda o, t: -o.log_softmax(1)[torch.arange(len(o)).flip(0), t].mean(),
         classes,
         REFUSED,
     ),
-    "labels of one class": (
-        lambda o, t: F.cross_entropy(o, torch.zeros(len(o), dtype=torch.long)),
-        classes,
-    ),
+    "labels of one class": (lambda o, t: F.cross_entropy(o, torch.zeros(len(o), dtype=torch.long)), classes),
     "labels of ones": (
         lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones(o.shape, dtype=o.dtype)),
         numbers,
@@ -354,11 +344,7 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         numbers,
     ),
     "columns by a list": (lambda o, t: F.mse_loss(o[:, [0, 2]], t[:, [0, 2]]), numbers, REFUSED),
-    "numpy in between": (
-        lambda o, t: F.mse_loss(o, torch.from_numpy(t.numpy() * 2)),
-        numbers,
-        REFUSED,
-    ),
+    "numpy in between": (lambda o, t: F.mse_loss(o, torch.from_numpy(t.numpy() * 2)), numbers, REFUSED),
 }
 
 

@@ -22,8 +22,6 @@ class Viewed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 1
-        if self.view.start:
-            return y[:, : self.view.start], y[:, self.view]
         return y, y[:, self.view].clone() if self.copied else y[:, self.view]
 
 
@@ -70,12 +68,14 @@ def test_the_same_write_within_a_stage(border, strict):
 
 @STRICT
 @pytest.mark.parametrize(
-    ("view", "copied", "which"),
-    [(slice(0, 2), False, None), (slice(0, 2), True, 0), (slice(2, 4), False, 0), (slice(2, 4), False, 1)],
-    ids=["nothing is written", "a copy of the view", "one half", "the other half"],
+    ("copied", "which"), [(False, None), (True, 0)], ids=["nothing is written", "a copy of the view"]
 )
-def test_writes_behind_a_border_that_change_no_other_tensor(view, copied, which, strict):
-    step(nn.Sequential(nn.Linear(4, 4), Viewed(view, copied), Writes(which), nn.Linear(4, 4)), [2], strict)
+def test_writes_behind_a_border_that_change_no_other_tensor(copied, which, strict):
+    step(
+        nn.Sequential(nn.Linear(4, 4), Viewed(slice(0, 2), copied), Writes(which), nn.Linear(4, 4)),
+        [2],
+        strict,
+    )
 
 
 class Kept(nn.Module):

@@ -161,7 +161,9 @@ class RecordedChain(Chain):
             own = [call for call, one in zip(calls, found, strict=True) if one is recording]
             self._compare(recording, own)
             recording.result = None
-        return [self._bound(*one) for one in zip(found, passed, strict=True)]
+        if is_on_meta(self.model):
+            passed = [[tensor.to("meta") for tensor in own] for own in passed]
+        return [_bound(*one) for one in zip(found, passed, strict=True)]
 
     def _found(self, call: _Arguments, passed: Sequence[Tensor], key: Hashable) -> Recording:
         """Find or make the recording for the arguments of a call."""
@@ -205,15 +207,6 @@ class RecordedChain(Chain):
             elif not known_way and (why := changed(recording, self._again(args, kwargs))):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
-
-    def _bound(self, recording: Recording, passed: Sequence[Tensor]) -> BoundCall:
-        if is_on_meta(self.model):
-            passed = [tensor.to("meta") for tensor in passed]
-        values = dict(zip(recording.inputs, passed, strict=True))
-        return BoundCall(
-            Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
-            tuple(values[number] for number in recording.end_inputs),
-        )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
         recording = self._record(args, kwargs, self.opening)
@@ -297,6 +290,14 @@ class RecordedChain(Chain):
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
         return gives_the_same(questions, env)
+
+
+def _bound(recording: Recording, passed: Sequence[Tensor]) -> BoundCall:
+    values = dict(zip(recording.inputs, passed, strict=True))
+    return BoundCall(
+        Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
+        tuple(values[number] for number in recording.end_inputs),
+    )
 
 
 def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:

@@ -11,7 +11,7 @@ of the user's layers: all of them, as a write through ``.data`` cannot be detect
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,7 @@ Gradients = list[Tensor | None]
 
 
 def replicate(
-    groups: Sequence[Layers],
-    devices: Sequence[torch.device],
-    first: int,
-    local: Container[int] | None = None,
+    groups: Sequence[Layers], devices: Sequence[torch.device], first: int
 ) -> list[SharedParameters]:
     """Return the layers of each stage of a further replica, on its devices.
 
@@ -38,8 +35,6 @@ def replicate(
         groups: the user's layers of each stage.
         devices: where each stage of the replica runs.
         first: the number of its first stage in the schedule.
-        local: the stages of the model whose copies this process runs, and no others. The replica's tensors are then
-            aliases of the user's on the same device. None if it runs the whole model and the whole replica.
 
     Raises:
         ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.
@@ -47,11 +42,7 @@ def replicate(
     users = users_of(groups, first)
     found = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
-        if local is not None and stage - first not in local:
-            found.append(SharedParameters(layers, Shadows(layers, {}), users, stage))
-            continue
-        apart = local is None
-        replicas = {one: ReplicaParam(one, device, apart, one not in users) for one in tensors_of(layers)}
+        replicas = {one: ReplicaParam(one, device, True, one not in users) for one in tensors_of(layers)}
         for name, layer in layers:
             _check_copyable(name, layer)
         found.append(Replica(layers, Shadows(layers, replicas, device), users, stage))

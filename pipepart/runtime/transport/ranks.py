@@ -26,7 +26,7 @@ from torch import Tensor
 from schedules import Kind, Schedule
 
 from ...autograd import graph_cut
-from ...autograd.in_place import Counter, check_counters, sent_counters
+from ...autograd.in_place import VersionCounter, check_counters, sent_counters
 from ...capture import Live, Recording
 from ...input_error import InputTypeError
 from ..failure.notes import PLACE, add_note
@@ -80,7 +80,7 @@ class RankTransport:
         ]
         self._fail = fail
         self._ahead: dict[int, _Ahead] = {}
-        self._counters: dict[int, list[Counter]] = {}  # of what was sent, by its stage
+        self._counters: dict[int, list[VersionCounter]] = {}  # of what was sent, by its stage
         self._ordered = links.ordered(table)
 
     def begin(self, worker: int) -> None:

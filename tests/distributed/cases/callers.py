@@ -213,19 +213,3 @@ def loaded() -> dict[str, Any]:
             pipe.load_state_dict({**found["state"], "other": X})
         loss = pipe.step(X, target=Y)
         return {"loss": loss, "state": pipe.full_state_dict(), "own": Own(pipe.state_dict())}
-
-
-@on(2)
-def loaded_into_two_copies() -> dict[str, Any]:
-    """A state dict reaches the copies of chimera, and two mini-batches make up one step."""
-    found: dict[str, Any] = {"losses": []}
-    model = nn.Sequential(*[linear() for _ in range(4)]).double()
-    state = {key: value * 0.5 for key, value in model.state_dict().items()}
-    with cut_by_hand(
-        model, [2], loss_fn=nn.MSELoss(), schedule="chimera", micro_batches=6, timeout=TIMEOUT
-    ) as pipe:
-        pipe.load_state_dict(state)
-        for x, y in drawn_batches([12, 7, 3]):
-            found["losses"].append(pipe.step(x, target=y, loss_weight=0.5))
-        found["gradients"] = gradients(pipe)
-    return found

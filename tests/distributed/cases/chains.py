@@ -60,12 +60,7 @@ def cut(how: How, **options: Any) -> Pipeline:
     )
 
 
-# Every schedule of two copies, in replicas, with compressed messages, with several devices a rank.
-@on(2, How("chimera", 2, micro_batches=6, tied=True))
-@on(4, How("chimera", 4, micro_batches=6, tied=True, recompute="always"), slow=True)
-@on(2, How("chimera", 4, micro_batches=6, recompute="except-last"), slow=True)
-@on(4, How("chimera", 4, micro_batches=6, stage_optimizers=True), slow=True)
-@on(4, How("chimera", 4, micro_batches=6, tied=True, caller=True), slow=True)
+# In replicas, with compressed messages, with several devices a rank.
 @on(2, How("1f1b", 1, replicas=2), slow=True)
 @on(2, How("zb-v", 2, 2, replicas=2), slow=True)
 @on(4, How("1f1b", 2, replicas=2, recompute="always"), slow=True)

@@ -49,7 +49,6 @@ def running_statistics(deferred: bool, recompute: Any) -> dict[str, Any]:
 @on(3, 3, "1f1b", "never")
 @on(4, 4, "zb-h1", "never", slow=True)
 @on(2, 4, "gpipe", "always", slow=True)
-@on(4, 4, "chimera", "never", slow=True)
 @on(3, 3, "1f1b", "never", "int8", slow=True)
 def values_that_skip_ranks(
     stages: int, schedule: str, recompute: Any, compress: Any = None

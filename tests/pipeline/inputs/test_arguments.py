@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "none": ((), {}, "0 positional arguments: missing a required argument: 'ids'"),
     "three": ((IDS, MASK, MASK), {"target": TARGET}, "3 positional arguments: too many positional arguments"),
     "target by place": ((IDS, MASK, TARGET), {}, r"3 positional arguments.*by its name: target="),
-    "unknown": ((IDS,), {"mask": MASK}, "1 positional argument and the keyword mask: .* 'mask'"),
+    "unknown": ((IDS,), {"mask": MASK}, "1 positional arguments and the keywords mask: .* 'mask'"),
     "twice": ((IDS,), {"ids": IDS}, "multiple values for argument 'ids'"),
 }
 

@@ -133,10 +133,7 @@ def test_without_gradients_their_values_are_collected():
 
 def test_a_step_gives_nothing_to_whoever_collects_around_it():
     x, y = batch()
-    with (
-        cut_by_hand(chain(), [2], loss_fn=nn.CrossEntropyLoss()) as pipe,
-        pipepart.collect_losses() as extra,
-    ):
+    with cut_by_hand(chain(), [2], loss_fn=nn.CrossEntropyLoss()) as pipe, pipepart.collect_losses() as extra:
         pipe.step(x, target=y)
     assert extra.found == []
     assert float(extra.total()) == 0

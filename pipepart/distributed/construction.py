@@ -1,0 +1,166 @@
+"""Constructs a pipeline on several ranks: an error or a difference on one rank is raised on all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..capture import Chain
+from ..input_error import InputError
+from ..planning import Plan
+from ..ranks import Ranks, join_ranks
+from .mini_batches import digest
+from .wrapped import refuse_wrapped
+
+_FIRST = 8  # numbers of each tensor of the model that are compared
+_PLAIN = bool | int | float | str | tuple | type(None)
+
+
+@contextmanager
+def making(
+    ranks: Ranks | None, plan: Plan, model: nn.Module | Chain, options: Mapping[str, Any]
+) -> Iterator[None]:
+    """Context manager around the construction of a pipeline: an error or a difference on one rank raises on all.
+
+    Args:
+        ranks: the processes; None for one.
+        plan, model: arguments of the pipeline.
+        options: the others, by name.
+
+    Raises:
+        RankError: it fails on another rank.
+        InputError: the ranks have different plans, models or options.
+    """
+    arguments: list[str] = []
+    values: dict[str, str] = {}
+    with _failing_together(ranks):
+        if isinstance(model, nn.Module | Chain):
+            module = model if isinstance(model, nn.Module) else model.model
+            refuse_wrapped(module)
+            if ranks is not None and isinstance(plan, Plan):
+                made = digest(plan.model_dump_json(exclude={"alternatives", "profile"}))
+                arguments = [f"the plan is {made[:8]}", *_options(options), *_layers(module)]
+                values = _first_values(module)
+        yield  # refuses other types
+    if ranks is not None and arguments:
+        try:
+            _check_alike(ranks, arguments)
+            _compare_values(ranks, values)
+        except BaseException:
+            ranks.close("the pipeline could not be made")
+            raise
+
+
+def planned_once(check: Callable[[], object], make: Callable[[], Plan], options: Mapping[str, Any]) -> Plan:
+    """Plan on rank 0 and return the plan on every rank; with one process, just plan.
+
+    Args:
+        check: refuses, on every rank, what cannot be planned for.
+        make: makes the plan.
+        options: of the plan, by name.
+
+    Raises:
+        Exception: what ``check`` or ``make`` raises, on the rank where it does.
+        RankError: it has raised there, on the others.
+        InputError: the ranks have different options.
+    """
+    ranks = join_ranks()
+    with _failing_together(ranks):
+        check()
+        if ranks is None:
+            return make()
+        _check_alike(ranks, _options(options))
+        text = ranks.gather(make().model_dump_json() if ranks.rank == 0 else None)[0]
+        ranks.close("the plan is made")
+        return Plan.model_validate_json(text)
+
+
+@contextmanager
+def _failing_together(ranks: Ranks | None) -> Iterator[None]:
+    """If the block raises on one rank, tell the others."""
+    try:
+        yield
+    except BaseException as error:
+        if ranks is not None:
+            ranks.tell(error)
+            ranks.close("the pipeline could not be made")
+        raise
+
+
+def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
+    """Check that all ranks have equal descriptions of their arguments; all ranks call this.
+
+    Raises:
+        InputError: they have not, on all ranks.
+    """
+    if rank := _first_other(ranks.exchange(digest(arguments), patient=True)):
+        found = ranks.gather(arguments)
+        pairs = zip_longest(found[0], found[rank], fillvalue="nothing else")
+        first, other = next(pair for pair in pairs if pair[0] != pair[1])
+        raise InputError(
+            f"{other} on rank {rank}, and {first} on rank 0: pass the same model and arguments on all ranks. Make a "
+            "plan on one rank and read it on all (plan.save, Plan.load), or use Pipeline.auto, which does so"
+        )
+
+
+def _compare_values(ranks: Ranks, values: Mapping[str, str]) -> None:
+    """Warn if the model has other values on another rank; all ranks call this."""
+    if rank := _first_other(ranks.exchange(digest(values))):
+        first, other = (ranks.gather(values)[which] for which in (0, rank))
+        # Tensors on the meta device have none.
+        name = next((name for name in first if other.get(name, first[name]) != first[name]), "")
+        if name and ranks.rank == 0:
+            warnings.warn(
+                f"{name!r} has other values on rank {rank} than on rank 0. The pipeline takes those of the rank "
+                "that has the stage: one process would compute other numbers. Call torch.manual_seed with the "
+                "same number on all ranks before the model is made",
+                stacklevel=5,  # of the script
+            )
+
+
+def _first_other(values: Sequence[str]) -> int:
+    """Return the first rank whose value is not that of rank 0; 0 if there is none."""
+    return next((rank for rank, value in enumerate(values) if value != values[0]), 0)
+
+
+def _options(options: Mapping[str, Any]) -> list[str]:
+    return [f"{name} is {_described(value)}" for name, value in options.items()]
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """Describe the modules, parameters and buffers of a model."""
+    found = [
+        f"{f'layer {name!r}' if name else 'the model'} is {_described(module)}"
+        for name, module in model.named_modules()
+    ]
+    for name, tensor in _tensors(model):
+        shape = "uninitialized" if nn.parameter.is_lazy(tensor) else str(list(tensor.shape))
+        found.append(f"{name!r} is {str(tensor.dtype).removeprefix('torch.')} {shape}")
+    return found
+
+
+def _first_values(model: nn.Module) -> dict[str, str]:
+    """Return a digest of a few numbers of each tensor of a model that the CPU has."""
+    return {
+        name: digest(tensor.detach()[(slice(_FIRST),) if tensor.dim() else ()].flatten()[:_FIRST].tolist())
+        for name, tensor in _tensors(model)
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_sparse
+    }
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def _described(value: Any) -> str:
+    """Return what a value is, without its address in memory and without what may depend on the rank."""
+    if isinstance(value, _PLAIN | dict | list):
+        return repr(value)
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__}({value.extra_repr()})"
+    return getattr(value, "__qualname__", type(value).__qualname__)
