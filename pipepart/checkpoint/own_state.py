@@ -98,7 +98,8 @@ def _check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
 
 def _random_state() -> dict[str, Any]:
     """Return the states of the global generators of this process; those of CUDA devices if CUDA is in use."""
-    name, keys, *rest = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
+    name, keys, *rest = numpy_state
     return {
         "python": random.getstate(),
         "numpy": (name, keys.tolist(), *rest),

@@ -119,9 +119,9 @@ def on_the_callers_thread(one_order: bool) -> Mapping[str, Any]:
     """Backwards that run on the thread of the caller, as on accelerators."""
     execute = Engine.execute
 
-    def here(self: Engine, step: Any, scaled: bool = False, on_workers: bool = True) -> None:
+    def here(self: Engine, step: Any, on_workers: bool = True) -> None:
         kinds = {action.kind for row in step.schedule.actions for action in row}
-        execute(self, step, scaled, on_workers and Kind.F in kinds)
+        execute(self, step, on_workers and Kind.F in kinds)
 
     with mock.patch.object(Engine, "execute", here):
         how = How("1f1b", 3, recompute="always", tied=True, caller=True)

@@ -10,7 +10,7 @@ import torch
 import schedules
 from pipepart.ranks import Ranks
 from pipepart.ranks.failure import RankError, remote_exception, serialize_exception
-from pipepart.runtime.transport.links import Expected, Table
+from pipepart.runtime.transport.links import Entry, Table
 from pipepart.runtime.transport.ranks import RankTransport
 from pipepart.runtime.transport.wire import Form
 from schedules import Kind
@@ -31,7 +31,7 @@ def test_another_error_is_not_out_of_memory_on_other_ranks():
 def test_no_memory_for_a_message_is_not_a_broken_connection():
     """The receives of a worker are posted ahead: one is larger than any memory."""
     key = (Kind.F, 1, 0)
-    huge = Expected(key, Form((), None, None, (2**60,)), rank=0, tag=0)
+    huge = Entry(key, Form((), None, None, (2**60,)), rank=0, tag=0, is_sent=False)
     ranks: Any = object.__new__(Ranks)  # of which nothing is asked
     ranks.rank = 1
     links: Any = SimpleNamespace(ranks=ranks, rank_of=[0, 1], ordered=lambda table: None)
@@ -40,10 +40,11 @@ def test_no_memory_for_a_message_is_not_a_broken_connection():
         SimpleNamespace(),  # type: ignore[arg-type]
         schedules.build("gpipe", devices=2, micro_batches=1),
         links,
-        Table(received={1: [huge]}, complete=True),
+        Table(rows={1: [huge]}, complete=True),
         lambda parameter, stage: 0,
         [],
         failures.append,
+        [],
     )
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         transport.begin(1)

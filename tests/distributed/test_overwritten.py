@@ -25,7 +25,7 @@ def test_a_message_that_is_overwritten_within_the_step_fails_it(overwrites: bool
     )
     inner: Any = None
     schedule = schedules.build("gpipe", devices=2, micro_batches=1)
-    transport = RankTransport(inner, schedule, links, Table(), lambda parameter, stage: 0, [None], print)
+    transport = RankTransport(inner, schedule, links, Table(), lambda parameter, stage: 0, [None], print, [])
     kept = torch.zeros(4)
     transport.send(0, 1, (Kind.F, 1, 0), graph_cut.cut(kept)[0])
     if not overwrites:

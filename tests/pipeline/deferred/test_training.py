@@ -47,6 +47,8 @@ def test_training_of_a_recorded_model(strict):
     "family", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "t5")]
 )
 def test_models_of_transformers_have_an_initializer(family):
+    model: Any
+
     def initialized(module: nn.Module) -> None:
         reset_parameters(module)
         model._init_weights(module)
