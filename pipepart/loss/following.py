@@ -108,7 +108,8 @@ class Following:
         pattern = None if kinds is None else self._of_torch.get(kinds)
         if pattern is None or self._function is None:
             return None
-        value = self._function(output, target)
+        moved = buffers_elsewhere(self._function, output)
+        value = call_with_buffers(self._function, (output, target), moved)
         return pattern.loss(value, (output, target, value).__getitem__)
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:

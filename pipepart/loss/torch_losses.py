@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from ..autograd import graph_cut
 from ..capture.recorded.recording.tables import words
 from .rules import LostError, Operation, Rows
 from .sums import Divisor, Part, Sum, Values
@@ -102,9 +103,7 @@ def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
         made = (weight.number,) if isinstance(weight, Ref) else ()
         count = Divisor(counted, (target, *made))
         # If all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
-        summed = None
-        if weight is not None:
-            summed = lambda found: call.function(**{**_filled(given, found), "reduction": "sum"})  # noqa: E731
+        summed = None if weight is None else partial(_summed, call.function, given)
         return Sum((Part(number, gradient, divisor=count, divided=True, summed=summed),))
     size = _size(call, values)
     if rows.regular:
@@ -114,6 +113,14 @@ def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
     else:
         count = Divisor(lambda found: _size(call, _filled(given, found)), operands)
     return Sum((Part(number, gradient, divisor=count, divided=True),))
+
+
+def _summed(function: Callable[..., Tensor], given: dict[str, Any], found: Values) -> Tensor:
+    """Compute the weighted sum over the samples instead of the mean."""
+    values = _filled(given, found)
+    # The weights are those of one replica, and another one may be computing.
+    weight = graph_cut.move(values["weight"], values["input"].device)
+    return function(**{**values, "weight": weight, "reduction": "sum"})
 
 
 def _filled(given: dict[str, Any], found: Values) -> dict[str, Any]:

@@ -94,6 +94,20 @@ def test_buffers_of_a_loss_may_be_read_and_not_written(strict):
         pipe.step(x, target=y)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_class_weights_may_be_zero_for_all_samples_of_a_micro_batch(strict):
+    """The mean is 0/0 there, and each replica computes the sum with class weights on its device."""
+    model = model_for(1)
+    reference = plain.twin(model)
+    weight = torch.tensor([0.0, 2.0, 3.0, 4.0]).double()
+    loss_fn = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)
+    x, classes = batch()[0], torch.tensor([1, 2, 0, 0, 0, 0, 3, 1])
+    plan = plan_by_hand(list("0123"), [2], replicas=2, micro_batches=4)
+    with Pipeline(model, plan, loss_fn, strict=strict) as pipe:
+        plain.assert_near(pipe.step(x, target=classes), plain.whole_step(reference, x, classes, loss_fn))
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
 class Scaled(nn.Module):
     """Scales by a buffer, and by a tensor that is none."""
 
