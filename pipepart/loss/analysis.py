@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..autograd.own_copy import tensors
 from ..capture.recorded.recording.tables import SIZES, words
-from .rules import ALIKE, FILLS, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Rows
+from .rules import ALIKE, FILLS, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Positions, Rows
 from .sums import Divisor, Part, Sum, Values, combined
 from .tape import Call, Lost, Ref, Tape
 from .terms import MicroBatchLoss, Replay, Term
@@ -25,7 +25,7 @@ _READS = words(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
 )
 
-State = Rows | Sum | Lost | None  # None for a constant, the same for all micro-batches
+State = Rows | Sum | Lost | Positions | None  # None for a constant, the same for all micro-batches
 
 
 class Given(NamedTuple):
@@ -229,6 +229,9 @@ class Analysis:
         tracked = any(state is not None for state in states)
         if tracked and self._read:
             return Lost(self._read)
+        has_positions = any(isinstance(state, Positions) for state in states)
+        if has_positions and (call.name != "__getitem__" or not isinstance(states[0], Rows)):
+            raise LostError("takes the indices of samples for more than to pick values of each sample")
         sums = any(isinstance(state, Sum) for state in states)
         if tracked and is_torch_loss(call.function):
             if sums:
@@ -265,9 +268,10 @@ def _layout(operation: Operation, tracked: bool) -> State | list[Rows]:
     if is_fill or (tracked and name in ("to", "type_as") and operation.states[0] is None):
         return [Rows(dim, True) for dim in operation.layout()] if operation.scaled else None
     if not tracked:
-        if name not in ALIKE or operation.scaled:
+        is_positions = operation.scaled and name == "arange" and len(call.arguments[0]) == 1
+        if name not in ALIKE or (operation.scaled and not is_positions):
             raise LostError("is not known to give the same for every micro-batch")
-        return None
+        return Positions() if is_positions else None
     rule = RULES.get(name)
     if rule is None or (call.in_place and name not in ELEMENTWISE):
         raise LostError("is not known to keep samples apart")

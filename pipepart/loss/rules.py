@@ -33,6 +33,10 @@ class Rows(NamedTuple):
     regular: bool
 
 
+class Positions(NamedTuple):
+    """Marks the indices of all samples, 0, 1, ..., by which a loss picks values of each sample."""
+
+
 class LostError(Exception):
     """A function mixes samples, or is not known to keep them apart."""
 
@@ -206,7 +210,7 @@ def _reshaped(operation: Operation) -> list[Rows]:
 
 
 def _indexed(operation: Operation) -> list[Rows]:
-    """Slices of dimensions other than that of the samples, or a mask over samples."""
+    """Slices of dimensions other than that of the samples, a mask over samples, or values of each sample."""
     index = operation.argument(1)
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, Ref | Tensor | list) for part in parts):
@@ -214,7 +218,31 @@ def _indexed(operation: Operation) -> list[Rows]:
     mask = operation.value_of(index)
     if isinstance(mask, Tensor) and mask.dtype is torch.bool:
         return _masked(operation)
+    if isinstance(operation.state_of(parts[0]), Positions) and _picks_from_each_sample(operation, parts):
+        return kept(operation)
     raise LostError("picks samples by an index: use a mask, or gather")
+
+
+def _picks_from_each_sample(operation: Operation, index: tuple[Any, ...]) -> bool:
+    """Return True for ``tensor[positions, *columns]`` if each column is a number or has one index per sample."""
+    tensor, rows = operation.rows
+    positions, *columns = [operation.value_of(part) for part in index]
+    has_samples = [isinstance(operation.state_of(part), Rows) for part in index[1:]]
+    return (
+        not rows.dim
+        and len(positions) == len(tensor)
+        and all(
+            isinstance(column, int) or (of_samples and column.dim() == 1)
+            for column, of_samples in zip(columns, has_samples, strict=True)
+        )
+    )
+
+
+def _numbered(operation: Operation) -> Positions:
+    """The indices of the samples of a tensor."""
+    if operation.single()[1].dim:
+        raise LostError("is not known to give the same for every micro-batch")
+    return Positions()
 
 
 def _masked(operation: Operation) -> list[Rows]:
@@ -237,7 +265,15 @@ def _gathered(operation: Operation) -> list[Rows]:
     return kept(operation)
 
 
-def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows]]]]:
+def _spatial(operation: Operation) -> list[Rows]:
+    """A function that works along the last dimensions of ``[samples, channels, ...]``."""
+    tensor, rows = operation.single()
+    if rows.dim or tensor.dim() < 3 or operation.results[0].dim() != tensor.dim():
+        raise LostError("works across samples")
+    return kept(operation)
+
+
+def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] | Positions]]]:
     yield ELEMENTWISE, kept
     yield (
         words("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
@@ -254,7 +290,9 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows]]
     yield words("normalize cosine_similarity"), _along(2, 1)
     yield words("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield words("__getitem__"), _indexed
+    yield words("positions"), _numbered
     yield words("gather take_along_dim"), _gathered
+    yield words("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
 
 
 RULES = {name: rule for group, rule in _rules() for name in group}
@@ -262,5 +300,5 @@ FILLS = words("zeros ones full new_zeros new_ones new_full expand")
 """Functions that give the same for each sample."""
 ALIKE = RULES.keys() | FILLS | words("tensor as_tensor arange linspace eye tril triu __setitem__")
 """Functions whose result is the same for every micro-batch if their arguments are."""
-TAKES_SIZES = FILLS | words("view reshape unflatten")
+TAKES_SIZES = FILLS | words("view reshape unflatten arange")
 """Functions that may take a number of samples."""

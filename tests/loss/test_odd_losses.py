@@ -283,11 +283,7 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         lambda o, t: F.nll_loss(o.log_softmax(-1).flatten(0, 1), t.flatten(), reduction="sum") / t.numel(),
         tokens,
     ),
-    "one value of each sample": (
-        lambda o, t: -o.log_softmax(1)[torch.arange(len(o)), t].mean(),
-        classes,
-        REFUSED,
-    ),
+    "one value of each sample": (lambda o, t: -o.log_softmax(1)[torch.arange(len(o)), t].mean(), classes),
     "the values in reverse": (
         lambda o, t: -o.log_softmax(1)[torch.arange(len(o)).flip(0), t].mean(),
         classes,
