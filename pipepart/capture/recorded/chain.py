@@ -145,6 +145,11 @@ class RecordedChain(Chain):
         with nullcontext() if said else no_cache_in_training(self.model, self._settings):
             return self._bind_all(calls)
 
+    @property
+    def _is_on_meta(self) -> bool:
+        """True if the model has no values; under torchrun it has those of the layers of its rank."""
+        return not self._uses_fakes and is_on_meta(self.model)
+
     def _bind_all(self, calls: Sequence[_Arguments]) -> list[BoundCall]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
         if state is not self._state:
@@ -161,7 +166,7 @@ class RecordedChain(Chain):
             own = [call for call, one in zip(calls, found, strict=True) if one is recording]
             self._compare(recording, own)
             recording.result = None
-        if is_on_meta(self.model):
+        if self._is_on_meta:
             passed = [[tensor.to("meta") for tensor in own] for own in passed]
         return [_bound(*one) for one in zip(found, passed, strict=True)]
 
@@ -184,7 +189,7 @@ class RecordedChain(Chain):
         model is parted over devices, at any other use on the last micro-batch.
         """
         always = self._verify == "always"
-        if self._verify == "never" or is_on_meta(self.model):
+        if self._verify == "never" or self._is_on_meta:
             return
         if not always and (
             recording.uses & (recording.uses - 1) or (self._uses_fakes and recording.uses > 1)
@@ -247,7 +252,7 @@ class RecordedChain(Chain):
         return recording
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
-        without_values = self._uses_fakes or is_on_meta(self.model)
+        without_values = self._uses_fakes or self._is_on_meta
         return record(self.model, args, kwargs, opening, self._surroundings, without_values)
 
     def _opened_further(

@@ -2,7 +2,7 @@
 
 ::
 
-    memory 1   w0 ── F(s, 0), F(s, 1) ── B(s, 0) ─────────────────────── B(s, 1) ── freed
+    memory 1   w0 ── F(s, 0), F(s, 1) ── B(s, 0) ─────────────────────── B(s, 1) ── free for w2
     memory 2                                └─ OPT_STEP: w1, a copy that is stepped ── F(s, 2) ──▶
 
 A parameter stays one tensor, with its hooks and its gradient. Its ``data`` is the memory of the version that an action
@@ -41,6 +41,7 @@ class Versions:
         self._homes = [parameter.data for parameter in self._parameters]
         self._newest = 0
         self._older: dict[int, Sequence[Tensor]] = {}
+        self._free: list[Sequence[Tensor]] = []
 
     @contextmanager
     def used(self, micro_batch: int) -> Iterator[None]:
@@ -61,9 +62,9 @@ class Versions:
             return
         needed = self._needed[self._newest]
         for version in self._older.keys() - needed:
-            del self._older[version]
+            self._free.append(self._older.pop(version))
         if self._newest in needed:
-            self._older[self._newest] = self._swap([parameter.data.clone() for parameter in self._parameters])
+            self._older[self._newest] = self._swap(self._copy())
         with not_counted(self._parameters):
             self._optimizer.step()
         self._newest += 1
@@ -80,6 +81,16 @@ class Versions:
         if self._newest and self._parameters:
             torch.autograd.graph.increment_version(self._parameters)
         self._older.clear()
+        self._free.clear()
+
+    def _copy(self) -> Sequence[Tensor]:
+        own = [parameter.data for parameter in self._parameters]
+        if not self._free:
+            return [tensor.clone() for tensor in own]
+        copies = self._free.pop()
+        for copy, tensor in zip(copies, own, strict=True):
+            copy.copy_(tensor)
+        return copies
 
     def _swap(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Set the parameters to other memory; return the previous memory."""

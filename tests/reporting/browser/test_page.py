@@ -86,8 +86,9 @@ def test_all_timelines_zoom_and_scroll_together(report: OpenedPage):
     lefts = views.evaluate_all("all => all.map(view => view.scrollLeft)")
     assert lefts[0] > 0
     assert len(set(lefts)) == 1
-    views.last.evaluate("view => { view.scrollLeft = 10; }")
-    report.page.wait_for_function("document.querySelector('.zooms').scrollLeft === 10")
+    views.last.evaluate("view => { view.scrollLeft = 10; return new Promise(requestAnimationFrame); }")
+    views.first.evaluate("view => new Promise(requestAnimationFrame)")
+    assert views.first.evaluate("view => view.scrollLeft") == 10
     report.page.get_by_role("button", name="Whole step").click()
     assert widths() == before
 
