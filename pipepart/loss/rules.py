@@ -248,7 +248,8 @@ def _numbered(operation: Operation) -> Positions:
 def _masked(operation: Operation) -> list[Rows]:
     """What a mask picks from each sample, one sample after the other."""
     (tensor, rows), (mask, of_mask) = operation.operands
-    if not (rows and of_mask) or rows.dim or of_mask.dim or tensor.shape[: mask.dim()] != mask.shape:
+    dims = mask.dim() if operation.name == "__getitem__" else tensor.dim()
+    if not (rows and of_mask) or rows.dim or of_mask.dim or tensor.shape[:dims] != mask.shape:
         raise LostError("picks samples by an index")
     return [Rows(0, False)]
 
@@ -292,6 +293,7 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] 
     yield words("__getitem__"), _indexed
     yield words("positions"), _numbered
     yield words("gather take_along_dim"), _gathered
+    yield words("masked_select"), _masked
     yield words("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
 
 

@@ -140,7 +140,7 @@ def _on_meta(call: Call, args: Any, kwargs: dict[str, Any], results: Sequence[Te
         if shape != args[0].shape:
             raise RuntimeError("the tensor does not have the shape of what is written into it")
         return args[0]
-    if call.name == "__getitem__" and isinstance(args[1], Tensor):
+    if call.name in ("__getitem__", "masked_select") and isinstance(args[1], Tensor):
         tensor, index = args
         if index.dtype is torch.bool:
             return tensor.new_empty((index.numel(), *tensor.shape[index.dim() :]))
