@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pipepart.generators import GENERATOR_LOCKS
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.processes import run_script
@@ -275,3 +276,21 @@ def test_a_module_that_is_set_to_evaluation_within_a_layer_is_looked_at_again():
             pipe.step(X.double(), target=Y.double())
         found.append(plain.gradients(model))
     plain.assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss(), lambda output, target: (output - target).abs().sum() / len(output)]
+)
+def test_the_loss_copies_no_state_that_another_worker_has_set_for_a_moment(loss, monkeypatch):
+    """Put back after the analysis of the loss, it would change the numbers of the next step."""
+    locked, fork = [], torch.random.fork_rng
+
+    def forked(*args, **kwargs):
+        locked.append(GENERATOR_LOCKS[torch.device("cpu")].locked())
+        return fork(*args, **kwargs)
+
+    monkeypatch.setattr(torch.random, "fork_rng", forked)
+    with cut_by_hand(noisy(), [3], loss_fn=loss, micro_batches=4) as pipe:
+        pipe.step(X, target=Y)
+    assert locked
+    assert all(locked)

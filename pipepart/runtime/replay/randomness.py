@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -38,9 +36,9 @@ from torch.utils import checkpoint
 
 from ...autograd.dispatch_mode import DispatchMode
 from ...capture import FORWARD_HOOKS
+from ...generators import GENERATOR_LOCKS
 
 _MAY_DRAW: dict[Any, bool] = {}  # by operation: torch's tags are searched once
-_GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
 
 
 class ForwardPass(Enum):
@@ -274,7 +272,7 @@ def _with_global_seed(
     Devices have generators of their own, so a worker waits only for those that share its device.
     """
     generator = _global_generator(device)
-    with _GENERATOR_LOCKS[generator.device]:
+    with GENERATOR_LOCKS[generator.device]:
         state = generator.get_state()
         try:
             generator.manual_seed(seed)
