@@ -46,9 +46,8 @@ def check_not_overwritten(parts: Sequence[Tensor]) -> None:
             raise _overwritten()
 
 
-VersionCounter = tuple[
-    Tensor, int
-]  # an empty tensor that shares a version counter, and the version that was sent
+# An empty tensor that shares a version counter, and the version that was sent.
+VersionCounter = tuple[Tensor, int]
 
 
 def sent_counters(message: Any) -> Sequence[VersionCounter]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch import nn
 
-from ..ranks import Ranks
+from ..ranks import Ranks, attempt
 
 T = TypeVar("T")
 _peers: weakref.WeakKeyDictionary[object, Peers] = weakref.WeakKeyDictionary()
@@ -68,12 +68,11 @@ class Peers:
             Exception: what ``work`` raised on this rank.
             RuntimeError: it failed on another rank, which the message names.
         """
-        try:
-            result = work()
-        except Exception as error:
-            self.gather(f"{type(error).__name__}: {error}")
-            raise
-        for rank, failure in enumerate(self.gather(None)):
-            if failure is not None:
-                raise RuntimeError(f"rank {rank} failed: {failure}")
-        return result
+        result, failure, why = attempt(work)
+        everyone = self.gather(why)
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(everyone):
+            if other:
+                raise RuntimeError(f"rank {rank} failed: {other}")
+        return cast(T, result)

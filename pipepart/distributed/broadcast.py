@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..autograd import graph_cut
 from ..capture import Recording
-from ..ranks import RankError, Ranks
+from ..ranks import RankError, Ranks, attempt
 from ..runtime.transport.wire import buffers_for, pack, unpack
-from .call_summary import attempt
 
 _PART_BYTES = 25 * 2**20
 

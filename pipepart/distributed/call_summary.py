@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..input_error import InputError
 from ..ranks import RankError, Ranks
@@ -11,7 +11,6 @@ from .mini_batches import forms
 from .single_process import Call
 
 _MOST_SHOWN = 300  # characters
-T = TypeVar("T")
 
 
 class CallSummary(NamedTuple):
@@ -36,14 +35,6 @@ class CallSummary(NamedTuple):
     target: str = ""
     state: str = ""
     seed: int = 0
-
-
-def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:
-    """Return the result of ``work``, or its error and the text for the other ranks, "" for none."""
-    try:
-        return work(), None, ""
-    except Exception as error:
-        return None, error, f"{type(error).__name__}: {error}"
 
 
 def check_run(

@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 
 from ..data.split import MicroBatches
 from ..input_error import InputError
-from ..ranks import RankError, Ranks
+from ..ranks import RankError, Ranks, attempt
 from ..runtime.replay.randomness import RngKeys
 from ..workers.modes import Modes
-from .call_summary import CallSummary, attempt, check_calls, check_run
+from .call_summary import CallSummary, check_calls, check_run
 from .mini_batches import digest, forms, on_meta, values
 from .single_process import Agreed, Call
 

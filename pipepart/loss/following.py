@@ -88,9 +88,8 @@ class Following:
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
         self._is_torchs = is_unchanged(loss.function)
-        self._of_torch: dict[
-            Hashable, Pattern
-        ] = {}  # patterns of torch's losses, by the kinds of their arguments
+        # Patterns of torch's losses, by the kinds of their arguments.
+        self._of_torch: dict[Hashable, Pattern] = {}
         first, *others = targets
         self._common = {  # targets that all micro-batches have in common, by place
             place: leaf

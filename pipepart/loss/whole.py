@@ -19,11 +19,10 @@ from torch.utils import _pytree as pytree
 from ..autograd.own_copy import tensors
 from ..capture import restored
 from ..capture.recorded.recording.tables import SIZES, words
-from ..generators import GENERATOR_LOCKS
+from ..generators import cpu_draws_restored
 from .buffers import call_with_buffers
 from .tape import Call, Ref, Tape, mapped
 
-_CPU = torch.device("cpu")
 _MOVES = words("to cpu cuda type_as")
 ELEMENTWISE = words(
     "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power sin "
@@ -62,7 +61,7 @@ class WholeTape(Tape):
 
     def repeat(self, result: int) -> None:
         """Repeat the calls of the micro-batch, of which the loss is one result."""
-        with GENERATOR_LOCKS[_CPU], torch.random.fork_rng(devices=[]), torch.no_grad():
+        with cpu_draws_restored(), torch.no_grad():
             for call in self._part.calls:
                 leaves = [self.value(leaf.number) if type(leaf) is Ref else leaf for leaf in call.leaves]
                 args, kwargs = call.filled(leaves)
@@ -87,7 +86,7 @@ class WholeTape(Tape):
         values = pytree.tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), values)
         kept = restored(function) if isinstance(function, nn.Module) else nullcontext()
         try:
-            with GENERATOR_LOCKS[_CPU], kept, torch.random.fork_rng(devices=[]), torch.no_grad(), self:
+            with cpu_draws_restored(), kept, torch.no_grad(), self:
                 loss = call_with_buffers(function, values, buffers)
         except (_OtherCallError, Exception):  # what it calls may not work without data
             return

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 _OF_THE_CPU = "can't allocate memory"  # in the RuntimeError that torch raises there
 _NOTE = "pipepart: "  # begins our notes: stage, layer, micro-batch
+T = TypeVar("T")
 
 
 class RankError(RuntimeError):
@@ -27,6 +29,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:
+    """Return the result of ``work``, or its error and the text for the other ranks, "" for none."""
+    try:
+        return work(), None, ""
+    except Exception as error:
+        return None, error, f"{type(error).__name__}: {error}"
 
 
 def serialize_exception(error: BaseException) -> dict[str, Any]:

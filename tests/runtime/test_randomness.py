@@ -294,3 +294,16 @@ def test_the_loss_copies_no_state_that_another_worker_has_set_for_a_moment(loss,
         pipe.step(X, target=Y)
     assert locked
     assert all(locked)
+
+
+def test_a_loss_may_wait_for_threads_that_draw():
+    """As one does that calls a pipeline: also while it is called without data, as it reads the number of samples."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        lock = GENERATOR_LOCKS[torch.device("cpu")]
+        assert lock.acquire(timeout=5)
+        lock.release()
+        return (output - target).abs().sum() / len(output)
+
+    with cut_by_hand(noisy(), [3], loss_fn=loss, micro_batches=4) as pipe:
+        assert torch.isfinite(pipe.step(X, target=Y))

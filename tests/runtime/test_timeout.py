@@ -1,6 +1,7 @@
 """A step in which nothing goes on any more ends with word of who waits for whom, and never hangs."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pipepart import Pipeline
 from pipepart.runtime.failure.stalled import StepTimeoutError
 from tests.support import plain
 from tests.support.chains import plan_by_hand
+from tests.support.in_backward import CallsInBackward
 
 SECONDS = 0.4
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)
@@ -27,25 +29,13 @@ class Stuck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         call, self.calls = self.calls, self.calls + 1
         if self.where == "backward":
-            return Waits.apply(x, self, call)
+            return CallsInBackward.apply(x, partial(self.wait, call))
         self.wait(call)
         return x * 1
 
     def wait(self, call: int) -> None:
         if call == self.at:
             assert self.released.wait(60)
-
-
-class Waits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Stuck, call: int) -> Tensor:
-        ctx.layer, ctx.call = layer, call
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.layer.wait(ctx.call)
-        return gradients[0], None, None
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -36,7 +36,7 @@ from torch.utils import checkpoint
 
 from ...autograd.dispatch_mode import DispatchMode
 from ...capture import FORWARD_HOOKS
-from ...generators import GENERATOR_LOCKS
+from ...generators import GENERATOR_LOCKS, state_of
 
 _MAY_DRAW: dict[Any, bool] = {}  # by operation: torch's tags are searched once
 
@@ -58,7 +58,7 @@ class RngKeys:
 
     def __init__(self, seed: int | None = None) -> None:
         if seed is None:
-            state = torch.default_generator.get_state().numpy().tobytes()
+            state = state_of(torch.default_generator).numpy().tobytes()
             seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
         self.seed = seed
         self.drawn = False
@@ -143,7 +143,7 @@ class KeyedLayers:
         generators = [torch.default_generator]
         if self._device.type == "cuda":
             generators.append(_global_generator(self._device))
-        return [generator.get_state().numpy().tobytes() for generator in generators]
+        return [state_of(generator).numpy().tobytes() for generator in generators]
 
     def _decide(self) -> None:
         self.unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self.never)]

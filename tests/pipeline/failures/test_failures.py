@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pipepart import Pipeline
 from pipepart.runtime.state.replicas import Replica
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.in_backward import CallsInBackward
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls, splits
 
@@ -42,7 +44,7 @@ class Fuse(nn.Module):
             self.burn(call)
             return x * 1
         if self.where == "function":
-            return Burning.apply(x, self, call)
+            return CallsInBackward.apply(x, partial(self.burn, call))
         y = x * 1
         y.register_hook(lambda gradient: self.burn(call))
         return y
@@ -50,20 +52,6 @@ class Fuse(nn.Module):
     def burn(self, call: int) -> None:
         if call == self.at:
             raise Trouble(call, reason=self.where)
-
-
-class Burning(torch.autograd.Function):
-    """Asks the fuse in its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, fuse: Fuse, call: int) -> Tensor:
-        ctx.fuse, ctx.call = fuse, call
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.fuse.burn(ctx.call)
-        return gradients[0], None, None
 
 
 def notes(error: BaseException) -> str:
@@ -124,7 +112,7 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
         number = round(float(target.detach().min()))  # each micro-batch's target is its number
         if where == "forward":
             fuse.burn(number)
-        return nn.functional.mse_loss(Burning.apply(output, fuse, number), target)
+        return nn.functional.mse_loss(CallsInBackward.apply(output, partial(fuse.burn, number)), target)
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     reference = plain.twin(model)
