@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..autograd.own_copy import tensors
+from ..autograd.own_copy import leaves_of, tensors
 from ..capture import Unfinished, loss_of
 from ..data.split import MicroBatches
 from .analysis import Analysis, Batch, Given, Pattern
@@ -98,10 +97,13 @@ class Following:
         }
         self._constants: dict[int, Any] = {}  # of all tapes, which keys name by their identity
 
-    def known(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss | None:
+    def known(
+        self, micro_batch: int, output: Any, target: Any, counts: Mapping[int, float | Tensor]
+    ) -> MicroBatchLoss | None:
         """Compute the loss of a micro-batch without a tape; None if that is not possible.
 
-        One of torch's losses makes the same call for each micro-batch whose tensors are of the same kind.
+        One of torch's losses makes the same call for each micro-batch whose tensors are of the same kind. ``counts``
+        are those of its terms that are known already.
         """
         kinds = self._kinds(micro_batch, output, target)
         pattern = None if kinds is None else self._of_torch.get(kinds)
@@ -109,7 +111,7 @@ class Following:
             return None
         moved = buffers_elsewhere(self._function, output)
         value = call_with_buffers(self._function, (output, target), moved)
-        return pattern.loss(value, (output, target, value).__getitem__)
+        return pattern.loss(value, (output, target, value).__getitem__, counts)
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
         if not self._is_torchs or type(output) is not Tensor or type(target) is not Tensor:
@@ -130,7 +132,7 @@ class Following:
         moved = buffers_elsewhere(function, output)
         if not self._follows:
             return call_with_buffers(function, values, moved), None
-        leaves = [target] if type(target) is Tensor else pytree.tree_leaves(target)
+        leaves = leaves_of(target)
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
         tape = Tape(originals | {id(copy): own for own, copy in moved.values()})
         given = self._give(tape, micro_batch, output, leaves)
@@ -212,11 +214,7 @@ class Following:
 def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
     """Return True if the shapes of micro-batches differ in nothing but the number of samples."""
     shapes = [
-        [
-            leaf.shape[1:]
-            for leaf in (*pytree.tree_leaves(one), *target)
-            if isinstance(leaf, Tensor) and leaf.dim()
-        ]
+        [leaf.shape[1:] for leaf in (*leaves_of(one), *target) if isinstance(leaf, Tensor) and leaf.dim()]
         for one, target in zip(batch.inputs, targets, strict=True)
     ]
     return all(other == shapes[0] for other in shapes)

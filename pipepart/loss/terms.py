@@ -90,7 +90,7 @@ class MicroBatchLoss(NamedTuple):
             tensor = value if term.tensor is self.value else without_slack(term.tensor.detach())
             if term.tensor.requires_grad:
                 tensor = tensor.detach().requires_grad_()
-            terms.append(term._replace(tensor=tensor))
+            terms.append(Term(tensor, *term[1:]))
         return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
 
     def on_host(self) -> MicroBatchLoss:
@@ -120,7 +120,8 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
         total: the count of the mini-batch.
         home: the device of the result.
     """
-    values = torch.stack([term.tensor.detach().to(home) for term in terms])
+    with torch.no_grad():
+        values = torch.stack([term.tensor.to(home) for term in terms])
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     empty = _row([term.empty for term in terms], home, torch.bool)
     weights = _row([term.weight(total) for term in terms], home, values.dtype)
