@@ -36,7 +36,7 @@ def measured_plan() -> Plan:
     profile = pipepart.profile(
         network(), X, loss_fn=nn.MSELoss(), target=Y, micro_batches=3, seconds=0.01, threads=1
     )
-    return pipepart.plan(profile, pipepart.Cluster.virtual(2, threads=1), schedule="1f1b")
+    return pipepart.plan(profile, pipepart.Cluster.virtual(2, threads=1), schedule="1f1b", cut_before=["2"])
 
 
 def test_steps_are_traced_within_the_block_and_nowhere_else():
