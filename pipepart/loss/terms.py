@@ -80,17 +80,12 @@ class MicroBatchLoss(NamedTuple):
         return [term.tensor for term in self.terms if term.tensor.requires_grad]
 
     def without_graph(self) -> MicroBatchLoss:
-        """Return a copy with detached tensors, which do not keep the graph alive.
-
-        The tensor of a term requires a gradient if that with the graph does.
-        """
-        value = without_slack(self.value.detach())
-        terms = []
-        for term in self.terms:  # the loss is often its only term
-            tensor = value if term.tensor is self.value else without_slack(term.tensor.detach())
-            if term.tensor.requires_grad:
-                tensor = tensor.detach().requires_grad_()
-            terms.append(Term(tensor, *term[1:]))
+        """Return a copy whose tensors do not keep the graph alive. They require a gradient if those with it do."""
+        value = _without_graph(self.value)
+        terms = [  # the loss is often its only term
+            Term(value if term.tensor is self.value else _without_graph(term.tensor), *term[1:])
+            for term in self.terms
+        ]
         return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
 
     def on_host(self) -> MicroBatchLoss:
@@ -106,6 +101,10 @@ class MicroBatchLoss(NamedTuple):
             for term in self.terms
         ]
         return MicroBatchLoss(self.value.cpu(), tuple(terms), _cpu(self.shift))  # the key holds identities
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _cpu(number: Any) -> Any:
