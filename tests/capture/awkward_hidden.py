@@ -135,6 +135,54 @@ class BlocksShareAMemo(Base):
             block.memo, block.first = memo, not index
 
 
+class Remembers(nn.Linear):
+    """A block that changes what it holds in each call, and uses it itself."""
+
+    def __init__(self) -> None:
+        super().__init__(D, D)
+        self.calls, self.last, self.mean = 0, None, torch.zeros(D)
+
+    def forward(self, input):
+        y = super().forward(input)
+        self.calls, self.last = self.calls + 1, y.detach()
+        self.mean.lerp_(self.last.mean(0), 0.5)
+        return y * self.calls + self.mean
+
+
+class OfRemembers(Base):
+    """Right without recompute, which runs a forward twice."""
+
+    def make(self):
+        self.blocks = nn.ModuleList([Remembers() for _ in range(3)])
+
+
+@refused(r"calls of module 'blocks\.0' changes in the calls of that module and is read outside of them")
+class ReadsANumberThatABlockCounts(OfRemembers):
+    def forward(self, x):
+        return super().forward(x) * (1 + self.blocks[1].calls)
+
+
+@refused(r"last of module 'blocks\.0' changes in the calls of that module and is read outside of them")
+class ReadsTheLastOutputOfABlock(OfRemembers):
+    def forward(self, x):
+        last = self.blocks[0].last
+        x = super().forward(x)
+        return x if last is None else x + last.mean()
+
+
+@refused(r"mean of module 'blocks\.0' changes in the calls of that module and is read outside of them")
+class ReadsATensorThatABlockWrites(OfRemembers):
+    def forward(self, x):
+        return super().forward(x) + self.blocks[0].mean
+
+
+class NamesAnAttributeOfItsOwnAsBlocksDo(OfRemembers):
+    calls = 2
+
+    def forward(self, x):
+        return super().forward(x) * self.calls
+
+
 class BlocksCountForThemselves(Base):
     """Right without recompute, which runs a forward twice."""
 

@@ -54,10 +54,11 @@ def test_refused(name):
         pipe.step(X, target=Y)
 
 
-def test_what_blocks_count_and_draw_is_not_advanced_by_recordings():
-    assert_same_step(
-        awkward_hidden.BlocksCountForThemselves(), X, target=Y, loss_fn=loss_fn, stages=3, parts=4
-    )
+@pytest.mark.parametrize(
+    "kind", [awkward_hidden.BlocksCountForThemselves, awkward_hidden.NamesAnAttributeOfItsOwnAsBlocksDo]
+)
+def test_what_blocks_count_and_draw_is_not_advanced_by_recordings(kind):
+    assert_same_step(kind(), X, target=Y, loss_fn=loss_fn, stages=3, parts=4)
 
 
 def test_a_refusal_offers_the_whole_model_as_one_layer():

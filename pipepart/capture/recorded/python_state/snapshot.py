@@ -25,6 +25,14 @@ class Difference(NamedTuple):
     was: Any
     now: Any
 
+    @property
+    def attribute(self) -> Any:
+        """The attribute of a module that has the value, or has the object that it is in."""
+        holder, key = self.holder, self.key
+        while isinstance(holder.above, Holder):
+            holder, key = holder.above, holder.key
+        return key
+
 
 class Snapshot:
     """The values that a model holds at one time.

@@ -26,8 +26,9 @@ _SET = (
     "Set it before the step, register a buffer and write it in place, or move that code into a module of its own, "
     "which is called as it is"
 )
-_PASS = (
-    "Pass it as an argument and return it, or keep all that use it in one module, which is called as it is"
+_BETWEEN = (
+    "another micro-batch may be between the two. Pass it as an argument and return it, or keep all that use it in one "
+    "module, which is called as it is"
 )
 
 
@@ -61,7 +62,7 @@ class Change(NamedTuple):
         if self.of_whole:
             text = (
                 f"{self.what} changes outside of the calls of that module, in another one or in the code around it: "
-                f"another micro-batch may be between the two. {_PASS}"
+                f"{_BETWEEN}"
             )
         else:
             binds = holder.is_module or holder.root is None
@@ -71,9 +72,13 @@ class Change(NamedTuple):
                 f"the forward of {self.path or 'the model'} ({self.kind}) {does} {self.what}, which a replay would not "
                 f"repeat. {instead}"
             )
-        error = SkeletonError(text)
-        error.culprit = self.path
-        return error
+        return self._error(text)
+
+    def refused_outside(self) -> SkeletonError:
+        """Return the error for a value that a whole module changes and the code between whole modules reads."""
+        return self._error(
+            f"{self.what} changes in the calls of that module and is read outside of them: {_BETWEEN}"
+        )
 
     @property
     def is_attribute(self) -> bool:
@@ -87,6 +92,11 @@ class Change(NamedTuple):
         if root is None or not holder.is_module:
             return False
         return self.difference.key in {**root._parameters, **root._buffers}
+
+    def _error(self, text: str) -> SkeletonError:
+        error = SkeletonError(text)
+        error.culprit = self.path
+        return error
 
     @property
     def tensor(self) -> Tensor | None:
@@ -136,6 +146,17 @@ class Changes:
             self._note(snapshot.differences(), of_whole=True)
         self._note([one for one in self._before.differences() if self._is_open(one.holder)], of_whole=False)
         return [*self._found.values()]
+
+    def inside(self) -> list[Change]:
+        """Return the values that whole modules have changed, in their own calls if :meth:`all` has not found them."""
+        differences = [one for one in self._before.differences() if not self._is_open(one.holder)]
+        return [self._change(one, of_whole=True) for one in differences]
+
+    @property
+    def names(self) -> set[str]:
+        """What the code between whole modules names."""
+        codes = [self._surroundings.code_of(module) for module in self._opened.values()]
+        return set[str]().union(*(code.names for code in codes))
 
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""

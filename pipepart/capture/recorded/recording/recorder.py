@@ -131,9 +131,9 @@ class Recorder(TorchFunctionMode):
                 "not repeat it. Move that code into a module of its own"
             )
         self._conditions.check_function(func, name, args, kwargs)
-        args, kwargs = together((args, kwargs))
+        args, named = together((args, kwargs))
         try:
-            result = func(*args, **kwargs)
+            result = func(*args, **named)
         except RuntimeError as error:
             if asks_for_values(error):
                 raise unknown_value(name, line_of_user()) from error
@@ -142,7 +142,7 @@ class Recorder(TorchFunctionMode):
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
-        asked = asking(name, func, args, kwargs) if varies else None
+        asked = asking(name, func, args, named) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
