@@ -114,6 +114,9 @@ class Changes:
         opening: which modules are whole.
         surroundings: the code of the open ones.
         before: the values before the forward.
+
+    Attributes:
+        changing: paths of whole modules that change what they hold in their own calls.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Changes:
         self._paths = {module: path for path, module in model.named_modules()}
         self._whole = {part for module in opening.whole for part in module.modules()}
         self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
+        self.changing: set[str] = set()
         self._found: dict[tuple[str, str], Change] = {}
         self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
         self._open = {id(holder.owner) for holder, _ in before.found if self._is_open(holder)}
@@ -137,7 +141,8 @@ class Changes:
     def accept_after(self, module: nn.Module, path: str) -> None:
         """Accept the changes that a module makes to its values within its own call."""
         if differences := self._own[path].differences():
-            self._by_whole.update(map(_place, differences))
+            self._by_whole.update(_place(one) for one in differences if not one.is_of_another)
+            self.changing.add(path)
             self._own[path] = self._snapshot(module)
 
     def all(self) -> list[Change]:
@@ -171,7 +176,7 @@ class Changes:
             self._found.setdefault((change.path, change.what), change)
 
     def _snapshot(self, module: nn.Module) -> Snapshot:
-        return Snapshot(module, self._surroundings.holders((), module))
+        return self._surroundings.snapshot_of(module)
 
     def _is_open(self, holder: Holder) -> bool:
         return holder.recorded if holder.root is None else holder.root not in self._whole

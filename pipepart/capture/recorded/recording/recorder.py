@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ....autograd import graph_cut
 from ....autograd.in_place import version
-from ....autograd.nests import check_nest
+from ....autograd.nests import check_nest, register_dataclasses
 from ....autograd.own_copy import tensors
 from ..fake_parameters import asks_for_values
 from ..placing import at, home, together
@@ -157,6 +157,7 @@ class Recorder(TorchFunctionMode):
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
         self._conditions.check_state(module, path)
+        register_dataclasses((args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
             self._check_passed(leaf, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -86,6 +87,7 @@ class _Run(NamedTuple):
         changes: outside of the calls of the modules that hold them.
         inside: by whole modules in their own calls.
         names: what the code between whole modules names.
+        changing: paths of the whole modules that are called several times and change what they hold.
     """
 
     recorder: Recorder
@@ -96,6 +98,7 @@ class _Run(NamedTuple):
     changes: list[Change]
     inside: list[Change]
     names: set[str]
+    changing: set[str]
 
     def uses(self, change: Change) -> bool:
         """Return True if a recorded call uses a tensor that was written or replaced."""
@@ -142,7 +145,7 @@ class _Session:
             },
             output=run.output,
             output_spec=run.spec,
-            joined=joined(recorder.calls, recorder.aliases, recorder.tensors.state, run.output),
+            joined=joined(recorder.calls, recorder.aliases, recorder.tensors.state, run.output, run.changing),
             autocast=autocast_now(),
             devices=frozenset(devices),
             result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
@@ -166,7 +169,7 @@ class _Session:
         with untouched(self._model, self._holders()) as before:
             with draws_restored(self._model):
                 first = self._run(before)
-            if not first.changes and not any(map(first.may_read, first.inside)):
+            if not (first.changes or first.changing or any(map(first.may_read, first.inside))):
                 return first
             for change in first.changes:
                 if change.of_whole and not change.by_whole:
@@ -229,7 +232,9 @@ class _Session:
         for change in found:
             if recorder.is_of_this_forward(change.difference.now) and changes.is_for_others(change):
                 raise change.refused("leaves a value for others in", RETURN)
-        return _Run(recorder, inputs, result, output, spec, found, changes.inside(), changes.names)
+        counts = Counter(call.module for call in recorder.calls)
+        changing = {path for path in changes.changing if counts[path] > 1}
+        return _Run(recorder, inputs, result, output, spec, found, changes.inside(), changes.names, changing)
 
     def _holders(self) -> Iterator[Holder]:
         return self._surroundings.holders(module for _, module in self._opening.opened())
