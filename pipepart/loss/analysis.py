@@ -21,6 +21,7 @@ from .terms import MicroBatchLoss, Replay, Term, on_host
 from .torch_losses import is_torch_loss, result_of
 from .whole import ELEMENTWISE, WholeTape
 
+_NONE_KNOWN: Mapping[int, float | Tensor] = {}
 _READS = words(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
 )
@@ -72,9 +73,17 @@ class Pattern(NamedTuple):
     whole_key: Hashable
     lasting: bool
 
-    def loss(self, value: Tensor, found: Values) -> MicroBatchLoss:
-        """Return the loss of a micro-batch; ``found`` gives the tensors of its calls by their numbers."""
-        terms = tuple([_term(part, found) for part in self.parts])
+    def loss(
+        self, value: Tensor, found: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
+    ) -> MicroBatchLoss:
+        """Return the loss of a micro-batch.
+
+        Args:
+            value: what the loss function has returned.
+            found: gives the tensors of its calls by their numbers.
+            counts: by term, where they are known.
+        """
+        terms = tuple([_term(part, found, counts.get(index)) for index, part in enumerate(self.parts)])
         return MicroBatchLoss(value, terms, self.shift, self.key, self.replays)
 
     def writes_counts(self, tape: Tape) -> bool:
@@ -83,11 +92,12 @@ class Pattern(NamedTuple):
         return any(tape.is_written(Ref(number)) for divisor in divisors for number in divisor.operands)
 
 
-def _term(part: Part, found: Values) -> Term:
-    tensor, divisor = found(part.number), part.divisor
+def _term(part: Part, found: Values, known: float | Tensor | None) -> Term:
+    tensor, divisor, divided = found(part.number), part.divisor, part.divided
     if divisor is None:
         return Term(tensor, part.coefficient)
-    count, divided = divisor.part(found), part.divided
+    # A count on an accelerator may have been computed on the stream of another worker.
+    count = known if isinstance(known, float) else divisor.part(found)
     if part.summed is not None and (isinstance(count, Tensor) or not count):
         tensor, divided = part.summed(found), False
     return Term(tensor, part.coefficient, count, divided, divisor.least)

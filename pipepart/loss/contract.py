@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..autograd.own_copy import tensors
+from ..autograd.own_copy import leaves_of, tensors
 from ..capture import loss_of
 from ..data.split import MicroBatches
 from ..workers.streams import has_streams, hold_for_caller
@@ -48,10 +47,12 @@ class MiniBatchLoss:
         self._loss = loss
         self._batch = batch
         self._shared_out = shared_out
-        self._targets = [pytree.tree_leaves(target) for target in batch.targets]
+        self._targets = [leaves_of(target) for target in batch.targets]
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
+        # By term: the counts of all micro-batches, where they were computed from the targets.
+        self._counts: dict[int, list[float | Tensor]] = {}
         self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
     def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
@@ -88,6 +89,12 @@ class MiniBatchLoss:
             raise refusal(
                 self._loss.function, "it computes something else for some micro-batches than for others"
             )
+
+    def roots(self, micro_batch: int) -> list[Tensor]:
+        """Return the tensors from which the backward of a micro-batch starts, without their graphs."""
+        taken = self._taken[micro_batch]
+        assert taken is not None
+        return taken.roots
 
     def weights(self, micro_batch: int) -> list[float | Tensor]:
         """Return the gradients from which the backward of a micro-batch starts.
@@ -171,7 +178,8 @@ class MiniBatchLoss:
         """Call the loss, and return what it is made of."""
         known = self._following.known(micro_batch, output, target)
         if known is not None:
-            return self._of_pattern(*known)
+            counts = {index: counts[micro_batch] for index, counts in self._counts.items()}
+            return self._of_pattern(*known, counts)
         value, followed = self._following.call(micro_batch, output, target)
         taken = self._as_taken(value, micro_batch, followed)
         if followed is not None:
@@ -228,17 +236,19 @@ class MiniBatchLoss:
         found = None if followed is None else self._following.count(followed, count)
         if followed is not None and found is not None:
             self._check_counts(found, followed)
-            return self._of_pattern((total, count), found, followed.tape.value)
+            return self._of_pattern((total, count), found, followed.tape.value, {})
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
         return self._divided(total, count, part)
 
-    def _of_pattern(self, value: Any, pattern: Pattern, found: Values) -> MicroBatchLoss:
-        """Return what a loss of a known pattern is made of; ``found`` gives the tensors of its calls."""
+    def _of_pattern(
+        self, value: Any, pattern: Pattern, found: Values, counts: Mapping[int, float | Tensor]
+    ) -> MicroBatchLoss:
+        """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
         if not is_pair(value):
-            return pattern.loss(value, found)
-        (total, count), divisor = value, pattern.parts[0].divisor
-        assert divisor is not None
-        taken = self._divided(total, count, divisor.part(found), divisor.least)
+            return pattern.loss(value, found, counts)
+        (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
+        assert term.divisor is not None
+        taken = self._divided(total, count, term.divisor, term.least)
         return taken._replace(key=pattern.key, replays=pattern.replays)
 
     def _divided(
@@ -275,7 +285,7 @@ class MiniBatchLoss:
             elif complete:
                 known = self._real_total(index)
             elif (replay := replays[index]) is not None:
-                known = self._computed_total(term, replay)
+                known = self._computed_total(index, term, replay)
             if known is None:
                 self.certain = False
                 known = self._in_proportion(micro_batch, term)
@@ -295,10 +305,12 @@ class MiniBatchLoss:
         counts = [term.divisor for term in terms if term.divisor is not None]
         return terms[0].bounded(total_of(counts)) if counts else 1.0
 
-    def _computed_total(self, term: Term, replay: Replay) -> float | Tensor | None:
+    def _computed_total(self, index: int, term: Term, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                return term.bounded(total_of([replay(self._targets, k) for k in range(len(self._targets))]))
+                counts = [replay(self._targets, k) for k in range(len(self._targets))]
+                self._counts[index] = counts
+                return term.bounded(total_of(counts))
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None
 

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..autograd.own_copy import tensors
+from ..autograd.own_copy import leaves_of, tensors
 from ..capture import Unfinished, loss_of
 from ..data.split import MicroBatches
 from .analysis import Analysis, Batch, Given, Pattern
@@ -169,7 +168,7 @@ class Following:
         moved = buffers_elsewhere(function, output)
         if not self._follows:
             return call_with_buffers(function, values, moved), None
-        leaves = [target] if type(target) is Tensor else pytree.tree_leaves(target)
+        leaves = leaves_of(target)
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
         tape = Tape(originals | {id(copy): own for own, copy in moved.values()}, self._loss.calls)
         places = self._give(tape, output, leaves)
@@ -248,11 +247,7 @@ class Following:
 def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
     """Return True if the shapes of micro-batches differ in nothing but the number of samples."""
     shapes = [
-        [
-            leaf.shape[1:]
-            for leaf in (*pytree.tree_leaves(one), *target)
-            if isinstance(leaf, Tensor) and leaf.dim()
-        ]
+        [leaf.shape[1:] for leaf in (*leaves_of(one), *target) if isinstance(leaf, Tensor) and leaf.dim()]
         for one, target in zip(batch.inputs, targets, strict=True)
     ]
     return all(other == shapes[0] for other in shapes)

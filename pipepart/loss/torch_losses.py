@@ -198,9 +198,8 @@ def _size(call: Call, values: dict[str, Any]) -> float:
 
 def count_classes(target: Tensor, weight: Tensor | None, ignore_index: int) -> float | Tensor:
     """Return the sum of the class weights (1 without weights) over all targets that are not ignored."""
-    target = target.detach()
     kept_targets = target != ignore_index
     if weight is None:
-        return on_host(kept_targets.sum())
+        return on_host(kept_targets.count_nonzero())
     weights = weight.detach().to(target.device, torch.double)
     return on_host((weights[target.where(kept_targets, 0)] * kept_targets).sum())

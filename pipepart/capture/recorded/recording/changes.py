@@ -20,8 +20,8 @@ from ..refusal import SkeletonError
 from .opening import Opening, is_called
 
 _DRAW = "Draw with torch and without a generator of its own, or in a module of its own"
-_RETURN = "Return it with the output, or give a loss that a module adds to pipepart.add_loss"
-_REGISTER = "Register it in __init__, or call the model once before, on the longest sample"
+RETURN = "Return it with the output, or give a loss that a module adds to pipepart.add_loss"
+REGISTER = "Register it in __init__, or call the model once before, on the longest sample"
 _SET = (
     "Set it before the step, register a buffer and write it in place, or move that code into a module of its own, "
     "which is called as it is"
@@ -74,14 +74,6 @@ class Change(NamedTuple):
         error = SkeletonError(text)
         error.culprit = self.path
         return error
-
-    def refused_for_others(self) -> SkeletonError:
-        """Return the error for a changed value that other code may read."""
-        return self.refused("leaves a value for others in", _RETURN)
-
-    def refused_state(self) -> SkeletonError:
-        """Return the error for a parameter or buffer that the forward creates."""
-        return self.refused("registers", _REGISTER)
 
     @property
     def is_attribute(self) -> bool:

@@ -131,7 +131,7 @@ class Recorder(TorchFunctionMode):
                 "not repeat it. Move that code into a module of its own"
             )
         self._conditions.check_function(func, name, args, kwargs)
-        args, kwargs = together(args, kwargs)
+        args, kwargs = together((args, kwargs))
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
@@ -164,7 +164,7 @@ class Recorder(TorchFunctionMode):
         others = [value_key(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
         given = Given(args, kwargs, self.tensors.number)
         before = [version(tensor) for tensor in passed]
-        args, kwargs = at(home(module), args, kwargs)
+        args, kwargs = at(home(module), (args, kwargs))
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *passed))
         self.inside = path
         try:

@@ -17,9 +17,10 @@ from ..python_state.surroundings import Surroundings
 from ..python_state.values import Holder
 from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from ..replay.calls import autocast_now
+from ..replay.given import Arguments
 from ..replay.joining import joined
 from ..replay.recording import Recording
-from .changes import Change, Changes, innermost
+from .changes import REGISTER, RETURN, Change, Changes, innermost
 from .conditions import Conditions
 from .interception import routed
 from .opening import Opening
@@ -28,8 +29,7 @@ from .recorder import Recorder
 
 def record(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    given: Arguments,
     opening: Opening,
     surroundings: Surroundings,
     without_values: bool = False,
@@ -37,7 +37,7 @@ def record(
     """Record a forward, opening modules or making them whole until the recording can be replayed.
 
     Args:
-        model, args, kwargs: that are called.
+        model, given: the model and the arguments that it is called with.
         opening: which modules are whole; changed until the forward can be recorded.
         surroundings: what the model's code uses beside what the model holds.
         without_values: record it on fake tensors.
@@ -47,12 +47,12 @@ def record(
         Exception: whatever the model raises.
     """
     with on_fakes(model) if without_values else nullcontext() as fakes:
-        return _recorded(model, (args, kwargs), opening, surroundings, fakes)
+        return _recorded(model, given, opening, surroundings, fakes)
 
 
 def _recorded(
     model: nn.Module,
-    given: tuple[tuple[Any, ...], dict[str, Any]],
+    given: Arguments,
     opening: Opening,
     surroundings: Surroundings,
     fakes: Fakes | None,
@@ -95,7 +95,7 @@ class _Session:
     def __init__(
         self,
         model: nn.Module,
-        given: tuple[tuple[Any, ...], dict[str, Any]],
+        given: Arguments,
         opening: Opening,
         surroundings: Surroundings,
         fakes: Fakes | None,
@@ -157,7 +157,7 @@ class _Session:
                     raise change.refused()
             for change in first.changes:
                 if change.is_state:
-                    raise change.refused_state()
+                    raise change.refused("registers", REGISTER)
             left = map(first.recorder.is_of_this_forward, second.recorder.tensors.constants.values())
             names = [[call.name for call in run.recorder.calls] for run in (first, second)]
             if any(left) or (second.changes and names[0] != names[1]):
@@ -199,7 +199,7 @@ class _Session:
         found = changes.all()
         for change in found:
             if recorder.is_of_this_forward(change.difference.now) and changes.is_for_others(change):
-                raise change.refused_for_others()
+                raise change.refused("leaves a value for others in", RETURN)
         return _Run(recorder, inputs, result, output, spec, found)
 
     def _holders(self) -> Iterator[Holder]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .calls import Call, positions
-from .given import Ref, Slice, same_value
+from .given import Arguments, Ref, Slice, same_value
 from .recording import Recording
 
 Place = tuple[int, ...]
@@ -58,11 +58,9 @@ def changed(first: Recording, second: Recording) -> str:
     return ""
 
 
-def with_another_sample(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_another_sample(given: Arguments) -> Arguments:
     """Return the arguments of a model with its first sample repeated at the end."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten(given)
     samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
     longer = [
         torch.cat([leaf, leaf[:1]])

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 Env = MutableMapping[int, Any]  # the tensors of a replay by their numbers
 DeviceRule = Callable[[Any], Any]  # replaces a recorded device by that of the stage
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 _COMPARED = (bool, int, float, complex, str, bytes, type(None), list)
 
