@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..generators import draws_undone
 from .hooks import HOOKS
 from .placeholders import copied
 
@@ -71,8 +72,7 @@ def draws_restored(model: nn.Module, device: torch.device | None = None) -> Iter
     python_state, numpy_state = random.getstate(), np.random.get_state()
     used = {device or torch.device("cpu"), *(tensor.device for tensor in model.parameters())}
     devices = [one for one in used if one.type not in ("cpu", "meta")]
-    kind = devices[0].type if devices else "cuda"
-    with torch.random.fork_rng(devices=devices, device_type=kind):
+    with draws_undone(devices):
         try:
             yield
         finally:

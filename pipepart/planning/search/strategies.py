@@ -17,9 +17,9 @@ from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH
 from ..request import Request
 from .alternatives import list_alternatives
-from .candidate import FEW_DEVICES, Candidate, candidates_of
+from .candidate import Candidate, candidates_of
 from .cut_search import CutSearch, best_plan
-from .parts import Part, parts_of
+from .parts import FEW_DEVICES, Part, parts_of
 from .search_order import as_searched
 
 SECONDS = 10.0  # time of a search, if the request does not set it

@@ -18,7 +18,7 @@ from ...data.split import Apart, MicroBatches
 from ...loss import LossError, MicroBatchLoss, MiniBatchLoss, Reduction, StepLoss
 from ...planning.request import runs_forwards_first
 from ..failure.notes import LAYER, add_note
-from .loss_sink import Kind, LossSink, on_device_of
+from .loss_sink import LossSink, on_device_of
 from .mini_batch import BatchLossSink
 
 BeforeBackward = Callable[[bool, Iterable[Tensor]], None]
@@ -61,7 +61,6 @@ class MicroBatchLossSink(LossSink):
         ]
         self._targets = batch.targets
         self._before_backward = before_backward if len(groups) == 1 else None
-        self._roots: dict[int, list[Kind]] = {}
         self._lock = threading.Lock()
 
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
@@ -81,7 +80,6 @@ class MicroBatchLossSink(LossSink):
             )
         roots = taken.roots
         self._trains |= bool(roots)
-        self._roots[micro_batch] = [Kind(root.dtype, root.device) for root in roots]
         return tuple([edge for root in roots for edge in graph_cut.roots(root)])
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
@@ -92,8 +90,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        roots = self._roots.pop(micro_batch)
-        return [self._seed(weight, root) for weight, root in zip(weights, roots, strict=True)]
+        return [self._seed(weight, root) for weight, root in zip(weights, loss.roots(number), strict=True)]
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ....generators import draws_undone
 from ..refusal import SkeletonError, line_of_user
 from ..replay.calls import HOOKS, Call
 from ..replay.given import Reading, Ref
@@ -134,7 +135,7 @@ class Reads:
             return False
         if writing:
             return True
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with draws_undone(), torch.no_grad():
             return not all(gives_the_same([*calls, call], self._known) for _ in range(_DRAWS))
 
 

@@ -278,7 +278,7 @@ class Recorder(TorchFunctionMode):
         tensor = tensor.detach()
         if trains and (tensor.is_floating_point() or tensor.is_complex()):
             # An alias may be written in place, as the real output.
-            return graph_cut.alias(tensor.requires_grad_())
+            return graph_cut.catching(tensor.requires_grad_(), [None])
         return tensor
 
     def _not_recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
