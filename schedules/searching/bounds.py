@@ -106,11 +106,11 @@ class Trip:
 
 
 def trip_of(problem: Problem) -> Trip:
-    """Return the round trip of one micro-batch through the stages of a problem, without recomputes."""
+    """Return the round trip of the smallest micro-batch through the stages of a problem, without recomputes."""
+    smallest = min(problem.scale, default=1.0)
+    parts = problem.forward, problem.backward_input, problem.backward_weight
     return Trip(
-        problem.forward,
-        problem.backward_input,
-        problem.backward_weight,
+        *([seconds * smallest for seconds in part] for part in parts),
         problem.delay_forward,
         problem.delay_backward,
     )

@@ -21,7 +21,7 @@ from pipepart.planning.plans.searched_order import order_text
 from pipepart.planning.request import read_request
 from pipepart.planning.search.parts import Part, parts_of
 from schedules.searching.allowance import Allowance
-from schedules.searching.dispatching import play_rows
+from schedules.searching.playing import peak_bytes, play
 from tests.planning.exhaustive import Tiny, shortest_step
 from tests.planning.problems import Layer, profile_of
 
@@ -149,11 +149,11 @@ def test_a_layout_is_judged_as_its_plan_is_simulated(seed):
 def check_memory(plan: Plan, ordered: OrderedLayout) -> None:
     """The search counts the bytes that the plan needs in its own simulated step."""
     memory = ordered.problem.memory
-    ends = play_rows(ordered.problem, ordered.rows)
+    ends = play(ordered.problem, ordered.rows)
     assert memory is not None
     assert ends is not None
     needs = plan.device_bytes(plan.simulate())
-    peaks = zip(ordered.problem.peak_bytes(ordered.rows, ends), memory.limit, strict=True)
+    peaks = zip(peak_bytes(ordered.problem, ordered.rows, ends), memory.limit, strict=True)
     for device, (peak, limit) in zip(plan.cluster.devices, peaks, strict=True):
         if device.name in needs:
             assert peak + (device.memory_bytes or 0) - limit == pytest.approx(needs[device.name])

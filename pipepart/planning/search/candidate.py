@@ -169,7 +169,8 @@ class Candidate:
         """Simulates one step of one replica for many cuts at once."""
         key = "levels", self.structure, self.cut_costs.may_recompute
         recompute, on_links = self.cut_costs.may_recompute, has_bandwidth(self.cluster)
-        levels = self.part.once(key, lambda: Levels(self.bare_schedule, recompute, on_links))
+        scale = self.costs.scale if self.part.groups.replicas == 1 else ()
+        levels = self.part.once(key, lambda: Levels(self.bare_schedule, scale, recompute, on_links))
         return StepTimes(self.cut_costs, levels)
 
     @property

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
+import schedules
 from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
@@ -14,13 +15,12 @@ from ..infeasible import Infeasible
 from ..joint.search import search_jointly
 from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
-from ..plans.searched_order import SEARCH
+from ..plans.searched_order import SEARCH, order_text
 from ..request import Request
 from .alternatives import list_alternatives
 from .candidate import FEW_DEVICES, Candidate, candidates_of
 from .cut_search import CutSearch, best_plan
 from .parts import Part, parts_of
-from .search_order import as_searched
 
 SECONDS = 10.0  # time of a search, if the request does not set it
 # A request without ``seconds`` gets a fixed effort if it has no more layers and devices than these: estimated seconds
@@ -93,10 +93,10 @@ class _Results:
     def plan_others(self, clock: Clock) -> None:
         """Make the plans of a few other schedules, to list them with their figures."""
         for candidate in self.best_first():
-            schedules = {planned.schedule for planned in self.plans}
-            if len(schedules) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
+            names = {planned.schedule for planned in self.plans}
+            if len(names) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
                 return
-            if candidate.schedule not in schedules:
+            if candidate.schedule not in names:
                 self.finish(candidate, clock)
 
 
@@ -125,7 +125,7 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
         if plan is best:
             best = CutSearch(candidate, clock).with_bound(plan)
     if request.schedule == SEARCH and best.schedule != SEARCH:
-        best = as_searched(best)
+        best = _as_searched(best)
     others = list_alternatives(best, results.plans, results.unfinished, results.failed)
     return best.model_copy(update={"alternatives": others, "out_of_time": clock.cut_short})
 
@@ -253,6 +253,13 @@ def _is_short(request: Request) -> bool:
     """Return True if the request gets a fixed effort, which takes a few seconds on any machine."""
     layers, devices = len(request.profile.layers), len(request.cluster)
     return request.seconds is None and layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES
+
+
+def _as_searched(plan: Plan) -> Plan:
+    """Return the same plan under schedule "search", with the order of its named schedule written as actions."""
+    replica = plan.first_replica
+    order = schedules.build(replica.schedule, len(replica.workers), replica.micro_batches, replica.chunks)
+    return plan.model_copy(update={"schedule": SEARCH, "chunks": 1, "actions": order_text(order)})
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
