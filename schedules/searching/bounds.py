@@ -109,11 +109,8 @@ def trip_of(problem: Problem) -> Trip:
     """Return the round trip of the smallest micro-batch through the stages of a problem, without recomputes."""
     smallest = min(problem.scale, default=1.0)
     parts = problem.forward, problem.backward_input, problem.backward_weight
-    return Trip(
-        *([seconds * smallest for seconds in part] for part in parts),
-        problem.delay_forward,
-        problem.delay_backward,
-    )
+    forward, inputs, weights = ([seconds * smallest for seconds in part] for part in parts)
+    return Trip(forward, inputs, weights, problem.delay_forward, problem.delay_backward)
 
 
 def end_of_work(head: float, work: float, turn: float, forwards: float, tail: float, weights: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from ...profiling import Profile
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
+from ..partition.chain_dp import order_spaces
+from ..partition.order_search import OrderSpaces
 from ..partition.replica_groups import ReplicaGroups, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
@@ -53,6 +56,11 @@ class Part:
         return tuple(
             dict.fromkeys(mode for choice in self.request.mode_choices for mode in MODE_SETS[choice])
         )
+
+    @cached_property
+    def spaces(self) -> OrderSpaces:
+        """The orders of the devices to search."""
+        return order_spaces(self.groups.cluster, self.costs.layers)
 
     @property
     def fixed_stages(self) -> int | None:

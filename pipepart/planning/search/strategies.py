@@ -27,9 +27,10 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 # of its candidates, and operations of the joint search of a part. The clock ends the search of other requests.
 _SHORT_LAYERS, _SHORT_DEVICES = 50, 16
 _SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
+_LIMITED_FACTOR = 2.0  # times the effort if memory is limited: many candidates have no plan
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
-_WITHOUT_PLAN = 3.0  # times the effort to spend as long as no plan fits
+_WITHOUT_PLAN = 2.5  # times the effort to spend as long as no plan fits
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
@@ -156,8 +157,9 @@ def _plan_candidates(
 ) -> _Results:
     """Plan the candidates that may be the fastest, in this order, as long as the effort lasts."""
     results, skipped = _Results(), []
-    effort = _effort_seconds(request)
-    reserve = (_WITHOUT_PLAN - 1) * effort
+    factor = _LIMITED_FACTOR if any(candidate.is_limited for candidate in candidates) else 1.0
+    effort = factor * _effort_seconds(request)
+    reserve = (_WITHOUT_PLAN - factor) * _effort_seconds(request)
     if request.searches_orders:
         clock = clock.part(0.5)
     for number, candidate in enumerate(candidates):
