@@ -20,7 +20,7 @@ _NOT_ALONE = "takes the number of samples: divide a sum over samples by it alone
 _PRODUCTS = words("mul multiply __rmul__")
 _NOT_PLAIN = "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
 _CONVERSIONS = words(
-    "to float double half bfloat16 type cpu cuda clone contiguous squeeze view reshape detach"
+    "to float double half bfloat16 type cpu cuda clone contiguous squeeze view reshape detach sum mean"
 )
 
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
     Attributes:
         number: of its tensor.
-        gradient: whether that tensor has a gradient.
+        gradient: whether it has a gradient; False for one that was detached later.
         coefficient: the number that it is multiplied by.
         divisor: None for a sum.
         divided: whether the tensor has been divided by the count of its micro-batch.

@@ -72,21 +72,9 @@ def vae(o: Tensor, t: Tensor) -> Tensor:
     return F.mse_loss(o, t, reduction="sum") / o.size(0) + kl / o.size(0)
 
 
-def vae_divided_at_the_end(o: Tensor, t: Tensor) -> Tensor:
-    mean, log_variance = o[:, :1], o[:, 1:2]
-    kl = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum()
-    return (F.mse_loss(o, t, reduction="sum") + kl) / len(o)
-
-
 def by_position(o: Tensor, t: Tensor) -> Tensor:
     losses = [F.cross_entropy(o[:, i], t[:, i], reduction="sum") for i in range(5)]
     return sum(losses[1:], losses[0]) / (t != -100).sum()
-
-
-def bounded_pair(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    kept = t != -100
-    losses = F.cross_entropy(o.mT, t, reduction="none")
-    return (losses * kept).sum(), kept.sum().clamp(min=1)
 
 
 def dice_over_images(o: Tensor, t: Tensor) -> Tensor:
@@ -213,7 +201,10 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "heads, stacked": (heads, numbers, REFUSED),
     "heads, added in place": (head_sum, numbers),
     "an autoencoder": (vae, numbers),
-    "an autoencoder, divided at the end": (vae_divided_at_the_end, numbers),
+    "sums of two kinds, divided at the end": (
+        lambda o, t: (F.mse_loss(o, t, reduction="sum") - o[:, 1].exp().sum() / 2) / len(o),
+        numbers,
+    ),
     "sums by position, divided at the end": (by_position, tokens),
     "focal": (lambda o, t: ((1 - (-F.cross_entropy(o, t, reduction="none")).exp()) ** 2).mean(), classes),
     "dice of images": (dice_over_images, images),
@@ -328,7 +319,10 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "a count with an epsilon": (lambda o, t: (o * (t > 0)).sum() / ((t > 0).sum() + 1e-8), numbers, REFUSED),
     "a pair": (lambda o, t: ((o * (t > 0)).sum(), (t > 0).sum()), numbers),
     "a pair of the output": (lambda o, t: ((o * (o > 0)).sum(), (o > 0).sum()), numbers),
-    "a pair with a bound": (bounded_pair, tokens),
+    "a pair with a bound": (
+        lambda o, t: (F.cross_entropy(o.mT, t, reduction="sum"), (t != -100).sum().clamp(min=1)),
+        tokens,
+    ),
     "a pair with a large bound": (lambda o, t: ((o * (t > 0)).sum(), (t > 0).sum().clamp(min=50)), numbers),
     "a pair with a number": (lambda o, t: ((o - t).square().sum(), o.numel()), numbers),
     "a pair with a written target": (lambda o, t: ((o * t.relu_().clone()).sum(), t.sum()), numbers),
@@ -388,6 +382,20 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         numbers,
         REFUSED,
     ),
+    "a detached mean": (
+        lambda o, t: F.cross_entropy(o.mT, t) - 0.5 * F.cross_entropy(2 * o.mT, t).detach(),
+        tokens,
+    ),
+    "a detached sum": (lambda o, t: (o - t).square().sum() + 2 * o.abs().sum().detach(), numbers),
+    "detached smoothed class weights": (
+        lambda o, t: o.abs().mean() + F.cross_entropy(o, t, CLASS_WEIGHTS, label_smoothing=0.1).detach(),
+        classes,
+    ),
+    "a detached sum of terms": (
+        lambda o, t: o.abs().mean() + (F.cross_entropy(o.mT, t) + o.square().mean()).detach(),
+        tokens,
+    ),
+    "the mean of a mean": (lambda o, t: F.cross_entropy(o.mT, t).mean(), tokens),
     "without a gradient in part": (
         lambda o, t: ((o - t).square() * (o - t).abs().detach().exp()).mean(),
         numbers,
