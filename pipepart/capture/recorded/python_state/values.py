@@ -32,10 +32,10 @@ from .access import (
     Contents,
     Exactly,
     access_to,
+    bindings,
     is_filled,
     leave,
     rebind,
-    rebind_class,
 )
 
 DEPTH = 8
@@ -217,19 +217,13 @@ def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
 def names_holder(label: str, table: Any, names: Iterable[str], recorded: bool) -> Holder:
     """Return the holder of some globals of a file, or of some attributes of a class or Python module."""
     names = tuple(names)
-    is_table = isinstance(table, dict)
 
     def read(owner: Any) -> Contents:
-        held = owner if is_table else vars(owner)
+        held = bindings(owner)
         return {name: held[name] for name in names if name in held}
 
-    def write(owner: Any, was: Contents) -> None:
-        if is_table:
-            rebind(owner, names, was)
-        else:
-            rebind_class(owner, read(owner), was)
-
-    return Holder(label, None, table, Access(read, write), recorded=recorded)
+    access = Access(read, lambda owner, was: rebind(owner, names, was))
+    return Holder(label, None, table, access, recorded=recorded)
 
 
 def closure_holder(name: str, cell: CellType, recorded: bool) -> Holder:
