@@ -197,7 +197,7 @@ class RecordedChain(Chain):
                     known_way,
                 )
                 recording.result = None  # which is that of the micro-batch that was recorded
-            elif not known_way and (why := changed(recording, self._again(given))):
+            elif not known_way and (why := changed(recording.calls, self._again(given).calls)):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
@@ -248,13 +248,8 @@ class RecordedChain(Chain):
 
         One level at a time, as far as that can be recorded.
         """
-        while True:
-            calls = [call.module for call in recording.calls if call.module]
-            path, why = self.opening.called_in_parts(calls, recording.state.values()), "its parts are called"
-            if not path:
-                if (found := self.opening.too_coarse(calls)) is None:
-                    break
-                path, why = found[0], f"it has {found[1]:.0%} of the parameters"
+        while found := self.opening.to_open_next(recording.modules, recording.state.values()):
+            path, why = found
             tried = self.opening.copy()
             try:
                 if tried.open(path, why, alone=True):
