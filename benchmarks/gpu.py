@@ -26,8 +26,8 @@ TOLERANCE_BF16 = 2e-2
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each; the median is shown.")] = 9,
-    stages: Annotated[str, typer.Option(help="Which numbers of stages.")] = "2,4,8",
-    quick: Annotated[bool, typer.Option("--quick", help="2 and 4 stages, 3 rounds.")] = False,
+    stages: Annotated[str, typer.Option(help="Which numbers of stages.")] = "1,2,4,8",
+    quick: Annotated[bool, typer.Option("--quick", help="1, 2 and 4 stages, 3 rounds.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every figure here.")] = None,
     device: Annotated[str, typer.Option(hidden=True)] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
@@ -37,8 +37,8 @@ def main(
         print("benchmarks.gpu needs a CUDA device, and torch finds none here.")
         raise typer.Exit(1)
     if quick:
-        rounds, stages = 3, "2,4"
-    console = Console()
+        rounds, stages = 3, "1,2,4"
+    console = Console(width=120)
     console.print(machine(device))
     homes = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if device != "cuda":
@@ -65,21 +65,30 @@ def race(
     parameters = sum(parameter.numel() for parameter in task.model.parameters())
     plain = Accumulation(task)
     pipes = [
-        Piped(f"{count} stages", task, plan_for(task, [homes[index % len(homes)] for index in range(count)]))
+        Piped(
+            f"{count} stage{'s' * (count > 1)}",
+            task,
+            plan_for(task, [homes[index % len(homes)] for index in range(count)]),
+        )
         for count in counts
     ]
     errors = _prove(plain, pipes, TOLERANCE_BF16 if on_cuda else TOLERANCE)
     memory = {pipe.name: (pipe.planned_bytes(), pipe.peak_bytes()) for pipe in pipes}
+    predicted = {
+        pipe.name: pipe.plan.predicted.step_seconds
+        for pipe, count in zip(pipes, counts, strict=True)
+        if count <= len(homes)
+    }
     samples = interleave([plain, *pipes], rounds)
     found = {one.name: profiled(one.step, on_cuda) for one in (plain, *pipes)}
     table = Table(
         "",
-        *("ms a step", "throughput", "busy", "at once", "copies", "hidden", "plan", "peak"),
+        *("ms a step", "predicted", "throughput", "busy", "at once", "copies", "hidden", "plan", "peak"),
         title=f"GPT of {parameters / 1e6:.3g} M parameters, {sizes.micro_batches} micro-batches of "
         f"{sizes.batch // sizes.micro_batches} x {sizes.sequence} tokens",
-        caption="throughput: over plain; busy, at once: time of a profiled step in which any stream computes, and of "
-        "it several; copies, hidden: time in which any copies, and of it while one computes; plan, peak: bytes of the "
-        "fullest device",
+        caption="predicted: ms, where each stage has a GPU to itself; throughput: over plain; busy, at once: time of a "
+        "profiled step in which any stream computes, and of it several; copies, hidden: time in which any copies, and "
+        "of it while one computes; plan, peak: bytes of the fullest device",
     )
     for name, taken in samples.items():
         seen = found[name]
@@ -88,6 +97,7 @@ def race(
         table.add_row(
             name,
             f"{wall * 1e3:.2f}",
+            f"{predicted[name] * 1e3:.2f}" if name in predicted else "",
             f"{samples[plain.name].wall / wall:.3f}",
             f"{seen.busy / 1e3:.1f} ms",
             f"{seen.together / seen.busy:.0%}" if seen.busy else "",
@@ -103,6 +113,7 @@ def race(
         "parameters": parameters,
         "gradient_errors": errors,
         "seconds": _seconds(samples),
+        "predicted_seconds": predicted,
         "overlap": {name: asdict(seen) for name, seen in found.items()},
         "planned_and_peak_bytes": memory,
     }

@@ -1,4 +1,4 @@
-"""Trains a small GPT-2 with ``transformers.Trainer`` in two stages: a subclass hands its batches to a pipeline."""
+"""Trains a small GPT-2 with the ``Trainer`` of transformers, in two stages."""
 
 from __future__ import annotations
 
@@ -9,44 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 import pipepart
+from pipepart.integrations.transformers import PipelineTrainer
 
 CONTEXT, BATCH, STEPS = 48, 8, 40
-
-
-class PipelineTrainer(Trainer):
-    """A Trainer whose steps, evaluations and predictions go through a pipeline.
-
-    Args:
-        pipe: the pipeline of the model to train.
-        options: those of ``transformers.Trainer``, without ``model``.
-    """
-
-    def __init__(self, pipe: pipepart.Pipeline, **options: Any) -> None:
-        # With a device map the Trainer leaves a model where it is: on the devices of its stages.
-        pipe.module.hf_device_map = {name: str(tensor.device) for name, tensor in pipe.named_parameters()}  # type: ignore
-        super().__init__(model=pipe.module, **options)
-        del pipe.module.hf_device_map
-        self.pipe = pipe
-        if self.label_smoother is not None:
-            raise ValueError("pass compute_loss_func=... in place of label_smoothing_factor")
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run forward and backward of a batch; return its loss, weighted as the Trainer weighs it."""
-        if self.compute_loss_func is not None:  # differentiates the output of the pipeline
-            return super().training_step(self.pipe, inputs, num_items_in_batch)  # type: ignore[arg-type]
-        self.pipe.train()
-        inputs, weight = self._prepare_inputs(inputs), 1 / self.current_gradient_accumulation_steps
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            inputs, weight = {**inputs, "num_items_in_batch": num_items_in_batch}, 1.0
-        loss = self.pipe.step(**inputs, scaler=self.accelerator.scaler, loss_weight=weight)
-        return loss * weight
-
-    def prediction_step(self, model: Any, *args: Any, **options: Any) -> Any:
-        """Return loss, predictions and labels of a batch."""
-        return super().prediction_step(self.pipe, *args, **options)  # type: ignore[arg-type]
 
 
 def build() -> GPT2LMHeadModel:

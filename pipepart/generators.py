@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,26 +17,35 @@ from torch import Tensor
 GENERATOR_LOCKS: defaultdict[torch.device, threading.Lock] = defaultdict(
     threading.Lock
 )  # by a generator's device
+_CPU = torch.device("cpu")
 
 
-def state_of(generator: torch.Generator) -> Tensor:
-    """Return the state of a global generator."""
-    with GENERATOR_LOCKS[generator.device]:
-        return generator.get_state()
+def state_of(device: torch.device = _CPU) -> Tensor:
+    """Return the state of the global generator of a device."""
+    with GENERATOR_LOCKS[device]:
+        if device.type == "cpu":
+            return torch.default_generator.get_state()
+        return torch.get_device_module(device).get_rng_state(device)
+
+
+def set_state(state: Tensor, device: torch.device = _CPU) -> None:
+    """Set the state of the global generator of a device."""
+    with GENERATOR_LOCKS[device]:
+        if device.type == "cpu":
+            torch.default_generator.set_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
 
 
 @contextmanager
-def cpu_draws_restored() -> Iterator[None]:
-    """Put back the state of the CPU's generator after the block.
+def draws_undone(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Put back the states of the generators of the CPU and of further devices after the block.
 
-    The block does not hold the lock: what it runs may draw, and wait for threads that draw.
+    The block does not hold the locks: what it runs may draw, and wait for threads that draw.
     """
-    lock = GENERATOR_LOCKS[torch.default_generator.device]
-    with lock:
-        kept = torch.random.fork_rng(devices=[])
-        kept.__enter__()
+    kept = [(state_of(device), device) for device in (_CPU, *devices)]
     try:
         yield
     finally:
-        with lock:
-            kept.__exit__(None, None, None)
+        for state, device in kept:
+            set_state(state, device)

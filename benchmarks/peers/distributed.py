@@ -1,10 +1,9 @@
 """Pipelines on two gloo processes of one thread each: torch.distributed.pipelining as it is used, and pipepart."""
 
 import multiprocessing
-import tempfile
+import socket
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,8 +22,9 @@ class Ranks:
 
     def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory()
-        rendezvous = (Path(self._folder.name) / "rendezvous").as_uri()
+        # As under torchrun: a store in a file is looked at every 10 ms, which each call of pipepart would wait for.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            rendezvous = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         self._orders: list[Connection] = []
         self._processes = []
         for rank in range(2):
@@ -60,7 +60,6 @@ class Ranks:
         for process in self._processes:
             process.join(timeout=10)
             process.kill()
-        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,11 @@ def tensors(message: Any) -> Sequence[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(message) if isinstance(leaf, Tensor)]
 
 
+def leaves_of(nest: Any) -> Sequence[Any]:
+    """Return the leaves of a nest: tensors and other values."""
+    return (nest,) if type(nest) is Tensor else pytree.tree_leaves(nest)
+
+
 def own_copy(message: Any, copy: Copy = Tensor.clone) -> Any:
     """Copy a message. Each tensor keeps its layout and whether it requires a gradient; it has no graph.
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..generators import draws_undone
 from .hooks import HOOKS
 from .placeholders import copied
+from .recorded.python_state.access import rebind
 
 
 @contextmanager
@@ -71,8 +73,7 @@ def draws_restored(model: nn.Module, device: torch.device | None = None) -> Iter
     python_state, numpy_state = random.getstate(), np.random.get_state()
     used = {device or torch.device("cpu"), *(tensor.device for tensor in model.parameters())}
     devices = [one for one in used if one.type not in ("cpu", "meta")]
-    kind = devices[0].type if devices else "cuda"
-    with torch.random.fork_rng(devices=devices, device_type=kind):
+    with draws_undone(devices):
         try:
             yield
         finally:
@@ -96,7 +97,7 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
     finally:
         for tables in before:
             for table, bound in tables:
-                _rebind(table, bound)
+                rebind(table, {**table, **bound}, bound)
         for module, training in modes:  # a TorchScript module has its mode elsewhere
             if module.training is not training:
                 module.training = training
@@ -105,16 +106,6 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
 def _hook_tables(module: nn.Module) -> list[MutableMapping[Any, Any]]:
     held = vars(module)
     return [held[name] for name in HOOKS if name in held]  # a TorchScript module has fewer
-
-
-def _rebind(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:
-    """Bind what has changed, and nothing else: some modules cannot be written to."""
-    now = dict(table)
-    for name in now.keys() - bound.keys():
-        del table[name]
-    for name, value in bound.items():
-        if name not in now or now[name] is not value:
-            table[name] = value
 
 
 def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:

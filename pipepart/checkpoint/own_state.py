@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..generators import set_state, state_of
 from ..input_error import InputError
 from .json_values import decode, encode
 
@@ -103,8 +104,8 @@ def _random_state() -> dict[str, Any]:
     return {
         "python": random.getstate(),
         "numpy": (name, keys.tolist(), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "torch": state_of(),
+        "cuda": [state_of(device) for device in _cuda_devices()] if torch.cuda.is_initialized() else [],
     }
 
 
@@ -112,7 +113,10 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     """Set the generators to a result of :func:`_random_state`; of CUDA devices, as many as there are."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    count = torch.cuda.device_count() if state["cuda"] else 0
-    for number, one in enumerate(state["cuda"][:count]):
-        torch.cuda.set_rng_state(one, number)
+    set_state(state["torch"])
+    for device, one in zip(_cuda_devices(), state["cuda"], strict=False):
+        set_state(one, device)
+
+
+def _cuda_devices() -> list[torch.device]:
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]

@@ -174,7 +174,9 @@ class Cluster(Document):
 
     @classmethod
     def of(cls, devices: Sequence[torch.device | str], *, headroom: float = HEADROOM) -> Cluster:
-        """Return a cluster of torch devices, in order. A device listed twice becomes two devices that share its memory.
+        """Return a cluster of torch devices, in order.
+
+        An accelerator listed twice becomes two devices that share its memory. Plans take each for as fast as the whole.
 
         Args:
             devices: the devices.

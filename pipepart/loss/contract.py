@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..autograd.own_copy import tensors
+from ..autograd.own_copy import leaves_of, tensors
 from ..capture import loss_of
 from ..data.split import MicroBatches
 from ..workers.streams import has_streams, hold_for_caller
@@ -23,7 +22,10 @@ from .analysis import Pattern
 from .following import Followed, Following
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
+from .sums import Values
 from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of
+
+_HOST = torch.device("cpu")
 
 
 class MiniBatchLoss:
@@ -34,7 +36,7 @@ class MiniBatchLoss:
     Args:
         loss: of the steps.
         batch: the mini-batch.
-        shared_out: whether other processes take some of the micro-batches.
+        shared_out: whether others take some of the micro-batches: other processes, or workers on other streams.
 
     Attributes:
         leaves: tensors beside the model's parameters that get a gradient from the loss, as its own parameters do.
@@ -47,10 +49,12 @@ class MiniBatchLoss:
         self._loss = loss
         self._batch = batch
         self._shared_out = shared_out
-        self._targets = [pytree.tree_leaves(target) for target in batch.targets]
+        self._targets = [leaves_of(target) for target in batch.targets]
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._totals: list[float | Tensor] | None = None
+        # By term: the counts of all micro-batches, where they were computed from the targets.
+        self._counts: dict[int, list[float | Tensor]] = {}
         self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
     def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
@@ -70,12 +74,17 @@ class MiniBatchLoss:
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
-    def taken(self) -> dict[int, MicroBatchLoss]:
-        """Return the losses computed by this process, by micro-batch, on the host."""
-        return {index: one.on_host() for index, one in enumerate(self._taken) if one is not None}
+    def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
+        """Return the losses computed here, by micro-batch, copied to a device."""
+        return {index: one.on(device) for index, one in enumerate(self._taken) if one is not None}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first loss that was computed here is."""
+        return next(one.value.device for one in self._taken if one is not None)
 
     def adopt(self, taken: Mapping[int, MicroBatchLoss]) -> None:
-        """Add the losses of micro-batches that other processes computed.
+        """Add the losses of micro-batches that others computed.
 
         Raises:
             LossError: they were computed in another way.
@@ -87,6 +96,12 @@ class MiniBatchLoss:
             raise refusal(
                 self._loss.function, "it computes something else for some micro-batches than for others"
             )
+
+    def roots(self, micro_batch: int) -> list[Tensor]:
+        """Return the tensors from which the backward of a micro-batch starts, without their graphs."""
+        taken = self._taken[micro_batch]
+        assert taken is not None
+        return taken.roots
 
     def weights(self, micro_batch: int) -> list[float | Tensor]:
         """Return the gradients from which the backward of a micro-batch starts.
@@ -113,7 +128,10 @@ class MiniBatchLoss:
             return 1.0
         for index, term in enumerate(first.terms):
             if term.tensor.requires_grad:
-                used, real = self._totals[index], self._real_total(index)
+                used = self._totals[index]
+                if self.certain and isinstance(used, Tensor):
+                    continue
+                real = self._real_total(index)
                 if not self.certain:
                     return float(used) / float(real) if real else 1.0
                 if isinstance(used, float) and isinstance(real, float) and abs(used - real) > 1e-9 * real:
@@ -166,21 +184,12 @@ class MiniBatchLoss:
         shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
-    def value(self, micro_batch: int) -> Tensor | None:
-        """Return the loss of a micro-batch, 0 if it is a mean over nothing; None if it is not computed yet."""
-        taken = self._taken[micro_batch]
-        if taken is None:
-            return None
-        value = taken.value.detach()
-        for term in taken.terms:
-            value = value.masked_fill(torch.as_tensor(term.empty, device=value.device), 0.0)
-        return value
-
     def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Call the loss, and return what it is made of."""
         known = self._following.known(micro_batch, output, target)
         if known is not None:
-            return known
+            counts = {index: counts[micro_batch] for index, counts in self._counts.items()}
+            return self._of_pattern(*known, counts)
         value, followed = self._following.call(micro_batch, output, target)
         taken = self._as_taken(value, micro_batch, followed)
         if followed is not None:
@@ -208,8 +217,7 @@ class MiniBatchLoss:
             found = "what it is a mean of is not known: the last layer returns a scalar"
         if followed is not None and isinstance(found, Pattern):
             self._check_declared(found)
-            if found.writes_counts(followed.tape):
-                raise refusal(function, "it writes into a tensor by which it counts")
+            self._check_counts(found, followed)
             return found.loss(loss, followed.tape.value)
         if declared is Reduction.SUM:
             return MicroBatchLoss(loss, (Term(loss),))
@@ -229,15 +237,38 @@ class MiniBatchLoss:
                 f"{title(self._loss.function)} is a {kind} over samples, and reduction={declared!s} is declared"
             )
 
+    def _check_counts(self, found: Pattern, followed: Followed) -> None:
+        if found.writes_counts(followed.tape):
+            raise refusal(self._loss.function, "it writes into a tensor by which it counts")
+
     def _of_pair(self, total: Tensor, count: Tensor | float, followed: Followed | None) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
+        found = None if followed is None else self._following.count(followed, count)
+        if followed is not None and found is not None:
+            self._check_counts(found, followed)
+            return self._of_pattern((total, count), found, followed.tape.value, {})
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
+        return self._divided(total, count, part)
+
+    def _of_pattern(
+        self, value: Any, pattern: Pattern, found: Values, counts: Mapping[int, float | Tensor]
+    ) -> MicroBatchLoss:
+        """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
+        if not is_pair(value):
+            return pattern.loss(value, found, counts)
+        (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
+        assert term.divisor is not None
+        taken = self._divided(total, count, term.divisor, term.least)
+        return taken._replace(key=pattern.key, replays=pattern.replays)
+
+    def _divided(
+        self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = 0.0
+    ) -> MicroBatchLoss:
         if isinstance(part, float) and not 0 <= part < float("inf"):
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        replay, key = (None, None) if followed is None else self._following.count(followed, count)
-        return MicroBatchLoss(total / count, (Term(total, divisor=part),), key=key, replays=(replay,))
+        return MicroBatchLoss(total / count, (Term(total, divisor=part, least=least),), replays=(None,))
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
@@ -264,10 +295,12 @@ class MiniBatchLoss:
             elif complete:
                 known = self._real_total(index)
             elif (replay := replays[index]) is not None:
-                known = self._computed_total(term, replay)
+                known = self._computed_total(index, term, replay)
             if known is None:
                 self.certain = False
                 known = self._in_proportion(micro_batch, term)
+            if isinstance(known, Tensor):  # computed from targets, which may be on another device
+                known = known.to(term.tensor.device)
             totals.append(known)
         if not self.certain and len(taken.roots) > 1:
             raise refusal(
@@ -284,16 +317,18 @@ class MiniBatchLoss:
         counts = [term.divisor for term in terms if term.divisor is not None]
         return terms[0].bounded(total_of(counts)) if counts else 1.0
 
-    def _computed_total(self, term: Term, replay: Replay) -> float | Tensor | None:
+    def _computed_total(self, index: int, term: Term, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                return term.bounded(total_of([replay(self._targets, k) for k in range(len(self._targets))]))
+                counts = [replay(self._targets, k) for k in range(len(self._targets))]
+                self._counts[index] = counts
+                return term.bounded(total_of(counts))
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None
 
     def _in_proportion(self, micro_batch: int, term: Term) -> float | Tensor:
         count, sizes = term.divisor, self._batch.sizes
-        if self._shared_out:  # a number that is the same in all processes
+        if self._shared_out:  # a number that is the same for all
             return float(sum(sizes))
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]

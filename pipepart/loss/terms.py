@@ -80,36 +80,35 @@ class MicroBatchLoss(NamedTuple):
         return [term.tensor for term in self.terms if term.tensor.requires_grad]
 
     def without_graph(self) -> MicroBatchLoss:
-        """Return a copy with detached tensors, which do not keep the graph alive.
-
-        The tensor of a term requires a gradient if that with the graph does.
-        """
-        value = without_slack(self.value.detach())
-        terms = []
-        for term in self.terms:  # the loss is often its only term
-            tensor = value if term.tensor is self.value else without_slack(term.tensor.detach())
-            if term.tensor.requires_grad:
-                tensor = tensor.detach().requires_grad_()
-            terms.append(term._replace(tensor=tensor))
+        """Return a copy whose tensors do not keep the graph alive. They require a gradient if those with it do."""
+        value = _without_graph(self.value)
+        terms = [  # the loss is often its only term
+            Term(value if term.tensor is self.value else _without_graph(term.tensor), *term[1:])
+            for term in self.terms
+        ]
         return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
 
-    def on_host(self) -> MicroBatchLoss:
-        """Return a copy of :meth:`without_graph` in host memory, to send to other processes."""
+    def on(self, device: torch.device) -> MicroBatchLoss:
+        """Return a copy of :meth:`without_graph` on a device; in host memory it can be sent to other processes."""
+
+        def moved(number: Any) -> Any:
+            return number.to(device) if isinstance(number, Tensor) else number
+
         terms = [
             Term(
-                term.tensor.detach().cpu().requires_grad_(term.tensor.requires_grad),
-                _cpu(term.coefficient),
-                _cpu(term.divisor),
+                term.tensor.detach().to(device).requires_grad_(term.tensor.requires_grad),
+                moved(term.coefficient),
+                moved(term.divisor),
                 term.divided,
                 term.least,
             )
             for term in self.terms
         ]
-        return MicroBatchLoss(self.value.cpu(), tuple(terms), _cpu(self.shift))  # the key holds identities
+        return MicroBatchLoss(moved(self.value), tuple(terms), moved(self.shift))  # the key holds identities
 
 
-def _cpu(number: Any) -> Any:
-    return number.cpu() if isinstance(number, Tensor) else number
+def _without_graph(tensor: Tensor) -> Tensor:
+    return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
@@ -120,7 +119,8 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
         total: the count of the mini-batch.
         home: the device of the result.
     """
-    values = torch.stack([term.tensor.detach().to(home) for term in terms])
+    with torch.no_grad():
+        values = torch.stack([term.tensor.to(home) for term in terms])
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     empty = _row([term.empty for term in terms], home, torch.bool)
     weights = _row([term.weight(total) for term in terms], home, values.dtype)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..autograd.own_copy import tensors
 from ..capture import restored
 from ..capture.recorded.recording.tables import SIZES, words
-from ..generators import cpu_draws_restored
+from ..generators import draws_undone
 from .buffers import call_with_buffers
 from .tape import Call, Ref, Tape, mapped
 
@@ -61,7 +61,7 @@ class WholeTape(Tape):
 
     def repeat(self, result: int) -> None:
         """Repeat the calls of the micro-batch, of which the loss is one result."""
-        with cpu_draws_restored(), torch.no_grad():
+        with draws_undone(), torch.no_grad():
             for call in self._part.calls:
                 leaves = [self.value(leaf.number) if type(leaf) is Ref else leaf for leaf in call.leaves]
                 args, kwargs = call.filled(leaves)
@@ -86,7 +86,7 @@ class WholeTape(Tape):
         values = pytree.tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), values)
         kept = restored(function) if isinstance(function, nn.Module) else nullcontext()
         try:
-            with cpu_draws_restored(), kept, torch.no_grad(), self:
+            with draws_undone(), kept, torch.no_grad(), self:
                 loss = call_with_buffers(function, values, buffers)
         except (_OtherCallError, Exception):  # what it calls may not work without data
             return
@@ -101,7 +101,7 @@ class WholeTape(Tape):
         if call.name in SIZES:
             return call.function(*args, **kwargs)
         if not part.numbers:  # it reads a value, which there is none of here
-            return part.answer
+            return self._part.answers[place]
         results = [self._part.value(number) for number in part.numbers]
         try:
             args, kwargs = mapped((args, kwargs), self._without_data)

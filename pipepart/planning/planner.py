@@ -16,7 +16,6 @@ from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import Infeasible, exceeds_memory
-from .overhead import with_overhead
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
@@ -133,7 +132,7 @@ def plan(
     cluster = compress_links(cluster, options.compress, profile)
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
-    request = read_request(*with_overhead(profile, cluster), options)
+    request = read_request(profile, cluster, options)
     fastest = _fastest(profile, request, clock)
     if fastest is not None:
         return fastest
@@ -173,7 +172,7 @@ def shorter_steps(plan: Plan, edited: bool) -> list[Suggestion]:
 
 def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan | None:
     """Return the fastest plan; None if no plan fits."""
-    return _fastest(profile, read_request(*with_overhead(profile, cluster), options), clock)
+    return _fastest(profile, read_request(profile, cluster, options), clock)
 
 
 def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | None:

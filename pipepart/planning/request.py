@@ -16,6 +16,7 @@ from ..units import counted, is_count
 from .compression import compressed_tiers
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
+from .overhead import with_overhead
 from .plans.options import PlanOptions
 from .plans.searched_order import SEARCH
 
@@ -59,7 +60,9 @@ class Request:
     """The checked arguments of ``plan``: the input of the search.
 
     Attributes:
-        profile, cluster, schedule, stages, chunks: as in :func:`pipepart.plan`.
+        profile, cluster, schedule, stages, chunks: as in :func:`pipepart.plan`. The seconds of ``profile`` are those
+            of layers while all devices compute.
+        measured: the profile as measured.
         micro_batches, replicas: the numbers to try.
         seconds: time limit of the search; None to derive the effort from the size of the problem.
         constraints: on the cut, by layer index.
@@ -67,6 +70,7 @@ class Request:
     """
 
     profile: Profile
+    measured: Profile
     cluster: Cluster
     schedule: str
     micro_batches: tuple[int, ...]
@@ -126,13 +130,14 @@ def _is_forwards_first(name: str) -> bool:
     return runs_forwards_first(build(name, devices=2, micro_batches=4, chunks=CHUNKS.get(name) or 1))
 
 
-def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Request:
+def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> Request:
     """Check the arguments of :func:`pipepart.plan` and return them as a request.
 
     Raises:
         TypeError, ValueError: as :func:`pipepart.plan` does.
     """
-    check_arguments(profile, cluster, options)
+    check_arguments(measured, cluster, options)
+    profile, cluster = with_overhead(measured, cluster)
     constraints = read_constraints(
         profile, options.pin, options.colocate, options.no_cut_before, options.cut_before
     )
@@ -155,6 +160,7 @@ def read_request(profile: Profile, cluster: Cluster, options: PlanOptions) -> Re
     _check_pins(constraints.pins, profile, most if stages == "auto" else stages, options.schedule, devices)
     return Request(
         profile=profile,
+        measured=measured,
         cluster=cluster,
         schedule=options.schedule,
         micro_batches=_micro_batches(profile, options.micro_batches, options.max_micro_batches),

@@ -47,7 +47,10 @@ class PeerWatch:
         self._sockets = dict(_sockets().items() - before.items())
         listen_for_forks(self)
         peers = range(1, size) if rank == 0 else [0]
-        self._threads = [threading.Thread(target=self._wait, args=(peer,), daemon=True) for peer in peers]
+        self._threads = [
+            threading.Thread(target=self._wait, args=(peer,), name="pipepart-watch", daemon=True)
+            for peer in peers
+        ]
         for thread in self._threads:
             thread.start()
 

@@ -22,7 +22,6 @@ from schedules import Action, Kind
 
 from ..autograd.own_copy import tensors
 from ..workers.modes import Modes
-from ..workers.process_settings import quick_turns
 from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
@@ -172,7 +171,7 @@ class Step:
         """Run the actions of one device, on its worker. Does not raise."""
         streams = self._streams
         try:
-            with quick_turns, self.modes.entered(), streams.entered(worker) if streams else nullcontext():
+            with self.modes.entered(), streams.entered(worker) if streams else nullcontext():
                 try:
                     if self._remote is not None:
                         self._remote.begin(worker)

@@ -17,9 +17,9 @@ from pipepart.runtime.transport import ordered
 from schedules import Kind
 from tests.distributed.cases.chains import How, drawn_for_ranks, in_a_chain, in_any_order, in_mode
 from tests.distributed.cases.layers import (
+    deferred_statistics,
     language_models,
     nests,
-    running_statistics,
     tied_and_recorded,
     values_that_skip_ranks,
 )
@@ -101,7 +101,7 @@ ONE_ORDER = [
         for number, one in enumerate(ORDERS)
     ),
     Case(3, divided_by_what_all_micro_batches_count, ("ignored", "zb-h1"), slow=True),
-    Case(3, running_statistics, (True, "always"), slow=True),
+    Case(3, deferred_statistics, ("always",), slow=True),
     Case(3, nests, (None,), slow=True),
     Case(4, values_that_skip_ranks, (4, "zb-h1", "never")),
     Case(4, in_any_order, (2, 4), slow=True),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.rank_scripts import RankEnd, run_ranks
+from tests.support.processes import RankEnd, run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_CYCLES = 2_000_000  # about a millisecond
+CYCLES = 2_000_000  # about a millisecond
 
 
 class _Sleep(torch.autograd.Function):
@@ -24,7 +24,7 @@ class _Sleep(torch.autograd.Function):
 class Late(nn.Module):
     """Passes on what it gets, late in either direction, by so many cycles of the GPU; on the CPU at once."""
 
-    def __init__(self, cycles: int = _CYCLES) -> None:
+    def __init__(self, cycles: int = CYCLES) -> None:
         super().__init__()
         self.cycles = cycles
 

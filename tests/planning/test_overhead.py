@@ -50,6 +50,26 @@ def test_layers_are_as_slow_as_beside_the_devices_in_use():
     assert plan.refreshed() == plan
 
 
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "gpipe"])
+def test_one_device_is_tried_with_the_layers_as_fast_as_alone(schedule):
+    """Two devices have half of the work each, and take three times as long for it."""
+    cluster = Cluster.virtual(2, threads=1)
+    plan = pipepart.plan(measured(slowdown=3.0), cluster, schedule=schedule)
+    assert len(plan.stages) == 1
+    assert plan.predicted.step_seconds == pytest.approx(4 * 4 * 3 + 8 * 0.5)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b"])
+def test_as_many_devices_as_there_are_cores_are_tried_as_fast_as_beside_each_other(schedule):
+    """Four threads on two cores take turns; the plan of two of them is that of a cluster of two."""
+    profile = measured(8, slowdown=1.0, overhead=MEASURED.model_copy(update={"action_seconds": 0.0}))
+    two, four = (
+        pipepart.plan(profile, Cluster.virtual(count, threads=1), schedule=schedule) for count in (2, 4)
+    )
+    assert four.predicted.step_seconds <= two.predicted.step_seconds * 1.001
+    assert len(four.unused_devices) == 2
+
+
 def test_an_edited_plan_has_the_layers_as_slow_as_beside_its_own_devices():
     """All layers moved to one of two devices: nothing computes beside them any more."""
     cluster = Cluster.virtual(2, threads=1)

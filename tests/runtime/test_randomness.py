@@ -1,7 +1,8 @@
 """Random layers: what they draw depends on the seed alone, not on the cut, the schedule or the threads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from threading import Event, Thread
 from typing import ClassVar
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import pipepart
+from pipepart.checkpoint.own_state import SavedOwn, own_state
 from pipepart.generators import GENERATOR_LOCKS
 from tests.support import plain
-from tests.support.chains import cut_by_hand
+from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.processes import run_script
 
 
@@ -156,14 +159,11 @@ def test_attention_without_dropout_draws_nothing():
             return found
 
     model = nn.Sequential(Attention(), nn.Linear(8, 1))
-    reference = plain.twin(model)
     x, y = torch.randn(6, 5, 8), torch.randn(6, 5, 1)
     state = torch.get_rng_state()
     with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
-        pipe.step(x, target=y)
+        plain.check_step(pipe, x, y, nn.MSELoss())
     assert torch.get_rng_state().equal(state)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
 def test_a_seed_means_the_same_in_every_process():
@@ -278,22 +278,69 @@ def test_a_module_that_is_set_to_evaluation_within_a_layer_is_looked_at_again():
     plain.assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize(
-    "loss", [nn.MSELoss(), lambda output, target: (output - target).abs().sum() / len(output)]
-)
-def test_the_loss_copies_no_state_that_another_worker_has_set_for_a_moment(loss, monkeypatch):
-    """Put back after the analysis of the loss, it would change the numbers of the next step."""
-    locked, fork = [], torch.random.fork_rng
+class Calling(nn.Linear):
+    """Calls a function in its forward."""
 
-    def forked(*args, **kwargs):
-        locked.append(GENERATOR_LOCKS[torch.device("cpu")].locked())
-        return fork(*args, **kwargs)
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__(16, 16)
+        self.function = function
 
-    monkeypatch.setattr(torch.random, "fork_rng", forked)
-    with cut_by_hand(noisy(), [3], loss_fn=loss, micro_batches=4) as pipe:
+    def forward(self, x: Tensor) -> Tensor:
+        self.function()
+        return super().forward(x)
+
+
+def profiling(inside: Callable[[], object]) -> None:
+    pipepart.profile(nn.Sequential(Calling(inside)), X, loss_fn=nn.MSELoss(), target=X, micro_batches=2)
+
+
+def initializing(inside: Callable[[], object]) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(16, 16))
+
+    def initialize(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            inside()
+            module.reset_parameters()
+
+    plan = plan_by_hand(["0"], [], micro_batches=2)
+    pipepart.Pipeline(model, plan, loss_fn=nn.MSELoss(), initialize=initialize).close()
+
+
+def analysing_a_loss(inside: Callable[[], object]) -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if output.is_meta:  # it reads the number of samples, and is called for that of the mini-batch
+            inside()
+        return (output - target).abs().sum() / len(output)
+
+    with cut_by_hand(nn.Sequential(nn.Linear(16, 1)), [], loss_fn=loss, micro_batches=4) as pipe:
         pipe.step(X, target=Y)
-    assert locked
-    assert all(locked)
+
+
+def saving(inside: Callable[[], object]) -> None:
+    states = own_state([], None, None)
+    inside()
+    SavedOwn([states]).load([], None, random=True)
+
+
+@pytest.mark.parametrize("work", [profiling, initializing, analysing_a_loss, saving])
+def test_nothing_keeps_a_state_that_another_worker_has_set_for_a_moment(work):
+    """Put back later, it would change the numbers of the next step."""
+    inside, go_on = Event(), Event()
+
+    def run() -> None:
+        work(lambda: (inside.set(), go_on.wait(60)))
+
+    torch.manual_seed(0)
+    before, other = torch.get_rng_state(), Thread(target=run)
+    with GENERATOR_LOCKS[torch.device("cpu")]:
+        torch.manual_seed(99)
+        other.start()
+        inside.wait(0.5)  # one that does not wait for the lock has copied the state by then
+        torch.set_rng_state(before)
+    go_on.set()
+    other.join()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_loss_may_wait_for_threads_that_draw():

@@ -82,42 +82,6 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
         plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
 
 
-@pytest.mark.parametrize("devices", [("cpu", "vdev:0"), ("vdev:1", "cpu", "vdev:0")])
-def test_some_stages_may_be_on_the_cpu(devices):
-    model = chain(6)
-    reference = plain.twin(model)
-    with cut_on(devices, model, [4, 8][: len(devices) - 1], nn.MSELoss()) as pipe:
-        x, y = sample(8, 4)
-        with late():
-            loss = pipe.step(x, target=y)
-            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-            plain.assert_near(loss.cpu(), expected.double(), 1e-6)
-            plain.assert_same(gradients(model), plain.gradients(reference))
-
-
-def test_optimizers_of_stages_step_behind_the_gradients_of_their_stage():
-    model = chain()
-    reference = plain.twin(model)
-    one = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
-    with (
-        cut_on(
-            TWO,
-            model,
-            [4],
-            nn.MSELoss(),
-            optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        ) as pipe,
-        late(),
-    ):
-        for _ in range(2):
-            x, y = sample(8, 4)
-            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-            one.zero_grad()
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-            one.step()
-        plain.assert_same(state(model), dict(reference.state_dict()))
-
-
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
     def adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -73,6 +73,21 @@ def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys) -> Any:
     return x
 
 
+def check_step(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], parts: int = 3, **how: Any) -> None:
+    """Assert that a step without earlier gradients has loss and gradients of the plain model, these bit for bit.
+
+    Args:
+        pipe: a pipeline; its model is copied before.
+        x, y, loss_fn, parts, how: as for :func:`micro_batched_step`.
+    """
+    pipe.zero_grad()
+    reference = twin(pipe.module)
+    loss = pipe.step(x, target=y)
+    expected = micro_batched_step(reference, x, y, loss_fn, parts, **how)
+    assert_near(loss.double(), expected.double(), 1e-12 if loss.dtype is torch.double else 1e-6, "loss")
+    assert_same(gradients(pipe.module), gradients(reference))
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """A copy of each parameter's gradient, by name."""
     return {

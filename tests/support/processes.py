@@ -1,4 +1,7 @@
-"""Runs scripts in processes of their own, forked from one that has imported torch, which takes seconds."""
+"""Runs a script as one program, or as several ranks, and keeps what they print and when they end.
+
+The processes are forked from one that has imported torch, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -9,57 +12,81 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
-# Receives scripts and forks a child for each. It starts no thread, and a child runs its script as the main program,
-# so that it ends as any process of Python does.
+# Receives a script with the environment of each child. A child runs it as the main program of a process group of its
+# own, and ends as any process of Python does. The server starts no thread.
 _SERVER = """
-import os, sys
+import os, socket, sys, time
 from multiprocessing.connection import Connection
 import torch, pipepart, tests.support.chains, tests.support.plain
 
-def serve(requests):
+def script_of_child(requests):
     while True:
         try:
-            script, out, err = requests.recv()
+            script, environments, folder = requests.recv()
         except EOFError:
             sys.exit()
-        child = os.fork()
-        if child == 0:
-            for stream, path in ((0, os.devnull), (1, out), (2, err)):
-                os.dup2(os.open(path, os.O_RDWR), stream)
-            return script
-        requests.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        children = {}
+        for number, environment in enumerate(environments):
+            child = os.fork()
+            if child == 0:
+                os.setpgid(0, 0)
+                os.environ |= environment
+                os.environ.setdefault("MASTER_PORT", str(port))
+                out, err = (os.open(f"{folder}/{number}.{name}", os.O_WRONLY | os.O_CREAT) for name in ("out", "err"))
+                for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, err)):
+                    os.dup2(file, stream)
+                return script
+            children[child] = number
+        requests.send(list(children))
+        while children:
+            child, status = os.waitpid(-1, 0)
+            if child in children:
+                requests.send((children.pop(child), os.waitstatus_to_exitcode(status), time.time()))
 
-script = serve(Connection(int(sys.argv[1])))
+MODULES = sys.argv[2:]
+for module in MODULES:
+    __import__(module)
+script = script_of_child(Connection(int(sys.argv[1])))
 exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})
 """
 
 
 class Ended(NamedTuple):
-    """What a program printed, and its exit status."""
+    """How a program ended.
 
-    returncode: int
+    Attributes:
+        returncode: its exit status; None if it had to be killed.
+        stdout, stderr: what it printed.
+        time: when, in seconds of ``time.time``.
+    """
+
+    returncode: int | None
     stdout: str
     stderr: str
+    time: float
 
 
-class _Server(NamedTuple):
-    process: subprocess.Popen[bytes]
-    requests: Connection
+class RankEnd(NamedTuple):
+    """How a rank ended.
 
+    Attributes:
+        code: its exit status; None if it had to be killed.
+        text: what it printed.
+        seconds: from the failure of any rank, or from the start if there was none, to its end.
+    """
 
-@functools.cache
-def _server() -> _Server:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _SERVER, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # so that it can be killed together with its child
-        )
-    return _Server(process, Connection(ours.detach()))
+    code: int | None
+    text: str
+    seconds: float
 
 
 def run_script(script: str, *, timeout: float = 100) -> Ended:
@@ -68,12 +95,71 @@ def run_script(script: str, *, timeout: float = 100) -> Ended:
     Raises:
         TimeoutError: The program did not end after ``timeout`` seconds, and was killed.
     """
-    with tempfile.NamedTemporaryFile("r+") as out, tempfile.NamedTemporaryFile("r+") as err:
-        server = _server()
-        server.requests.send((script, out.name, err.name))
-        if not server.requests.poll(timeout):
-            os.killpg(server.process.pid, signal.SIGKILL)
-            server.process.wait()
-            _server.cache_clear()
-            raise TimeoutError(f"no end after {timeout} s. It printed:\n{out.read()}\n{err.read()}")
-        return Ended(server.requests.recv(), out.read(), err.read())
+    (ended,) = _run(_server(), script, [{}], timeout)
+    if ended.returncode is None:
+        raise TimeoutError(f"no end after {timeout} s. It printed:\n{ended.stdout}\n{ended.stderr}")
+    return ended
+
+
+def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: float = 60) -> list[RankEnd]:
+    """Run a script as each of ``size`` ranks; those that have not ended after ``seconds`` are killed.
+
+    The rank ``stays`` does not end by itself, and is killed after the others.
+    """
+    began = time.time()
+    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    # The first optimizer of a process imports the second of them, for seconds.
+    ends = _run(_server("torch.distributed", "torch._dynamo"), script, environments, seconds, stays)
+    texts = [one.stdout + one.stderr for one in ends]
+    fails = [
+        float(line.split()[-1]) for text in texts for line in text.splitlines() if line[:8] == "fails at"
+    ]
+    start = min(fails, default=began)
+    return [RankEnd(one.returncode, text, one.time - start) for one, text in zip(ends, texts, strict=True)]
+
+
+@functools.cache
+def _server(*modules: str) -> Connection:
+    """Start a server that has imported these modules, too."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-W", "ignore", "-c", _SERVER, str(theirs.fileno()), *modules]
+        subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    return Connection(ours.detach())
+
+
+def _run(
+    server: Connection,
+    script: str,
+    environments: Sequence[Mapping[str, str]],
+    seconds: float,
+    stays: int | None = None,
+) -> list[Ended]:
+    """Run a script once for each environment; kill those that have not ended in time, and ``stays`` at last."""
+    everyone = set(range(len(environments)))
+    with tempfile.TemporaryDirectory() as folder:
+        until = time.time() + seconds
+        server.send((script, list(environments), folder))
+        groups = server.recv()
+        codes: dict[int, int | None] = {}
+        ends: dict[int, float] = {}
+        while ends.keys() != everyone:
+            left = until - time.time() if everyone - ends.keys() != {stays} else 0
+            if not server.poll(max(0.0, left)):
+                for number in everyone - ends.keys():
+                    codes[number] = None
+                    os.killpg(groups[number], signal.SIGKILL)
+                stays, until = None, time.time() + 60
+                continue
+            number, code, end = server.recv()
+            codes.setdefault(number, code)
+            ends[number] = end
+
+        def printed(number: int, name: str) -> str:
+            return Path(folder, f"{number}.{name}").read_text()
+
+        return [
+            Ended(codes[one], printed(one, "out"), printed(one, "err"), ends[one]) for one in sorted(everyone)
+        ]

@@ -6,7 +6,8 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,30 +31,16 @@ from .replay.comparing import (
     for_any_samples,
     with_another_sample,
 )
-from .replay.given import Env
-from .replay.layers import Live, held, recorded_layer
+from .replay.given import Arguments, Env
+from .replay.layers import BoundCall, held, recorded_layer
 from .replay.recording import Group, Recording
 from .replay.subgraph import gives_the_same
 from .verification import verify
 
 Verify = Literal["first", "never", "always"]
 
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 _KEPT = 512  # recordings, at most: each takes about 2 KiB a call
 _STATES = 16  # of the surroundings that are remembered, at most
-
-
-class BoundCall(NamedTuple):
-    """The arguments of one call, matched to a recording.
-
-    Attributes:
-        live: the input of the first layer.
-        rest: the arguments that only the model's own loss needs.
-    """
-
-    live: Live
-    rest: tuple[Tensor, ...]
 
 
 class RecordedChain(Chain):
@@ -139,7 +126,7 @@ class RecordedChain(Chain):
         """
         return self.bind_all([(args, kwargs)])[0]
 
-    def bind_all(self, calls: Sequence[_Arguments]) -> list[BoundCall]:
+    def bind_all(self, calls: Sequence[Arguments]) -> list[BoundCall]:
         """Find or make the recordings for the arguments of several calls, as :meth:`bind` does."""
         said = all("use_cache" in kwargs for _, kwargs in calls)
         with nullcontext() if said else no_cache_in_training(self.model, self._settings):
@@ -150,7 +137,7 @@ class RecordedChain(Chain):
         """True if the model has no values; under torchrun it has those of the layers of its rank."""
         return not self._uses_fakes and is_on_meta(self.model)
 
-    def _bind_all(self, calls: Sequence[_Arguments]) -> list[BoundCall]:
+    def _bind_all(self, calls: Sequence[Arguments]) -> list[BoundCall]:
         state = self._surroundings.state([module for _, module in self.opening.opened()])
         if state is not self._state:
             if len(self._states) >= _STATES:
@@ -168,21 +155,21 @@ class RecordedChain(Chain):
             recording.result = None
         if self._is_on_meta:
             passed = [[tensor.to("meta") for tensor in own] for own in passed]
-        return [_bound(*one) for one in zip(found, passed, strict=True)]
+        return [BoundCall.of(*one) for one in zip(found, passed, strict=True)]
 
-    def _found(self, call: _Arguments, passed: Sequence[Tensor], key: Hashable) -> Recording:
+    def _found(self, call: Arguments, passed: Sequence[Tensor], key: Hashable) -> Recording:
         """Find or make the recording for the arguments of a call."""
         known = self._recordings.setdefault(key, [])
         self._recordings.move_to_end(key)
         found = next((recording for recording in known if self._holds(recording, passed)), None)
         if found is None:
-            found = self._recorded(*call)
+            found = self._recorded(call)
             known.append(found)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
         return found
 
-    def _compare(self, recording: Recording, calls: Sequence[_Arguments]) -> None:
+    def _compare(self, recording: Recording, calls: Sequence[Arguments]) -> None:
         """Compare a replay with the model, or the recording with another one: at its uses 1, 2, 4, 8, ...
 
         At its first use it is compared on the micro-batch that was recorded if others went the same way before or the
@@ -198,29 +185,30 @@ class RecordedChain(Chain):
         way = tuple([(call.name, call.line, call.grad) for call in recording.calls])
         known_way = not always and recording.uses == 1 and way in self._compared
         as_recorded = known_way or self._uses_fakes or is_parted(self.model)
-        for args, kwargs in calls if always else calls[:1] if as_recorded else calls[-1:]:
+        for given in calls if always else calls[:1] if as_recorded else calls[-1:]:
             if not self._uses_fakes:
                 verify(
                     self.model,
+                    [layer for _, layer in self.layers],
                     recording,
-                    (args, kwargs),
+                    given,
                     lambda: self._surroundings.holders(module for _, module in self.opening.opened()),
-                    lambda given=(args, kwargs): self._again(*given),
+                    partial(self._again, given),
                     known_way,
                 )
                 recording.result = None  # which is that of the micro-batch that was recorded
-            elif not known_way and (why := changed(recording, self._again(args, kwargs))):
+            elif not known_way and (why := changed(recording.calls, self._again(given).calls)):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
-    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        recording = self._record(args, kwargs, self.opening)
+    def _recorded(self, given: Arguments) -> Recording:
+        recording = self._record(given, self.opening)
         while self._split_loss and (path := recording.module_of_loss()) and self.opening.open_loss(path):
-            recording = self._record(args, kwargs, self.opening)
+            recording = self._record(given, self.opening)
         if self._may_open and not self.layers:
-            recording = self._opened_further(recording, args, kwargs)
+            recording = self._opened_further(recording, given)
         recording.settle(self._split_loss)
-        self._generalise_loss(recording, args, kwargs)
+        self._generalise_loss(recording, given)
         if not self.layers:
             groups = recording.groups()
             names = _names(groups, self.model)
@@ -229,7 +217,7 @@ class RecordedChain(Chain):
         recording.arrange(self._groups)
         return recording
 
-    def _generalise_loss(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _generalise_loss(self, recording: Recording, given: Arguments) -> None:
         """Find the numbers in the model's own loss that depend on the number of samples, by one sample more.
 
         The same code is looked through once. A model that does not take another sample is taken at its word.
@@ -238,7 +226,7 @@ class RecordedChain(Chain):
         code = tuple([(call.name, call.line) for call in recording.calls[start:]])
         if code and code not in self._of_samples:
             try:
-                other = self._again(*with_another_sample(args, kwargs))
+                other = self._again(with_another_sample(given))
                 others = other.calls[other.start_of_loss :]
                 self._of_samples[code] = depending_on_samples(recording.calls[start:], others)
             except Exception:
@@ -246,33 +234,26 @@ class RecordedChain(Chain):
         for index, places in self._of_samples.get(code, {}).items():
             recording.calls[start + index] = for_any_samples(recording.calls[start + index], places)
 
-    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-        recording = self._record(args, kwargs, self.opening.copy())
+    def _again(self, given: Arguments) -> Recording:
+        recording = self._record(given, self.opening.copy())
         recording.settle(self._split_loss)
         return recording
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], opening: Opening) -> Recording:
+    def _record(self, given: Arguments, opening: Opening) -> Recording:
         without_values = self._uses_fakes or self._is_on_meta
-        return record(self.model, args, kwargs, opening, self._surroundings, without_values)
+        return record(self.model, given, opening, self._surroundings, without_values)
 
-    def _opened_further(
-        self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Recording:
+    def _opened_further(self, recording: Recording, given: Arguments) -> Recording:
         """Open modules whose parts are called one by one, and those that are too coarse to balance stages.
 
         One level at a time, as far as that can be recorded.
         """
-        while True:
-            calls = [call.module for call in recording.calls if call.module]
-            path, why = self.opening.called_in_parts(calls, recording.state.values()), "its parts are called"
-            if not path:
-                if (found := self.opening.too_coarse(calls)) is None:
-                    break
-                path, why = found[0], f"it has {found[1]:.0%} of the parameters"
+        while found := self.opening.to_open_next(recording.modules, recording.state.values()):
+            path, why = found
             tried = self.opening.copy()
             try:
                 if tried.open(path, why, alone=True):
-                    recording = self._record(args, kwargs, tried)
+                    recording = self._record(given, tried)
                     self.opening = tried
                     continue
             except CaptureError:
@@ -295,14 +276,6 @@ class RecordedChain(Chain):
         env |= {number: _tensor_at(self.model, path) for number, path in recording.state.items()}
         env |= recording.constants
         return gives_the_same(questions, env)
-
-
-def _bound(recording: Recording, passed: Sequence[Tensor]) -> BoundCall:
-    values = dict(zip(recording.inputs, passed, strict=True))
-    return BoundCall(
-        Live(recording, tuple([values[number] for number in recording.parts[0].takes])),
-        tuple(values[number] for number in recording.end_inputs),
-    )
 
 
 def _names(groups: Sequence[Group], model: nn.Module) -> list[str]:

@@ -27,16 +27,16 @@ def is_parted(model: nn.Module) -> bool:
     return len({parameter.device for parameter in model.parameters()}) > 1
 
 
-def together(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move the tensors of a call to the device of the last tensor."""
-    devices = [tensor.device for tensor in tensors((args, kwargs)) if tensor.dim()]
-    return (args, kwargs) if len(set(devices)) < 2 else at(devices[-1], args, kwargs)
+def together(nest: Any) -> Any:
+    """Move the tensors of a nest to the device of its last tensor."""
+    devices = [tensor.device for tensor in tensors(nest) if tensor.dim()]
+    return nest if len(set(devices)) < 2 else at(devices[-1], nest)
 
 
-def at(device: torch.device | None, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move the tensors of a call to a device."""
+def at(device: torch.device | None, nest: Any) -> Any:
+    """Move the tensors of a nest to a device; None and the meta device leave them where they are."""
     if device is None or device.type == "meta":
-        return args, kwargs
+        return nest
     return pytree.tree_map_only(
-        Tensor, lambda t: t if t.device == device or not t.dim() else t.to(device), (args, kwargs)
+        Tensor, lambda t: t if t.device == device or not t.dim() else t.to(device), nest
     )

@@ -15,10 +15,9 @@ from .placing import at, home, is_parted, together
 from .python_state.values import Holder
 from .recording.session import untouched
 from .refusal import CaptureError
-from .replay.calls import Call
 from .replay.comparing import CHANGES, changed
-from .replay.given import Env
-from .replay.layers import replayed
+from .replay.given import Arguments
+from .replay.layers import BoundCall, finish
 from .replay.outputs import same_outputs
 from .replay.recording import Recording
 
@@ -26,8 +25,6 @@ _ELSE = (
     "pipepart.check names the first module that differs; layers=[...] says which modules stay whole; "
     'verify="never" trains without this check'
 )
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Run(NamedTuple):
@@ -39,6 +36,7 @@ class _Run(NamedTuple):
 
 def verify(
     model: nn.Module,
+    layers: Sequence[nn.Module],
     recording: Recording,
     given: Arguments,
     holders: Callable[[], Iterable[Holder]],
@@ -52,6 +50,7 @@ def verify(
 
     Args:
         model: the user's.
+        layers: of the chain.
         recording: of a forward with these arguments.
         given: the arguments.
         holders: returns what the model's code uses beside what the model holds.
@@ -74,7 +73,11 @@ def verify(
             return _Run(pytree.tree_map_only(Tensor, Tensor.detach, result), found)
 
     def replay(*args: Any, **kwargs: Any) -> Any:
-        return _replayed(model, recording, tensors((args, kwargs)))
+        live, rest = BoundCall.of(recording, tensors((args, kwargs)))
+        value: Any = live
+        for layer in layers:  # on the device of its stage, or where its tensors are
+            value = layer(together(at(home(layer), value)))
+        return value if recording.loss is None else finish(*together((value, rest)))
 
     if parted or known_way:
         recorded = recording.result
@@ -91,35 +94,7 @@ def verify(
                 )
             return
     why = (
-        changed(recording, again())
+        changed(recording.calls, again().calls)
         or f"The code between modules depends on what a replay does not see: {CHANGES}"
     )
     raise CaptureError(f"a replay of {kind} gives other numbers than the model. {why}. {_ELSE}")
-
-
-def _replayed(model: nn.Module, recording: Recording, arguments: Iterable[Tensor]) -> Any:
-    """Replay each call on the device of its module or arguments, and return the output of the model."""
-
-    def called(call: Call) -> Callable[..., Any]:
-        module = model.get_submodule(call.module) if call.module else None
-
-        def placed(*args: Any, **kwargs: Any) -> Any:
-            if module is None:
-                args, kwargs = together(args, kwargs)
-                return call.func(*args, **kwargs)
-            args, kwargs = at(home(module), args, kwargs)
-            return module(*args, **kwargs)
-
-        return placed
-
-    passed = dict(zip(recording.inputs, arguments, strict=True))
-    env: Env = {}
-    values: Sequence[Tensor] = [passed[number] for number in recording.parts[0].takes]
-    for part in recording.parts:
-        env = replayed(recording, part, values, called, model.get_submodule, None)
-        values = [env[number] for number in part.gives]
-    if recording.loss is not None:
-        values = [env[number] for number in recording.end.takes]
-        values += [passed[number] for number in recording.end_inputs]
-        env = replayed(recording, recording.end, values, called, model.get_submodule, None)
-    return recording.completed(env)

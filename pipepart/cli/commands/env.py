@@ -9,7 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-_PACKAGES = ("torch", "networkx", "numpy", "scipy", "pydantic", "transformers", "accelerate", "peft")
+_PACKAGES = (
+    "pipepart",
+    "torch",
+    "networkx",
+    "numpy",
+    "scipy",
+    "pydantic",
+    "transformers",
+    "accelerate",
+    "peft",
+)
 
 
 def env_command() -> None:
@@ -21,7 +31,6 @@ def env_command() -> None:
 def _environment() -> Iterator[tuple[str, str]]:
     import torch
 
-    yield "pipepart", version("pipepart")
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for name in _PACKAGES:
         try:

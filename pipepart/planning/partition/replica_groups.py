@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -23,7 +23,7 @@ class ReplicaGroups:
             the memory of the smallest member.
         all_devices: the cluster with all devices.
         members: the device names of each group, one per replica, by the name of the first.
-        identical: True if all devices are alike, so that no other grouping can be better.
+        identical: True if all devices are alike, so that no other grouping or choice of devices can be better.
     """
 
     cluster: Cluster
@@ -40,6 +40,14 @@ class ReplicaGroups:
     def replicas(self) -> int:
         """The number of replicas of the model."""
         return len(next(iter(self.members.values())))
+
+
+def fastest_devices(groups: ReplicaGroups, count: int) -> ReplicaGroups:
+    """Return groups of one device each for the fastest devices, those with more memory first."""
+    kept = {device.name for device in sorted(groups.cluster.devices, key=_rank)[:count]}
+    devices = [[device] for device in groups.cluster.devices if device.name in kept]
+    members = {name: groups.members[name] for name in groups.members if name in kept}
+    return replace(groups, cluster=_of_one_replica(groups.cluster, devices), members=members)
 
 
 def groupings(cluster: Cluster, replicas: int) -> list[ReplicaGroups]:

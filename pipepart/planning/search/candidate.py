@@ -19,7 +19,7 @@ from ..costs.stage_memory import MODE_SETS, Floats, Ints, Mode, ModeChoice, Stas
 from ..partition.reductions import runs_all_reduce
 from ..plans.plan import Plan
 from ..request import ASYNCHRONOUS, BIDIRECTIONAL, DEFERRING
-from .parts import Part
+from .parts import FEW_DEVICES, Part
 from .step_times import Levels, StepTimes, has_bandwidth
 
 # Estimated CPU seconds to evaluate and plan a candidate: per action of a stage and micro-batch, under schedules with
@@ -33,7 +33,6 @@ _TYPICAL_SHARE = 0.35  # of the estimates above, which keep a time limit on slow
 _LIMITED_SECONDS = 0.03
 _EDGE_SECONDS = 1.6e-6
 _SEARCHED = ("v-half", "v-min")
-FEW_DEVICES = 4  # up to this many devices, try each number
 _MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
 
 
@@ -218,7 +217,8 @@ class Candidate:
 
 def candidates_of(part: Part) -> list[Candidate]:
     """Return the candidates for every named schedule, set of modes and number of devices, the simplest first."""
-    request, most, layers = part.request, part.most_devices, len(part.profile.layers)
+    request, layers = part.request, len(part.profile.layers)
+    least, most = part.least_devices, part.most_devices
     candidates = []
     for name, choice in product(request.schedules, request.mode_choices):
         chunks = request.chunks_of(name)
@@ -228,9 +228,11 @@ def candidates_of(part: Part) -> list[Candidate]:
         if request.stages != "auto":
             devices, rest = divmod(request.stages, chunks)
             numbers = [devices] if not rest and 0 < devices <= most else []
+        numbers = [count for count in numbers if count >= least]
         possible = [count for count in numbers if count * chunks <= layers and (count > 1 or chunks == 1)]
-        # If no number is possible, an impossible candidate tells the reason.
-        candidates += [Candidate(part, name, chunks, devices, choice) for devices in possible or numbers[:1]]
+        if not possible and part.computing is None:
+            possible = numbers[:1]  # an impossible candidate tells the reason
+        candidates += [Candidate(part, name, chunks, devices, choice) for devices in possible]
     return candidates
 
 

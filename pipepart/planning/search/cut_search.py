@@ -54,8 +54,9 @@ class CutSearch:
     def with_bound(self, plan: Plan) -> Plan:
         """Return a plan of the candidate with the bound of its bottleneck, if it is known."""
         candidate, groups = self._candidate, self._part.groups
-        if not candidate.is_plain or (groups.replicas > 1 and not groups.identical):
-            return plan  # other groupings of the devices were not tried
+        chosen = groups.replicas > 1 or self._part.computing is not None
+        if not candidate.is_plain or (chosen and not groups.identical):
+            return plan  # other groupings or choices of the devices were not tried
         if candidate.is_limited and self._part.request.mode_choices != (candidate.choice,):
             return plan  # with other modes that the request allows, other cuts fit
         with suppress(OutOfTime):

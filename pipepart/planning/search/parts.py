@@ -6,21 +6,24 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, TypeVar
 
 from ...profiling import Profile
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
+from ..overhead import most_on_a_host, with_overhead
 from ..partition.chain_dp import order_spaces
 from ..partition.order_search import OrderSpaces
-from ..partition.replica_groups import ReplicaGroups, groupings
+from ..partition.replica_groups import ReplicaGroups, fastest_devices, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
 from ..request import BIDIRECTIONAL, Request
 
 _Result = TypeVar("_Result")
+
+FEW_DEVICES = 4  # up to this many devices, try each number
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +35,14 @@ class Part:
         profile: the layers, with costs at this number of micro-batches only.
         groups: the devices, grouped for the replicas.
         costs: the costs of the layers.
+        computing: number of devices of ``groups``, with layers as slow as beside so many; None for all devices.
     """
 
     request: Request
     profile: Profile
     groups: ReplicaGroups
     costs: ChainCosts
+    computing: int | None = None
     _results: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
@@ -49,6 +54,13 @@ class Part:
     def most_devices(self) -> int:
         """The largest number of devices of one replica."""
         return min(len(self.groups.cluster), len(self.profile.layers))
+
+    @property
+    def least_devices(self) -> int:
+        """The smallest number of devices of one replica: others have parts with the layers as fast as beside them."""
+        if self.computing is not None:
+            return self.computing
+        return 1 + _most_computing(self.request) if self.groups.identical and self.groups.replicas == 1 else 1
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -130,15 +142,31 @@ class Part:
 def parts_of(request: Request) -> Iterator[Part]:
     """Yield the parts of a request."""
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
-    for count in request.micro_batches:
-        profile = request.profile.model_copy(update={"costs": (request.profile.at(count),)})
+    fewer = range(1, _most_computing(request) + 1)
+    beside = {
+        computing: with_overhead(request.measured, request.cluster, computing)[0] for computing in fewer
+    }
+    for count, computing in product(request.micro_batches, (None, *fewer)):
+        priced = request.profile if computing is None else beside[computing]
+        profile = priced.model_copy(update={"costs": (priced.at(count),)})
         together = _costs(request, profile, allow_split_ties=False)
         apart = None
-        for groups in all_groups:
+        chosen = all_groups
+        if computing is not None:
+            chosen = [fastest_devices(groups, computing) for groups in all_groups if groups.replicas == 1]
+        for groups in chosen:
             costs = together
-            if request.may_split_ties and len(together.allowed_borders) + 1 < _most_stages(request, groups):
+            most = _most_stages(request, groups)
+            if request.may_split_ties and len(together.allowed_borders) + 1 < most:
                 costs = apart = apart or _costs(request, profile, allow_split_ties=True)
-            yield Part(request, profile, groups, costs)
+            yield Part(request, profile, groups, costs, computing)
+
+
+def _most_computing(request: Request) -> int:
+    """Return the largest number of devices that has a part of its own: layers are faster beside fewer devices."""
+    if request.profile is request.measured:
+        return 0
+    return min(most_on_a_host(request.cluster.devices) - 1, len(request.cluster) - 1, FEW_DEVICES)
 
 
 def _costs(request: Request, profile: Profile, allow_split_ties: bool) -> ChainCosts:

@@ -18,9 +18,9 @@ from ..plans.plan import Plan
 from ..plans.searched_order import SEARCH, order_text
 from ..request import Request
 from .alternatives import list_alternatives
-from .candidate import FEW_DEVICES, Candidate, candidates_of
+from .candidate import Candidate, candidates_of
 from .cut_search import CutSearch, best_plan
-from .parts import Part, parts_of
+from .parts import FEW_DEVICES, Part, parts_of
 
 SECONDS = 10.0  # time of a search, if the request does not set it
 # A request without ``seconds`` gets a fixed effort if it has no more layers and devices than these: estimated seconds

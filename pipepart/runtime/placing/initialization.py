@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture import CaptureError, state_of
+from ...generators import draws_undone
 from .moving import swap_values
 
 Initialize = Callable[[nn.Module], object]
@@ -38,7 +39,7 @@ def initialize_modules(
     """
     versions: dict[Tensor, int] = {}
     seed = int(torch.randint(2**62, ()))  # moves the caller's generator: a second model gets other values
-    with torch.random.fork_rng(devices=[]):
+    with draws_undone():
         run = _Run(homes, what, versions, seed, initialize)
         run.settle(run.visit(model, ""))
     held = set(state_of(model))  # an initializer may bind buffers anew

@@ -58,7 +58,7 @@ class RngKeys:
 
     def __init__(self, seed: int | None = None) -> None:
         if seed is None:
-            state = state_of(torch.default_generator).numpy().tobytes()
+            state = state_of().numpy().tobytes()
             seed = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
         self.seed = seed
         self.drawn = False
@@ -71,7 +71,9 @@ class RngKeys:
     def finish(self) -> None:
         """Advance the global generator if any layer drew, so that the next step draws other numbers."""
         if self.drawn and not self._finished:
-            torch.rand((), device="cpu")  # on the CPU even if the caller has set another default device
+            cpu = torch.device("cpu")  # even if the caller has set another default device
+            with GENERATOR_LOCKS[cpu]:
+                torch.rand((), device=cpu)
         self._finished = True
 
 
@@ -140,10 +142,10 @@ class KeyedLayers:
 
     def generator_states(self) -> list[bytes]:
         """Return the states of torch's generators for the CPU and the stage's device."""
-        generators = [torch.default_generator]
-        if self._device.type == "cuda":
-            generators.append(_global_generator(self._device))
-        return [state_of(generator).numpy().tobytes() for generator in generators]
+        devices = (
+            [torch.device("cpu"), self._device] if self._device.type == "cuda" else [torch.device("cpu")]
+        )
+        return [state_of(device).numpy().tobytes() for device in devices]
 
     def _decide(self) -> None:
         self.unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self.never)]

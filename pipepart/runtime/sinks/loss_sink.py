@@ -201,7 +201,7 @@ class LossSink(ABC):
     def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
         return self._seed(weight, loss)
 
-    def _seed(self, weight: float | Tensor, like: Tensor | Kind) -> Tensor:
+    def _seed(self, weight: float | Tensor, like: Tensor) -> Tensor:
         """Return a weight as a gradient of ``like``, scaled."""
         if isinstance(weight, Tensor):
             return self._scaled(weight.to(like.device, like.dtype))
@@ -224,13 +224,6 @@ class LossSink(ABC):
         assert total is not None
         added = self.added_total()
         return total if added is None else total + added.to(total.device, total.dtype) / parts
-
-
-class Kind(NamedTuple):
-    """What a gradient must have in common with its tensor."""
-
-    dtype: torch.dtype
-    device: torch.device
 
 
 class _Seeds(threading.local):

@@ -122,7 +122,7 @@ class Streams:
             used = [own[device] for own in self._own if device in own]
             copying = [stream for stream in self._host_copies.values() if stream.device == device]
             for stream in (*used, *copying, self._callers[device]):
-                if stream != caller and not stream.query():  # one that is done needs no wait
+                if stream != caller:
                     waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
 
     @contextmanager

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from pipepart import Pipeline
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, trained, trained_by_caller
-from tests.pipeline.conformance.runners import SCHEDULES, Mode, drawn
-from tests.pipeline.conformance.scenarios import CHAINS
+from tests.pipeline.conformance.runners import SCHEDULES, Mode, as_dtype, asking, drawn, sgd
+from tests.pipeline.conformance.scenarios import SCENARIOS
 from tests.support.chains import cut_by_hand
-from tests.support.mixed import mixed
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import Own
 from tests.support.searched import drawn_plan, names_of, network
@@ -94,52 +95,44 @@ def in_a_chain(how: How) -> dict[str, Any]:
     return {**found, "inputs": [x.grad for x, _ in batches]}
 
 
-@on(2, "1f1b", 1, "never", slow=True)
-@on(2, "zb-v", 2, "never")
-@on(2, "gpipe", 1, "always", slow=True)
-def on_strict_devices(schedule: str, chunks: int, recompute: Any) -> dict[str, Any]:
-    """Each rank counts the memory of its own devices."""
-    pipe = cut_by_hand(
-        mixed().double(),
-        [2, 4, 6] if chunks == 2 else [4],
-        loss_fn=nn.MSELoss(),
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-        micro_batches=4,
-        timeout=TIMEOUT,
-        strict=True,
-    )
-    kept = {name: (use.by_category["parameters"], use.peak > 0) for name, use in pipe.memory().items()}
-    return {**trained(pipe, drawn_batches([12, 9], width=4), max_norm=0.1), "memory": Own(kept)}
-
-
 def in_mode(mode: Mode) -> dict[str, Any]:
-    """Three steps, the second of them short, of a chain of one kind of layers."""
+    """Three steps, the second of them short; on strict devices each rank counts the memory of its own."""
     pipe = mode.pipeline(mode.what.make().to(mode.dtype), timeout=TIMEOUT)
+    kept = {}
+    if mode.home == "strict":
+        kept = {name: (use.by_category["parameters"], use.peak > 0) for name, use in pipe.memory().items()}
+    torch.manual_seed(1)
     samples = mode.sizes[0]
-    batches = drawn_batches([samples, max(samples // 2, 2), samples], dtype=mode.dtype)
-    for x, _ in batches:
-        x.requires_grad_()
-    found = trained(pipe, batches, max_norm=0.5)
-    return {**found, "inputs": [x.grad for x, _ in batches]}
+    sizes = samples, max(samples // 2, 2), samples
+    batches = [(asking(x), y) for x, y in (as_dtype(mode.what.batch(size), mode.dtype) for size in sizes)]
+    optimizer = sgd if mode.what.sparse else adam
+    found = trained(pipe, batches, optimizer, max_norm=None if mode.what.sparse else 0.5)
+    inputs = [[leaf.grad for leaf in tree_leaves(x)] for x, _ in batches]
+    return {**found, "inputs": inputs, "memory": Own(kept)}
 
 
 def drawn_for_ranks(choose: random.Random, processes: int, **given: Any) -> Mode:
     """A mode that several processes can run: no replicas, no emulation."""
-    stash = choose.choice(["never", "except-last", "always"])
-    return drawn(choose, **given, devices=processes, replicas=1, stash=stash, runner="step")
+    given = {"stash": choose.choice(["never", "except-last", "always"]), "home": "threads", **given}
+    return drawn(choose, **given, devices=processes, replicas=1, runner="step")
 
 
 def list_modes() -> None:
-    """List every kind of layers and every schedule, on 2 to 4 ranks."""
+    """List every kind of layers and every schedule, on 2 to 4 ranks; and strict devices."""
     choose = random.Random(0)
-    kinds = [name for name, one in CHAINS.items() if not (one.sparse or one.alone or one.on_host)]
+    kinds = [name for name, one in SCENARIOS.items() if not (one.alone or one.on_host or name == "anything")]
     orders = [(name, chunks) for name, chunks in SCHEDULES if name != "chimera" and chunks < 4]
-    for number in range(max(len(kinds), len(orders))):
-        given = {"scenario": kinds[number % len(kinds)], "schedule": orders[number % len(orders)]}
-        processes = choose.choice([size for size in (2, 3, 4) if size * given["schedule"][1] <= 7])
-        on(processes, drawn_for_ranks(choose, processes, **given), slow=number % 5 != 1)(in_mode)
+    for number, kind in enumerate(kinds):
+        schedule = orders[number % len(orders)]
+        processes = choose.choice([size for size in (2, 3, 4) if size * schedule[1] <= 7])
+        layers = SCENARIOS[kind].layers
+        if processes * schedule[1] > layers:
+            schedule, processes = ("1f1b", 1), min(processes, layers)
+        mode = drawn_for_ranks(choose, processes, scenario=kind, schedule=schedule)
+        on(processes, mode, slow=number % 8 != 1)(in_mode)
+    for schedule in (("1f1b", 1), ("zb-v", 2), ("gpipe", 1)):
+        mode = drawn_for_ranks(choose, 2, scenario="all at once", schedule=schedule, home="strict")
+        on(2, mode, slow=schedule[1] == 1)(in_mode)
 
 
 list_modes()

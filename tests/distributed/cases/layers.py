@@ -15,8 +15,7 @@ from pipepart.capture import RecordedChain
 from tests.distributed.cases.models import Keeps, Packs, Unpacks, language_model
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
-from tests.pipeline.conformance.scenarios import CHAINS
-from tests.support import skipping, tied
+from tests.support import skipping
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, initialize, twins
 from tests.support.pieces import WIDTH, OtherLayout, linear
@@ -37,19 +36,16 @@ def nests(compress: Any) -> dict[str, Any]:
     return trained(cut(layers, [2, 3], compress=compress), drawn_batches([9, 6, 2, 9]))
 
 
-@on(3, False, "always", slow=True)
-@on(3, True, "never", slow=True)
-@on(3, True, "always")
-def running_statistics(deferred: bool, recompute: Any) -> dict[str, Any]:
+@on(3, "never", slow=True)
+@on(3, "always")
+def deferred_statistics(recompute: Any) -> dict[str, Any]:
     layers = [linear(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), linear(), nn.BatchNorm1d(WIDTH), linear()]
-    pipe = cut(layers, [2, 4], deferred_batch_norm=deferred, recompute=recompute)
+    pipe = cut(layers, [2, 4], deferred_batch_norm=True, recompute=recompute)
     return trained(pipe, drawn_batches([12, 7, 4, 12]))
 
 
-@on(3, 3, "1f1b", "never")
-@on(4, 4, "zb-h1", "never", slow=True)
 @on(2, 4, "gpipe", "always", slow=True)
-@on(3, 3, "1f1b", "never", "int8", slow=True)
+@on(3, 3, "1f1b", "never", "int8")
 def values_that_skip_ranks(
     stages: int, schedule: str, recompute: Any, compress: Any = None
 ) -> dict[str, Any]:
@@ -87,16 +83,6 @@ def language_models(kind: str) -> dict[str, Any]:
     return found
 
 
-@on(3, "1f1b")
-@on(4, "zb-h1", slow=True)
-def a_weight_that_three_stages_use(schedule: str) -> dict[str, Any]:
-    borders = [1, 2, 5] if schedule == "zb-h1" else [2, 5]
-    model = tied.language_model().double()
-    pipe = cut_by_hand(model, borders, loss_fn=tied.loss_fn, schedule=schedule, timeout=TIMEOUT)
-    torch.manual_seed(3)
-    return trained(pipe, [tied.words(size) for size in (7, 3, 7)], max_norm=0.2)
-
-
 @on(3)
 def frozen_and_thawed() -> dict[str, Any]:
     """The second and third step train one layer more."""
@@ -114,15 +100,6 @@ def frozen_and_thawed() -> dict[str, Any]:
         found["gradients"] = gradients(pipe)
         found["state"] = pipe.full_state_dict()
     return found
-
-
-@on(3)
-def sparse_gradients() -> dict[str, Any]:
-    model = CHAINS["sparse embedding"].make().double()
-    pipe = cut_by_hand(model, [3, 5], loss_fn=nn.MSELoss(), timeout=TIMEOUT)
-    return trained(
-        pipe, drawn_batches([6, 4, 6]), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-    )
 
 
 class Scaled(nn.Module):

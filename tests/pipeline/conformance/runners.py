@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipepart.capture import Chain, flatten
 from schedules import Kind, build, split_backward
 from tests.pipeline.conformance.scenarios import SCENARIOS, Scenario
 from tests.support.chains import apart, plan_by_hand
+from tests.support.on_devices import on_devices
 from tests.support.recorded import chain_for
 from tests.support.searched import MODES, drawn_plan
 
@@ -33,6 +34,16 @@ SCHEDULES: list[tuple[str, int]] = [
 DRAWN = ("drawn", 0)  # an order of its own, of stages that lie anywhere
 SPLITTING = {"zb-h1", "zb-h2", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v"}
 WHOLE_BACKWARDS = {"gpipe", "1f1b", "eager-1f1b"}
+
+# Simulated asynchronous devices: the device of each worker by its number.
+LATE: dict[str, Callable[[int], str]] = {
+    "late": lambda worker: f"vdev:{worker}",
+    "late on one": lambda worker: "vdev:0",
+    "late on two": lambda worker: f"vdev:{worker % 2}",
+    "late and the CPU": lambda worker: "cpu" if worker % 2 else f"vdev:{worker}",
+}
+# Of torch, both with the kernels of the plain model.
+BACKENDS = {"compiled": "eager", "compiled backward": "aot_eager"}
 
 # Each with whether it is a mean over samples.
 LOSSES: dict[str, tuple[Callable[..., Tensor], bool]] = {
@@ -58,6 +69,7 @@ class Mode:
     dtype: torch.dtype
     loss: str
     runner: str
+    home: str  # the devices: "threads", "apart", "strict", or one of ``LATE``
 
     def __str__(self) -> str:
         return "-".join(str(getattr(self, field.name)) for field in fields(self)).replace("torch.", "")
@@ -80,9 +92,7 @@ class Mode:
         """Whether it is no training that is refused, and one that has an oracle."""
         what, (name, _) = self.what, self.schedule
         samples, micro_batches = self.sizes
-        if (what.alone and (self.replicas > 1 or name == "chimera")) or (
-            what.on_host and self.runner == "strict"
-        ):
+        if what.alone and (self.replicas > 1 or name == "chimera"):
             return False
         if name == "chimera" and (self.devices != 2 or self.replicas == 3 or what.writes):
             return False
@@ -95,7 +105,7 @@ class Mode:
         if what.by_address and self.dtype == torch.float32:
             return False
         if self.schedule == DRAWN:
-            return self.replicas == 1 and self._runs and self.runner not in ("apart", "critical")
+            return self.replicas == 1 and self._runs and self.runner != "critical" and self.home != "apart"
         return (
             self._runs
             and self.stages <= min(7, what.layers)
@@ -104,15 +114,19 @@ class Mode:
 
     @property
     def _runs(self) -> bool:
+        alone = self.replicas == 1 and self.schedule[0] != "chimera"
+        if self.home == "strict" and self.what.on_host:
+            return False
+        # A copy of a weight lies at another address, and float32 kernels of small matrices round by that.
+        if (self.home == "apart" or self.home in LATE) and self.dtype != torch.float64:
+            return False
+        if self.home == "apart" and not (self.what.shared and alone):
+            return False
         if self.runner == "critical":
             return self.schedule[0] in WHOLE_BACKWARDS and self.replicas == 1 and self.stages > 1
-        if self.runner == "apart":
-            # A copy of a weight lies at another address, and float32 kernels of small matrices round by that.
-            exact = self.dtype == torch.float64
-            return exact and self.what.shared and self.replicas == 1 and self.schedule[0] != "chimera"
         if self.runner == "called":
-            return not self.what.draws and self.replicas == 1 and self.schedule[0] != "chimera"
-        return True
+            return not self.what.draws and alone
+        return self.runner not in BACKENDS or self.home == "threads"
 
     def pipeline(self, model: nn.Module, **options: Any) -> Pipeline:
         """Return the pipeline of a model that the scenario has made."""
@@ -123,16 +137,21 @@ class Mode:
             chain = chain_for(model, sample, loss_fn=what.loss, parts=self.parts)
         names = [name for name, _ in (flatten(model) if chain is model else chain.layers)]  # type: ignore[union-attr]
         plan = self._plan(names)
-        if self.runner == "apart":
-            plan = apart(plan)
         if self.runner == "critical":
             plan = split_on_the_critical_path(plan)
+        if self.home == "apart":
+            plan = apart(plan)
+        if self.home in LATE:
+            plan = on_devices(plan, list(map(LATE[self.home], range(len(plan.cluster)))))
         if self.runner == "observed":
             options |= {"trace": True}
         if self.runner == "optimizers of stages":
             options["optimizer"] = sgd
+        if self.runner in BACKENDS:
+            torch.compiler.reset()
+            options["compile"] = {"backend": BACKENDS[self.runner]}
         loss_fn = what.loss or LOSSES[self.loss][0]
-        return Pipeline(chain, plan, loss_fn, strict=self.runner == "strict", **options)  # type: ignore[arg-type]
+        return Pipeline(chain, plan, loss_fn, strict=self.home == "strict", **options)  # type: ignore[arg-type]
 
     def _plan(self, names: Sequence[str]) -> Plan:
         choose = random.Random(str(self))
@@ -167,6 +186,17 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05)
 
 
+def asking(x: Any) -> Any:
+    """Return a copy of an input whose floating-point tensors ask for gradients; layouts stay."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.detach().requires_grad_() if 0 in tensor.stride() else tensor.clone().requires_grad_()
+
+    return pytree.tree_map_only(Tensor, copy, x)
+
+
 def as_dtype(nest: Any, dtype: torch.dtype) -> Any:
     """Return a nest with its floating-point tensors in this type; layouts stay."""
 
@@ -186,17 +216,15 @@ VALUES: dict[str, list[Any]] = {
     "sizes": [(9, 4), (12, 6), (14, 7), (3, 8), (1, 2), (7, 1)],
     "dtype": [torch.float64, torch.float32, torch.bfloat16],
     "loss": list(LOSSES),
-    "runner": [
-        *("step", "step", "called", "called", "apart", "observed", "critical", "optimizers of stages"),
-        "strict",  # which is slow
-    ],
+    "runner": ["step", "step", "called", "called", "observed", "critical", "optimizers of stages"],
+    "home": [*["threads"] * 6, "apart", "strict"],  # the last of which is slow
 }
 
 
-def drawn(choose: random.Random, **given: Any) -> Mode:
+def drawn(choose: random.Random, among: Mapping[str, list[Any]] = VALUES, **given: Any) -> Mode:
     """Return a possible mode with these settings, the others drawn."""
     while True:
-        mode = Mode(**{name: given.get(name, choose.choice(values)) for name, values in VALUES.items()})
+        mode = Mode(**{name: given.get(name, choose.choice(values)) for name, values in among.items()})
         if mode.possible:
             return mode
 
@@ -211,15 +239,25 @@ def pairs(mode: Mode) -> frozenset[Any]:
     return frozenset(apart | {(mode.scenario, family)})
 
 
-def covering(choose: random.Random, each: int, tries: int = 12) -> Iterator[Mode]:
+def covering(
+    choose: random.Random, each: int, among: Mapping[str, list[Any]] = VALUES, tries: int = 12
+) -> Iterator[Mode]:
     """Yield some modes of each scenario, in which nearly every two settings that can meet do."""
     seen: set[Any] = set()
-    for name in [*SCENARIOS] * each:
+    for name in among["scenario"] * each:
         best = max(
-            (drawn(choose, scenario=name) for _ in range(tries)), key=lambda mode: len(pairs(mode) - seen)
+            (drawn(choose, among, scenario=name) for _ in range(tries)),
+            key=lambda mode: len(pairs(mode) - seen),
         )
         seen |= pairs(best)
         yield best
+
+
+def all_modes() -> Iterator[Mode]:
+    """Yield modes of all scenarios, and some that are drawn seldom."""
+    choose = random.Random(0)
+    yield from covering(choose, each=2)
     yield drawn(choose, schedule=("chimera", 1), runner="optimizers of stages")
+    yield drawn(choose, scenario="many sorts", runner="compiled", schedule=("zb-h1", 1), devices=3)
     for name in [name for name, scenario in SCENARIOS.items() if scenario.shared]:
-        yield drawn(choose, scenario=name, runner="apart")
+        yield drawn(choose, scenario=name, home="apart")

@@ -137,6 +137,25 @@ def passed_on(layer: Callable[[], nn.Module]) -> Callable[[], nn.Sequential]:
     return lambda: nn.Sequential(linear(), layer(), Double(), linear(), Double(), linear())
 
 
+def many_sorts() -> nn.Sequential:
+    """One of each of many kinds of layers."""
+    kinds = (
+        *(
+            "linear",
+            "relu in place",
+            "in place",
+            "norm",
+            "nests",
+            "branches",
+            "other layout",
+            "half detached",
+        ),
+        *("views", "weight norm", "attention", "batch norm"),
+    )
+    made = {**LAYERS, **WRITING}
+    return nn.Sequential(*(layer for kind in kinds for layer in made[kind]()))
+
+
 def anything() -> nn.Sequential:
     """Draw a chain of two to four kinds of layers, some of them frozen and some linear layers tied."""
     choose = random.Random(torch.initial_seed())
@@ -184,6 +203,12 @@ def image_model() -> nn.Sequential:
     )
 
 
+def pooled_images() -> nn.Sequential:
+    """Saves indices, views, and what is written in place."""
+    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 3))
+
+
 def tokens(samples: int) -> Batch:
     return torch.randint(9, (samples, 3)), torch.randint(4, (samples,))
 
@@ -210,6 +235,7 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "branches": lambda: [pieces.Parallel()],
     "other layout": lambda: [pieces.OtherLayout()],
     "half detached": lambda: [pieces.HalfDetached()],
+    "views": lambda: [layers.Halves(), nn.Linear(WIDTH + WIDTH // 2, WIDTH)],
     "detached": lambda: [linear(), Calls(torch.detach)],
     "hook on its input": lambda: [layers.HooksItsInput()],
     "weight norm": lambda: [parametrizations.weight_norm(linear())],
@@ -291,6 +317,8 @@ SCENARIOS: dict[str, Scenario] = {
         )
         for layout in ("channels last", "transposed", "strided", "expanded")
     },
+    "pooled images": Scenario(pooled_images, images("contiguous"), CROSS_ENTROPY, draws=True, writes=True),
+    "many sorts": Scenario(many_sorts, writes=True),
     "all at once": Scenario(searched.network, draws=True, writes=True),
     "anything": Scenario(anything, draws=True, writes=True, by_batch=True),
     "hourglass": Scenario(lambda: Hourglass(4), vectors, functional.mse_loss),

@@ -81,7 +81,6 @@ def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
     model = chain_with(fuse, position)
     # The first layer's backward hook only fires where its input has a gradient.
     x, y = torch.randn(8, 4, requires_grad=True), torch.randn(8, 4)
-    reference = plain.twin(model)
     with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
         fuse.at = micro_batch
         with pytest.raises(Trouble) as caught:
@@ -95,10 +94,7 @@ def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
         assert f"(action {position // 2}{part}{micro_batch})" in notes(caught.value)
 
         fuse.at = None
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        plain.check_step(pipe, x, y, LOSS, 4)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +111,6 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
         return nn.functional.mse_loss(CallsInBackward.apply(output, partial(fuse.burn, number)), target)
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    reference = plain.twin(model)
     x, y = torch.randn(8, 4), torch.arange(4.0).repeat_interleave(2)[:, None].repeat(1, 4)
     options: dict[str, Any] = {"reduction": "mean", "recompute": recompute}
     with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=4, **options) as pipe:
@@ -127,10 +122,7 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
         assert "stage 1 of 2" in notes(caught.value)
         assert f"micro-batch {micro_batch} of 4" in notes(caught.value)
         fuse.at = None
-        pipe.zero_grad()
-        pipe.step(x, target=y)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        plain.check_step(pipe, x, y, LOSS, 4)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +179,6 @@ def cut(model: nn.Module, borders: list[int], **options: Any) -> Pipeline:
     return cut_by_hand(model, borders, loss_fn=LOSS, micro_batches=4, timeout=60, **options)
 
 
-def check_that_it_goes_on(pipe: Pipeline) -> None:
-    reference = plain.twin(pipe.module)
-    reference.zero_grad()
-    pipe.zero_grad()
-    pipe.step(X, target=Y)
-    plain.micro_batched_step(reference, X, Y, LOSS, 4)
-    plain.assert_close(plain.gradients(pipe.module), plain.gradients(reference), 1e-6)
-
-
 @pytest.mark.parametrize("drop_in", [False, True])
 def test_a_second_forward(drop_in):
     """Buffers are the user's again."""
@@ -220,7 +203,7 @@ def test_a_second_forward(drop_in):
         )
         assert norm.running_mean is running
         assert norm.num_batches_tracked == 4
-        check_that_it_goes_on(pipe)
+        plain.check_step(pipe, X, Y, LOSS, 4)
 
 
 def test_a_second_forward_that_does_something_else():
@@ -270,7 +253,7 @@ def test_the_backward_for_the_weights():
         assert "stage 1 of 2" in place
         assert "(action 1W0)" in place
         overwrites.armed, overwrites.held = False, None
-        check_that_it_goes_on(pipe)
+        plain.check_step(pipe, X, Y, LOSS, 4)
 
 
 @pytest.mark.parametrize("stage", [0, 2])
@@ -286,7 +269,7 @@ def test_the_step_of_a_stages_optimizer(stage):
         place = f"stage {stage} of 3 on virtual:{stage}, all micro-batches (action {stage}OPT_STEP)"
         assert place in notes(caught.value)
         handle.remove()
-        check_that_it_goes_on(pipe)
+        plain.check_step(pipe, X, Y, LOSS, 4)
 
 
 def test_the_sum_of_the_gradients_of_two_copies(monkeypatch):
@@ -299,7 +282,7 @@ def test_the_sum_of_the_gradients_of_two_copies(monkeypatch):
             with pytest.raises(Trouble) as caught:
                 pipe.step(X, target=Y)
         assert re.search(r"\(action [23]REDUCE_GRAD\)", notes(caught.value))
-        check_that_it_goes_on(pipe)
+        plain.check_step(pipe, X, Y, LOSS, 4, replica_of=(0, 1))
 
 
 def test_an_exception_that_takes_no_notes_arrives_as_it_is():

@@ -1,4 +1,4 @@
-"""compile=: layers that are compiled train to the numbers of the plain model, and what must not be compiled is not.
+"""compile=: which layers are compiled together, and what must not be compiled is not.
 
 torch's "eager" and "aot_eager" backends compute with the kernels of the plain model, so numbers are compared bit by
 bit.
@@ -15,8 +15,6 @@ from torch import Tensor, fx, nn
 
 import pipepart
 from pipepart import Pipeline
-from tests.pipeline.conformance.layers import Double
-from tests.pipeline.conformance.scenarios import LAYERS, WRITING
 from tests.support.chains import cut_by_hand, on_device, plan_by_hand
 from tests.support.pieces import WIDTH, Noise, linear
 from tests.support.plain import (
@@ -67,52 +65,21 @@ def assert_trains_alike(pipe: Pipeline, plain: nn.Module, parts: int = 3, **how:
         assert_same(dict(model.named_buffers()), dict(plain.named_buffers()))
 
 
-def test_chains_of_all_sorts_of_layers_have_the_gradients_and_buffers_of_the_plain_model():
-    """And the model keeps its layers and names."""
-    kinds = (
-        "linear",
-        "relu in place",
-        "in place",
-        "norm",
-        "nests",
-        "branches",
-        "other layout",
-        "half detached",
-    )
-    made = [LAYERS[name]() for name in (*kinds, "weight norm", "attention")]
-    layers = [layer for each in (*made, WRITING["batch norm"]()) for layer in each]
-    model = in_double(layers)
-    names, plain = list(model.state_dict()), twin(model)
-    third = len(layers) // 3
-    with cut_by_hand(model, [third, 2 * third], loss_fn=loss_fn, schedule="zb-h1", compile=EAGER) as pipe:
-        assert_trains_alike(pipe, plain)
-        assert list(pipe.state_dict()) == names
-    assert all(now is before for now, before in zip(model, layers, strict=True))
-    assert type(model[0].forward).__name__ == "method"
-
-
-@pytest.mark.slow
-def test_a_compiled_backward_with_writes_at_a_border_statistics_and_a_parameter_of_two_stages():
-    first, last = linear(), linear()
-    last.weight = first.weight
-    model = in_double(
-        [first, nn.BatchNorm1d(WIDTH), nn.Tanh(), linear(), Double(), nn.BatchNorm1d(WIDTH), last]
-    )
-    plain = twin(model)
-    options = {"backend": "aot_eager"}
-    with cut_by_hand(model, [4], loss_fn=loss_fn, recompute="always", compile=options) as pipe:
-        assert_trains_alike(pipe, plain)
-
-
 def test_consecutive_layers_are_one_graph():
+    """And the model keeps its layers and names."""
     backend = Counting()
-    model = in_double([linear(), nn.Tanh(), linear(), nn.Tanh(), linear()])
+    layers = [linear(), nn.Tanh(), linear(), nn.Tanh(), linear()]
+    model = in_double(layers)
+    names = list(model.state_dict())
     x, y = mini_batch()
     with cut_by_hand(model, [3], loss_fn=loss_fn, compile={"backend": backend}) as pipe:
         pipe.step(x, target=y)
         assert backend.graphs == []
         pipe.step(x, target=y)
         pipe.step(x, target=y)
+        assert list(pipe.state_dict()) == names
+    assert all(now is before for now, before in zip(model, layers, strict=True))
+    assert type(model[0].forward).__name__ == "method"
     calls = [sum(node.op == "call_function" for node in graph.graph.nodes) for graph in backend.graphs]
     assert sorted(calls) == [2, 3]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .calls import Call, positions
-from .given import Ref, Slice, same_value
+from .given import Arguments, Ref, Slice, same_value
 from .recording import Recording
 
 Place = tuple[int, ...]
@@ -40,9 +40,13 @@ def fingerprint(recording: Recording) -> str:
     return _known[recording]
 
 
-def changed(first: Recording, second: Recording) -> str:
-    """Return a message about the first call that differs between two recordings; empty if none differs."""
-    for one, other in zip(first.calls, second.calls, strict=False):
+def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
+    """Return a message about the first call that differs between two recordings; empty if none differs.
+
+    Args:
+        first, second: their calls.
+    """
+    for one, other in zip(first, second, strict=False):
         if (one.name, one.line) != (other.name, other.line):
             return (
                 f"Two forwards with the same arguments take different ways: {other.name} is called at {other.line}, "
@@ -58,11 +62,9 @@ def changed(first: Recording, second: Recording) -> str:
     return ""
 
 
-def with_another_sample(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_another_sample(given: Arguments) -> Arguments:
     """Return the arguments of a model with its first sample repeated at the end."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten(given)
     samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
     longer = [
         torch.cat([leaf, leaf[:1]])

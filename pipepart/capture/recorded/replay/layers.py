@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..placing import at
 from ..refusal import CaptureError
-from .calls import Call
 from .given import DeviceRule, Env
 from .recording import Group, Part, Recording, own_loss
 
@@ -51,6 +51,25 @@ for _kind in (Live, Unfinished):
     )
 
 
+class BoundCall(NamedTuple):
+    """The arguments of one call, matched to a recording.
+
+    Attributes:
+        live: the input of the first layer.
+        rest: the arguments that only the model's own loss needs.
+    """
+
+    live: Live
+    rest: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, recording: Recording, arguments: Iterable[Tensor]) -> BoundCall:
+        """Match the tensors among the arguments, in the order of their nest."""
+        values = dict(zip(recording.inputs, arguments, strict=True))
+        live = Live(recording, tuple([values[number] for number in recording.parts[0].takes]))
+        return cls(live, tuple(values[number] for number in recording.end_inputs))
+
+
 def used_by(value: Any, layer: int) -> Any:
     """Return the input of a layer, by its index in the chain, without live values that it does not use."""
     if not isinstance(value, Live):
@@ -82,33 +101,17 @@ class RecordedLayer(nn.Module):
         for owner, names in owners.items():
             self._modules[_KEY + owner] = OwnTensors(model.get_submodule(owner), names)
 
-    @property
-    def main(self) -> nn.Module | None:
-        """The user's module that the layer is named after."""
-        return self._modules[self.paths[-1]] if self.paths else None
-
-    @property
-    def owners(self) -> list[str]:
-        """The paths of the modules whose parameters and buffers the layer uses directly."""
-        return [key.removeprefix(_KEY) for key in self._modules if key.startswith(_KEY)]
-
     def forward(self, live: Live) -> Any:
         """Replay the layer's part of the recording."""
         recording = live.recording
         part = recording.parts[self.index]
         rule = _device_rule((*self.parameters(), *live.tensors), recording) if part.placed else None
-        env = replayed(recording, part, live.tensors, self._called, self._owner, rule)
+        env = _replayed(recording, part, live.tensors, self._modules, rule)
         if self.index < len(recording.parts) - 1:
             return Live(recording, tuple([env[number] for number in part.gives]))
         if recording.loss is None:
             return recording.completed(env)
         return Unfinished(recording, tuple([env[number] for number in recording.end.takes]))
-
-    def _called(self, call: Call) -> Any:
-        return self._modules[call.module] if call.module else call.func
-
-    def _owner(self, path: str) -> Any:
-        return self._modules[_KEY + path]
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -124,15 +127,14 @@ class RecordedLayer(nn.Module):
             yield from module.named_modules(memo, key.removeprefix(_KEY), remove_duplicate)
 
     def __repr__(self) -> str:
-        return type(self).__name__ if self.main is None else repr(self.main)
+        return repr(self._modules[self.paths[-1]]) if self.paths else type(self).__name__
 
 
-def replayed(
+def _replayed(
     recording: Recording,
     part: Part,
     values: Sequence[Tensor | None],
-    called: Callable[[Call], Any],
-    owner: Callable[[str], Any],
+    modules: Mapping[str, Any],
     rule: DeviceRule | None,
 ) -> Env:
     """Run the calls of one part again, and return the tensors by number.
@@ -141,18 +143,21 @@ def replayed(
         recording: that the part belongs to.
         part: of a layer, or the end.
         values: the live values before it, and the arguments that only the end needs.
-        called: returns what is called again for a call: the module or the function.
-        owner: returns the module of a path, whose own parameters and buffers functions use.
+        modules: those of the layer; none for the end.
         rule: puts recorded devices, and the model's other tensors, where the part is replayed; None to leave them.
     """
     takes = (*part.takes, *recording.end_inputs) if part is recording.end else part.takes
     env: Env = dict(zip(takes, values, strict=True))
+    here = next((value.device for value in values if value is not None and value.dim()), None)
     for number, path, name in part.state:
-        env[number] = held(owner(path), name)
+        # A parameter may be another stage's, on its device. In a step the layer has a copy of it; where a replay is
+        # compared with the model, it has the parameter itself.
+        env[number] = at(here, held(modules[_KEY + path], name))
     for number in part.constants:
         env[number] = recording.constants[number] if rule is None else rule(recording.constants[number])
     for call in part.calls:
-        call.run(env, called(call), recording.autocast, rule if call.given.has_device else None)
+        func = modules[call.module] if call.module else call.func
+        call.run(env, func, recording.autocast, rule if call.given.has_device else None)
     return env
 
 
@@ -254,12 +259,4 @@ def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Env:
     recording = unfinished.recording
     rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else None
     values = (*unfinished.tensors, *arguments)
-    return replayed(recording, recording.end, values, _function, _no_owner, rule)
-
-
-def _function(call: Call) -> Any:
-    return call.func
-
-
-def _no_owner(path: str) -> Any:
-    raise AssertionError(f"what follows the last layer uses tensors of {path!r}")
+    return _replayed(recording, recording.end, values, {}, rule)

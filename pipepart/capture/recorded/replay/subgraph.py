@@ -53,7 +53,7 @@ class Subgraph(NamedTuple):
 def gives_the_same(calls: Iterable[Call], env: Env) -> bool:
     """Run calls again and store their tensors; return False if a call reads another value than in the recording."""
     for call in calls:
-        args, kwargs = together(*call.given.filled(env))
+        args, kwargs = together(call.given.filled(env))
         for out, leaf in zip(call.outs, pytree.tree_leaves(call.func(*args, **kwargs)), strict=True):
             if isinstance(leaf, Tensor):
                 env[out.number] = leaf

@@ -17,7 +17,9 @@ transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 transformers.logging.set_verbosity_error()
 
-from examples.transformers_trainer import PipelineTrainer, build, collate, data  # noqa: E402
+from examples.transformers_trainer import build, collate, data  # noqa: E402
+from pipepart.integrations import transformers as integration  # noqa: E402
+from pipepart.integrations.transformers import PipelineTrainer  # noqa: E402
 
 STEPS = 4
 
@@ -131,6 +133,42 @@ def test_autocast_of_the_trainer_holds_in_stages(tmp_path):
     assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
     assert ours[0] != pytest.approx(without[0], rel=1e-6)
     assert ours == pytest.approx(theirs, rel=2e-3)  # bfloat16 rounds the sums of micro-batches
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_user_says_whether_losses_are_scaled_for_accumulation(tmp_path, scaled):
+    def trained(piped: bool) -> Any:
+        trainer = trainer_of(tmp_path / str(piped), piped, max_steps=1, eval_strategy="no")
+        trainer.loss_is_scaled_for_ga = scaled
+        trainer.train()
+        return trainer
+
+    assert_alike(trained(True), trained(False))
+
+
+class Averaged(torch.optim.SGD):
+    """An optimizer with other weights for evaluation, as those without a schedule have; here it counts only."""
+
+    trained = 0
+
+    def train(self) -> None:
+        self.trained += 1
+
+    def eval(self) -> None:
+        pass
+
+
+def test_an_optimizer_is_told_that_it_trains(tmp_path):
+    trainer = trainer_of(tmp_path, True, max_steps=2, eval_strategy="no")
+    optimizer = trainer.optimizer = Averaged(trainer.model.parameters(), lr=0.1)
+    trainer.train()
+    assert optimizer.trained == 4  # two batches each step
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(integration, "under_torchrun", lambda: True)
+    with pytest.raises(ValueError, match="for one process"):
+        trainer_of(tmp_path, True)
 
 
 def test_label_smoothing_of_the_trainer_is_refused(tmp_path):

@@ -1,0 +1,169 @@
+"""A module of Lightning over a pipeline logs and ends with what the same module does without one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipepart
+from pipepart.integrations.lightning import PipelineSteps
+
+pytestmark = [
+    pytest.mark.usefixtures("short_profiles"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+lightning: Any = pytest.importorskip("pytorch_lightning")
+logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+WIDTH = 6
+BATCH = 8
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
+    ).double()
+
+
+def loader() -> torch.utils.data.DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(6 * BATCH, WIDTH, dtype=torch.double, generator=generator)
+    y = torch.randint(3, (6 * BATCH,), generator=generator)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=BATCH)
+
+
+class Steps(lightning.LightningModule):
+    """What both have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.seen: list[float] = []
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def on_validation_epoch_end(self) -> None:
+        self.seen.append(float(self.trainer.callback_metrics["validation"]))
+
+
+class Plain(Steps):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.model(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("validation", nn.functional.cross_entropy(self.model(x), y))
+
+
+class Piped(PipelineSteps, Steps):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return self.pipeline_step(x, target=y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("validation", self.pipe.evaluate(x, target=y))
+
+
+def pipeline(model: nn.Module) -> pipepart.Pipeline:
+    x, y = next(iter(loader()))
+    return pipepart.Pipeline.auto(
+        model, x, target=y, loss_fn=nn.CrossEntropyLoss(), devices=2, schedule="1f1b", micro_batches=2
+    )
+
+
+def trainer(folder: Path, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+    }
+    return lightning.Trainer(**{**settings, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate_grad_batches": 4, "gradient_clip_val": 0.1}],
+    ids=["plain", "accumulated and clipped"],
+)
+def test_losses_metrics_and_parameters_are_those_of_lightning(tmp_path, options):
+    expected = Plain(network())
+    trainer(tmp_path, **options).fit(expected, loader(), loader())
+    with pipeline(network()) as pipe:
+        ours = Piped(pipe)
+        trainer(tmp_path, **options).fit(ours, loader(), loader())
+        assert len(ours.losses) == 12
+        torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-9, atol=0)
+        torch.testing.assert_close(ours.seen, expected.seen, rtol=1e-9, atol=0)
+        state = ours.state_dict()
+        assert state.keys() == expected.state_dict().keys()
+        for name, tensor in expected.state_dict().items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+def test_autocast_of_lightning_holds_in_stages(tmp_path):
+    def losses(piped: bool, precision: str) -> list[float]:
+        model = network().float()
+        with pipeline(network()) as other:
+            module = (
+                Piped(pipepart.Pipeline(model, other.plan, nn.CrossEntropyLoss())) if piped else Plain(model)
+            )
+            pairs: Any = [(x.float(), y) for x, y in loader()]
+            batches = torch.utils.data.DataLoader(pairs, batch_size=None)
+            trainer(tmp_path, max_epochs=1, precision=precision).fit(module, batches)
+            return module.losses
+
+    rounded = losses(True, "bf16-mixed")
+    assert rounded[0] == pytest.approx(losses(False, "bf16-mixed")[0], rel=1e-6)
+    assert rounded[0] != pytest.approx(losses(False, "32")[0], rel=1e-6)
+
+
+def test_training_goes_on_from_a_checkpoint_of_either(tmp_path):
+    whole = Plain(network())
+    trainer(tmp_path, max_epochs=2).fit(whole, loader())
+    for make in (Plain, lambda model: Piped(pipeline(model))):
+        first = make(network())
+        saving = trainer(tmp_path, max_epochs=1)
+        saving.fit(first, loader())
+        saving.save_checkpoint(tmp_path / "saved.ckpt")
+        second = Piped(pipeline(network()))
+        trainer(tmp_path, max_epochs=2).fit(second, loader(), ckpt_path=tmp_path / "saved.ckpt")
+        torch.testing.assert_close(second.losses, whole.losses[6:], rtol=1e-9, atol=0)
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    module = Piped(pipeline(network()))
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match=r"call self\.pipe\.step"):
+        trainer(tmp_path).fit(module, loader())
+
+    class Several:
+        world_size = 2
+
+    module._trainer = Several()
+    with pytest.raises(ValueError, match=r"Trainer\(devices=1\)"):
+        PipelineSteps.pipeline_step(module, torch.ones(1))
