@@ -29,7 +29,12 @@ def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> b
             owner = holder.owner
             if isinstance(owner, nn.Module) and not holder.is_module and owner in parts:
                 return True
-            if _is_value(holder, surroundings) and homes.setdefault(id(owner), place) != place:
+            if not _is_value(holder, surroundings):
+                continue
+            first = homes.setdefault(id(owner), place)
+            # Code of torch changes no lists or the like of its modules.
+            of_torch = holder.root is not None and is_of_torch(type(holder.root))
+            if first != place and not (of_torch and layers[first][1] is layer):
                 return True
     return False
 
