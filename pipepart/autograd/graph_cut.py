@@ -210,29 +210,6 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence
     )
 
 
-class _Alias(torch.autograd.Function):
-    """Returns an alias of a leaf, with the same memory and version counter, that a layer may write into."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
-def alias(message: Any) -> Any:
-    """Replace the leaves of a message by aliases, for layers that write into their input.
-
-    Autograd forbids in-place writes to leaves. The version counter is shared, so autograd still detects a write to a
-    tensor that another graph has saved.
-    """
-    if type(message) is Tensor:
-        return _Alias.apply(message) if message.requires_grad else message
-    return pytree.tree_map_only(Tensor, lambda t: _Alias.apply(t) if t.requires_grad else t, message)
-
-
 class _Catch(torch.autograd.Function):
     """Returns an alias of a leaf, with the same memory and version counter, and stores the gradient of the alias."""
 
@@ -250,7 +227,9 @@ class _Catch(torch.autograd.Function):
 def catching(message: Any, caught: list[Tensor | None]) -> Any:
     """Replace the leaves of a message by aliases that store their gradients in ``caught``, in the order of the leaves.
 
-    They are not accumulated in the ``grad`` of the leaves, which would copy gradients of another layout.
+    They are not accumulated in the ``grad`` of the leaves, which would copy gradients of another layout. Layers may
+    write into an alias, which autograd forbids for a leaf. The version counter is shared, so autograd still detects a
+    write to a tensor that another graph has saved.
     """
     numbers = itertools.count()
 

@@ -35,17 +35,31 @@ def check_nest(nest: Any, what: str, help: str, is_leaf: IsLeaf | None = None) -
     """
     if isinstance(nest, Tensor):
         return
+    for leaf in register_dataclasses(nest, is_leaf):
+        raise InputTypeError(
+            f"{what} holds a {type(leaf).__name__}, an object with tensors that cannot be taken apart: {help}"
+        )
+
+
+def register_dataclasses(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
+    """Register the dataclasses in a nest with pytree, and return the other objects that hold tensors.
+
+    Args:
+        nest: a nest of tensors and other values.
+        is_leaf: returns True for values that are not searched.
+    """
+    found = []
     for leaf in pytree.tree_leaves(nest, is_leaf=is_leaf):
         if isinstance(leaf, (Tensor, *_SCALARS)) or (is_leaf is not None and is_leaf(leaf)):
             continue
         if not holds_tensors(leaf):
             continue
-        if not _is_plain_dataclass(leaf):
-            raise InputTypeError(
-                f"{what} holds a {type(leaf).__name__}, an object with tensors that cannot be taken apart: {help}"
-            )
-        _register(type(leaf))
-        check_nest(leaf, what, help, is_leaf)
+        if _is_plain_dataclass(leaf):
+            _register(type(leaf))
+            found += register_dataclasses(leaf, is_leaf)
+        else:
+            found.append(leaf)
+    return found
 
 
 def holds_tensors(value: Any) -> bool:

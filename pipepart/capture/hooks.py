@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from torch import nn
 
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -13,6 +16,12 @@ HOOKS = tuple(
 
 CALL_HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 """Attributes of a module that hold what runs with its call."""
+
+
+def hooks_of(module: nn.Module) -> Iterator[Any]:
+    """Return the hooks of a module that run with its call."""
+    for table in CALL_HOOKS:
+        yield from getattr(module, table).values()
 
 
 def has_hooks(module: nn.Module, tables: tuple[str, ...] = CALL_HOOKS) -> bool:

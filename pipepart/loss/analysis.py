@@ -17,7 +17,7 @@ from ..capture.recorded.recording.tables import SIZES, words
 from .rules import ALIKE, FILLS, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Positions, Rows
 from .sums import Divisor, Part, Sum, Values, combined
 from .tape import Call, Lost, Ref, Tape
-from .terms import MicroBatchLoss, Replay, Term
+from .terms import MicroBatchLoss, Replay, Term, on_host
 from .torch_losses import is_torch_loss, result_of
 from .whole import ELEMENTWISE, WholeTape
 
@@ -26,7 +26,7 @@ _READS = words(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
 )
 
-State = Rows | Sum | Lost | Positions | None  # None for a constant, the same for all micro-batches
+State = Rows | Sum | Divisor | Lost | Positions | None  # None for a constant, the same for all micro-batches
 
 
 class Given(NamedTuple):
@@ -62,7 +62,6 @@ class Pattern(NamedTuple):
         key: equal for micro-batches whose losses are computed alike, whatever their numbers of samples.
         parts, shift: as of :class:`~.sums.Sum`.
         replays: for each part what computes its count for another micro-batch, if the target alone determines it.
-        constants: what the keys name by identity.
         whole_key: of the calls for the mini-batch, if the loss reads sizes.
         lasting: whether the pattern holds for other steps as well.
     """
@@ -71,7 +70,6 @@ class Pattern(NamedTuple):
     parts: tuple[Part, ...]
     shift: float | Tensor
     replays: tuple[Replay | None, ...]
-    constants: Mapping[int, Any]
     whole_key: Hashable
     lasting: bool
 
@@ -149,19 +147,27 @@ class Analysis:
             if first.divisor is None or exact:
                 parts = (first._replace(number=number, gradient=gradient, coefficient=1.0),)
         key = (self._whole if self._is_called else tape).key(number)
-        return self._kept(key, parts, shift, not by_value or not tape.constants)
+        return self._kept(key, parts, shift, not by_value)
 
     def count(self, number: int) -> Pattern:
-        """Return a pattern whose only replay computes the count with a number, if the target alone determines it."""
-        count = Part(number, False, divisor=Divisor(lambda found: found(number), (number,)))
-        found = self._kept(self._tape.key(number), (count,), 0.0, True)
-        return found._replace(replays=(None,)) if isinstance(self._states.get(number), Lost) else found
+        """Return a pattern whose only part is divided by the count with a number.
+
+        Its replay computes the count of another micro-batch, if the target alone determines it.
+        """
+        state = self._states.get(number)
+        divisor = (
+            state
+            if isinstance(state, Divisor)
+            else Divisor(lambda found: on_host(found(number).detach()), (number,))
+        )
+        found = self._kept(self._tape.key(number), (Part(number, False, divisor=divisor),), 0.0, True)
+        return found._replace(replays=(None,)) if isinstance(state, Lost) else found
 
     def _kept(self, key: Hashable, parts: tuple[Part, ...], shift: float | Tensor, lasting: bool) -> Pattern:
-        tape, replays = self._tape, tuple([self._replay(part.divisor) for part in parts])
+        replays = tuple([self._replay(part.divisor) for part in parts])
         whole_key = self._whole.key() if self._is_called else None
-        lasting = lasting and not tape.is_opaque
-        return Pattern(key, parts, shift, replays, tape.constants, whole_key, lasting)
+        lasting = lasting and not any(call.is_opaque for call in self._tape.calls)
+        return Pattern(key, parts, shift, replays, whole_key, lasting)
 
     def _replay(self, divisor: Divisor | None) -> Replay | None:
         """Return what computes the count of another micro-batch from its target."""
@@ -171,7 +177,7 @@ class Analysis:
         sizes, own = self._batch.sizes, self._batch.own
         if not operands:
             return lambda _, other: count(_no_value) * sizes[other] / own
-        needed = {id(call): call for operand in operands for call in self._tape.needed(operand)}
+        needed = {id(call) for operand in operands for call in self._tape.needed(operand)}
         calls = [call for call in self._tape.calls if id(call) in needed]
         leaves = [leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, Ref)]
         made = {number for call in calls for number in call.numbers}
@@ -242,11 +248,11 @@ class Analysis:
         has_positions = any(isinstance(state, Positions) for state in states)
         if has_positions and (call.name != "__getitem__" or not isinstance(states[0], Rows)):
             raise LostError("takes the indices of samples for more than to pick values of each sample")
-        sums = any(isinstance(state, Sum) for state in states)
+        sums = any(isinstance(state, Sum | Divisor) for state in states)
         if tracked and is_torch_loss(call.function):
             if sums:
                 raise LostError("takes a sum over samples, which differs from that of the mini-batch")
-            return result_of(operation, self._batch.own)
+            return result_of(operation)
         if sums:
             return combined(operation)
         if tracked and call.name in ("sum", "mean") and not operation.results[0].dim():

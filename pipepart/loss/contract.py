@@ -22,6 +22,7 @@ from .analysis import Pattern
 from .following import Followed, Following
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
+from .sums import Values
 from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of
 
 
@@ -173,22 +174,12 @@ class MiniBatchLoss:
         shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
-    def value(self, micro_batch: int) -> Tensor | None:
-        """Return the loss of a micro-batch, 0 if it is a mean over nothing; None if it is not computed yet."""
-        taken = self._taken[micro_batch]
-        if taken is None:
-            return None
-        value = taken.value.detach()
-        for term in taken.terms:
-            value = value.masked_fill(torch.as_tensor(term.empty, device=value.device), 0.0)
-        return value
-
     def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
         """Call the loss, and return what it is made of."""
-        counts = {index: counts[micro_batch] for index, counts in self._counts.items()}
-        known = self._following.known(micro_batch, output, target, counts)
+        known = self._following.known(micro_batch, output, target)
         if known is not None:
-            return known
+            counts = {index: counts[micro_batch] for index, counts in self._counts.items()}
+            return self._of_pattern(*known, counts)
         value, followed = self._following.call(micro_batch, output, target)
         taken = self._as_taken(value, micro_batch, followed)
         if followed is not None:
@@ -216,8 +207,7 @@ class MiniBatchLoss:
             found = "what it is a mean of is not known: the last layer returns a scalar"
         if followed is not None and isinstance(found, Pattern):
             self._check_declared(found)
-            if found.writes_counts(followed.tape):
-                raise refusal(function, "it writes into a tensor by which it counts")
+            self._check_counts(found, followed)
             return found.loss(loss, followed.tape.value)
         if declared is Reduction.SUM:
             return MicroBatchLoss(loss, (Term(loss),))
@@ -237,15 +227,38 @@ class MiniBatchLoss:
                 f"{title(self._loss.function)} is a {kind} over samples, and reduction={declared!s} is declared"
             )
 
+    def _check_counts(self, found: Pattern, followed: Followed) -> None:
+        if found.writes_counts(followed.tape):
+            raise refusal(self._loss.function, "it writes into a tensor by which it counts")
+
     def _of_pair(self, total: Tensor, count: Tensor | float, followed: Followed | None) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
+        found = None if followed is None else self._following.count(followed, count)
+        if followed is not None and found is not None:
+            self._check_counts(found, followed)
+            return self._of_pattern((total, count), found, followed.tape.value, {})
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
+        return self._divided(total, count, part)
+
+    def _of_pattern(
+        self, value: Any, pattern: Pattern, found: Values, counts: Mapping[int, float | Tensor]
+    ) -> MicroBatchLoss:
+        """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
+        if not is_pair(value):
+            return pattern.loss(value, found, counts)
+        (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
+        assert term.divisor is not None
+        taken = self._divided(total, count, term.divisor, term.least)
+        return taken._replace(key=pattern.key, replays=pattern.replays)
+
+    def _divided(
+        self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = 0.0
+    ) -> MicroBatchLoss:
         if isinstance(part, float) and not 0 <= part < float("inf"):
             raise LossError(
                 f"{title(self._loss.function)} returned (sum, count) with count {part:g}: a count is 0 or more"
             )
-        replay, key = (None, None) if followed is None else self._following.count(followed, count)
-        return MicroBatchLoss(total / count, (Term(total, divisor=part),), key=key, replays=(replay,))
+        return MicroBatchLoss(total / count, (Term(total, divisor=part, least=least),), replays=(None,))
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,9 @@ from .analysis import Analysis, Batch, Given, Pattern
 from .buffers import buffers_elsewhere, call_with_buffers
 from .reduction import StepLoss
 from .rules import Rows
-from .tape import Lost, Tape
-from .terms import MicroBatchLoss, Replay
+from .straight_line import is_straight
+from .sums import Values
+from .tape import Lost, Results, Tape
 from .torch_losses import is_torch_loss, is_unchanged
 from .whole import WholeTape
 
@@ -26,21 +27,34 @@ class Followed(NamedTuple):
 
     Attributes:
         tape: of the call.
-        given: the tensors of the batch, by their numbers on the tape.
+        places: of the tensors of the batch, which are the first of the tape: in the target, or None for the output.
         batch: the micro-batch.
+        border: what the last layer ends with, if the model computes its loss.
         call_whole: calls the loss for the mini-batch, on a tape; None if its numbers do not follow the shapes.
-        kinds: of the arguments, if the loss does nothing but call a function of torch with them.
+        kinds: of the arguments, if the calls of the loss depend on nothing else.
     """
 
     tape: Tape
-    given: dict[int, Given]
+    places: Sequence[int | None]
     batch: Batch
+    border: str
     call_whole: Callable[[WholeTape], None] | None
     kinds: Hashable = None
 
-    def whole_tape(self, result: int) -> WholeTape:
+    def given(self) -> dict[int, Given]:
+        """Return what the tensors of the batch are, by their numbers on the tape."""
+        return {
+            number: Given(
+                _state(self.tape.value(number), self.batch, self.border if place is None else ""), place
+            )
+            for number, place in enumerate(self.places)
+        }
+
+    def whole_tape(self, given: dict[int, Given], result: int) -> WholeTape:
         """Return the tape of the mini-batch: of the loss if it has read sizes, else of its calls alone."""
-        whole = WholeTape(self.tape, {number: self._whole(number) for number in self.given})
+        whole = WholeTape(
+            self.tape, {number: self._whole(number, one.state) for number, one in given.items()}
+        )
         if self.is_sized and self.call_whole is not None:
             self.call_whole(whole)
         else:
@@ -52,14 +66,29 @@ class Followed(NamedTuple):
         """Whether the loss itself is called for the mini-batch."""
         return self.tape.reads_sizes and self.call_whole is not None
 
-    def _whole(self, number: int) -> Tensor:
+    def _whole(self, number: int, state: Rows | Lost) -> Tensor:
         """Return a tensor of the mini-batch without data."""
-        tensor, state = self.tape.value(number), self.given[number].state
+        tensor = self.tape.value(number)
         shape = list(tensor.shape)
         if isinstance(state, Rows):
             own, all_samples = self.batch.samples
             shape[state.dim] = shape[state.dim] * all_samples // own
         return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+
+def _state(leaf: Tensor, batch: Batch, border: str) -> Rows | Lost:
+    """Return where a tensor of the batch holds samples."""
+    if not leaf.dim():
+        where = f", as {border} belongs to the last layer with all before it" if border else ""
+        return Lost(
+            f"it uses a scalar that the model returned, and what that is a mean of is not known{where}"
+        )
+    if leaf.shape[0] % batch.own == 0:
+        return Rows(0, batch.regular)
+    if leaf.dim() > 1 and leaf.shape[1] == batch.own:  # steps first, samples second
+        return Rows(1, batch.regular)
+    shape = list(leaf.shape)
+    return Lost(f"it is given shape {shape}, whose first dimension is not that of {batch.own} samples")
 
 
 def _kind(tensor: Tensor) -> Hashable:
@@ -79,7 +108,7 @@ class Following:
     """
 
     def __init__(self, loss: StepLoss, batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> None:
-        self._function = loss.function
+        self._loss, self._function = loss, loss.function
         self._regular = batch.by_samples and _is_regular(batch, targets)
         self._sizes = tuple(batch.sizes)
         self._follows = len(batch.sizes) > 1 and batch.by_samples and not _is_compiled(loss.function)
@@ -87,34 +116,41 @@ class Following:
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
         self._is_torchs = is_unchanged(loss.function)
-        # Patterns of torch's losses, by the kinds of their arguments.
-        self._of_torch: dict[Hashable, Pattern] = {}
+        self._is_straight = not self._is_torchs and is_straight(loss.function)
+        # Patterns by the kinds of the arguments, of a loss that makes the same calls for all of the same kinds.
+        self._certain: dict[Hashable, Pattern] = {}
         first, *others = targets
         self._common = {  # targets that all micro-batches have in common, by place
             place: leaf
             for place, leaf in enumerate(first)
             if all(len(other) == len(first) and other[place] is leaf for other in others)
         }
-        self._constants: dict[int, Any] = {}  # of all tapes, which keys name by their identity
 
-    def known(
-        self, micro_batch: int, output: Any, target: Any, counts: Mapping[int, float | Tensor]
-    ) -> MicroBatchLoss | None:
-        """Compute the loss of a micro-batch without a tape; None if that is not possible.
+    def known(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Pattern, Values] | None:
+        """Call the loss on a micro-batch without a tape; None if its calls are not certain.
 
-        One of torch's losses makes the same call for each micro-batch whose tensors are of the same kind. ``counts``
-        are those of its terms that are known already.
+        A loss of torch, and a function without branches that reads nothing but its arguments, make the same calls for
+        each micro-batch whose tensors are of the same kinds.
+
+        Returns:
+            What the loss returns, its pattern, and the tensors of its calls by their numbers.
         """
         kinds = self._kinds(micro_batch, output, target)
-        pattern = None if kinds is None else self._of_torch.get(kinds)
+        pattern = None if kinds is None else self._certain.get(kinds)
         if pattern is None or self._function is None:
             return None
         moved = buffers_elsewhere(self._function, output)
-        value = call_with_buffers(self._function, (output, target), moved)
-        return pattern.loss(value, (output, target, value).__getitem__, counts)
+        if self._is_torchs:
+            value = call_with_buffers(self._function, (output, target), moved)
+            return value, pattern, (output, target, value).__getitem__
+        with Results(output, target) as results:
+            value = self._function(output, target)
+        return value, pattern, results.values.__getitem__
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
-        if not self._is_torchs or type(output) is not Tensor or type(target) is not Tensor:
+        if not (self._is_torchs or self._is_straight):
+            return None
+        if type(output) is not Tensor or type(target) is not Tensor:
             return None
         return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
 
@@ -134,18 +170,21 @@ class Following:
             return call_with_buffers(function, values, moved), None
         leaves = leaves_of(target)
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
-        tape = Tape(originals | {id(copy): own for own, copy in moved.values()})
-        given = self._give(tape, micro_batch, output, leaves)
+        tape = Tape(originals | {id(copy): own for own, copy in moved.values()}, self._loss.calls)
+        places = self._give(tape, output, leaves)
         with tape:
             value = call_with_buffers(function, values, moved)
-        self._constants.update(tape.constants)
+        self._loss.calls = tape.calls
         batch = Batch(self._sizes, self._sizes[micro_batch], self._regular)
 
         def call_whole(whole: WholeTape) -> None:
             whole.call(function, values, moved)
 
-        kinds = None if moved or len(given) != 2 else self._kinds(micro_batch, output, target)
-        return value, Followed(tape, given, batch, None if function is loss_of else call_whole, kinds)
+        border = output.recording.border if isinstance(output, Unfinished) else ""
+        kinds = None if moved or len(places) != 2 else self._kinds(micro_batch, output, target)
+        return value, Followed(
+            tape, places, batch, border, None if function is loss_of else call_whole, kinds
+        )
 
     def pattern(self, followed: Followed, loss: Tensor) -> Pattern | str:
         """Return the terms of a loss, or the reason why there are none."""
@@ -153,62 +192,56 @@ class Following:
         if not isinstance(number, int):
             return number.reason if number is not None else "what it returns does not come from the output"
         found = self._analysed(followed, number, Analysis.pattern)
-        calls = followed.tape.calls
-        # Another function may have been put in the place of torch's.
-        is_torchs = len(calls) == 1 and is_torch_loss(calls[0].function)
-        if is_torchs and followed.kinds is not None and isinstance(found, Pattern):
-            self._of_torch[followed.kinds] = found
+        self._note_certain(followed, found)
         return found
 
-    def count(self, followed: Followed, count: Tensor | float) -> tuple[Replay | None, Hashable]:
-        """Return what computes a count for other micro-batches, and a key of how it was computed."""
+    def count(self, followed: Followed, count: Tensor | float) -> Pattern | None:
+        """Return a pattern that is divided by a count; None for a count that cannot be followed."""
         number = followed.tape.number_of(count) if isinstance(count, Tensor) else None
-        if not isinstance(number, int):
-            return None, None
-        pattern = self._analysed(followed, number, Analysis.count)
-        return (pattern.replays[0], pattern.key) if isinstance(pattern, Pattern) else (None, None)
+        pattern = self._analysed(followed, number, Analysis.count) if isinstance(number, int) else None
+        self._note_certain(followed, pattern)
+        return pattern if isinstance(pattern, Pattern) else None
+
+    def _note_certain(self, followed: Followed, pattern: Pattern | str | None) -> None:
+        calls = followed.tape.calls
+        # Another function may have been put in the place of torch's.
+        is_torchs = self._is_torchs and len(calls) == 1 and is_torch_loss(calls[0].function)
+        is_straight = self._is_straight and not any(
+            call.in_place or call.name == "__setitem__" for call in calls
+        )
+        if followed.kinds is not None and isinstance(pattern, Pattern) and (is_torchs or is_straight):
+            self._certain[followed.kinds] = pattern
 
     def _analysed(
         self, followed: Followed, number: int, analyse: Callable[[Analysis, int], Pattern | str]
     ) -> Pattern | str:
         """Return a pattern of this step, one of the step before that still holds, or a new one."""
-        tape, given, batch, *_ = followed
-        kinds = tuple([(_kind(tape.value(place)), one.place) for place, one in given.items()])
+        tape, places, batch, *_ = followed
+        kinds = tuple([(_kind(tape.value(of_batch)), place) for of_batch, place in enumerate(places)])
         key = analyse, number, batch, kinds, tape.key()
         if key in self._patterns:
             return self._patterns[key]
-        found = self._earlier.get(key)
-        lasts = isinstance(found, Pattern) and found.lasting
-        whole = followed.whole_tape(number) if followed.is_sized or not lasts else None
-        if not isinstance(found, Pattern) or not lasts or (whole and found.whole_key != whole.key()):
-            assert whole is not None
-            found = analyse(Analysis(tape, whole, given, batch, followed.is_sized), number)
+        earlier = self._earlier.get(key)
+        found = earlier if isinstance(earlier, Pattern) and earlier.lasting else None
+        if found is None or followed.is_sized:
+            given = followed.given()
+            whole = followed.whole_tape(given, number)
+            if found is None or found.whole_key != whole.key():
+                found = analyse(Analysis(tape, whole, given, batch, followed.is_sized), number)
         self._patterns[key] = found
         return found
 
-    def _give(self, tape: Tape, micro_batch: int, output: Any, target: Sequence[Any]) -> dict[int, Given]:
-        """Number the tensors of a micro-batch's output and target."""
-        border = output.recording.border if isinstance(output, Unfinished) else ""
-        given = {tape.give(leaf): Given(self._state(leaf, micro_batch, border)) for leaf in tensors(output)}
+    def _give(self, tape: Tape, output: Any, target: Sequence[Any]) -> list[int | None]:
+        """Number the tensors of a micro-batch's output and target; return their places in the target."""
+        places: list[int | None] = []
+        for leaf in tensors(output):
+            tape.give(leaf)
+            places.append(None)
         for place, leaf in enumerate(target):
             if isinstance(leaf, Tensor) and leaf.dim() and place not in self._common:
-                given[tape.give(leaf)] = Given(self._state(leaf, micro_batch), place)
-        return given
-
-    def _state(self, leaf: Tensor, micro_batch: int, border: str = "") -> Rows | Lost:
-        """Return where a tensor holds samples; ``border`` is what the last layer ends with, if the model has a loss."""
-        samples = self._sizes[micro_batch]
-        if not leaf.dim():
-            where = f", as {border} belongs to the last layer with all before it" if border else ""
-            return Lost(
-                f"it uses a scalar that the model returned, and what that is a mean of is not known{where}"
-            )
-        if leaf.shape[0] % samples == 0:
-            return Rows(0, self._regular)
-        if leaf.dim() > 1 and leaf.shape[1] == samples:  # steps first, samples second
-            return Rows(1, self._regular)
-        shape = list(leaf.shape)
-        return Lost(f"it is given shape {shape}, whose first dimension is not that of {samples} samples")
+                tape.give(leaf)
+                places.append(place)
+        return places
 
 
 def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:

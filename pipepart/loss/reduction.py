@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -63,6 +63,7 @@ class StepLoss:
 
     Attributes:
         patterns: what the calls of the last step are known to compute (:mod:`~.following`).
+        calls: of torch, that the loss has made for the last micro-batch.
 
     Raises:
         LossError: the loss states that it does not reduce, or the model computes it and it is to be computed at once.
@@ -73,6 +74,7 @@ class StepLoss:
         self.function = loss_fn
         self.reduction = reduction
         self.patterns: dict[Hashable, Any] = {}
+        self.calls: Sequence[Any] = ()
         if loss_fn is None and reduction is Reduction.BATCH:
             raise LossError(
                 "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "

@@ -8,7 +8,7 @@ functions in ``RULES`` keep the samples apart under the conditions that their ru
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +53,7 @@ class Operation:
         call, name: the call.
         values, results: its leaves, with the tensors themselves, and the tensors that it returned.
         whole_leaves: its leaves for the mini-batch.
+        samples: in the micro-batch.
         scaled: positions of leaves that are numbers in proportion to the number of samples.
         is_written: whether a constant among the leaves was written after the call.
     """
@@ -65,6 +66,7 @@ class Operation:
         self.values = [tape.value(leaf.number) if isinstance(leaf, Ref) else leaf for leaf in call.leaves]
         self.results = [tape.value(number) for number in call.numbers]
         self.whole_leaves = whole.calls[place].leaves if place < len(whole.calls) else []
+        self.samples = samples[0]
         self.scaled = _in_proportion(call.leaves, self.whole_leaves, samples)
         self.is_written = any(
             state is None and tape.is_written(leaf)
@@ -151,7 +153,7 @@ class Operation:
         return found
 
 
-def _in_proportion(leaves: list[Any], wholes: list[Any], samples: tuple[int, int]) -> list[int]:
+def _in_proportion(leaves: Sequence[Any], wholes: Sequence[Any], samples: tuple[int, int]) -> list[int]:
     """Return the places of numbers that are in proportion to the samples of a micro-batch and of the mini-batch.
 
     Raises:
@@ -210,7 +212,7 @@ def _reshaped(operation: Operation) -> list[Rows]:
 
 
 def _indexed(operation: Operation) -> list[Rows]:
-    """Slices of dimensions other than that of the samples, a mask over samples, or values of each sample."""
+    """Slices of dimensions other than that of the samples, a mask over samples, or values for each sample."""
     index = operation.argument(1)
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, Ref | Tensor | list) for part in parts):
@@ -218,6 +220,8 @@ def _indexed(operation: Operation) -> list[Rows]:
     mask = operation.value_of(index)
     if isinstance(mask, Tensor) and mask.dtype is torch.bool:
         return _masked(operation)
+    if operation.states[0] is None and isinstance(operation.state_of(index), Rows):
+        return kept(operation)  # rows of a table, such as weights of classes
     if isinstance(operation.state_of(parts[0]), Positions) and _picks_from_each_sample(operation, parts):
         return kept(operation)
     raise LostError("picks samples by an index: use a mask, or gather")

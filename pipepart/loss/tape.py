@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ _UNSEEN = "it uses a tensor that was computed where torch cannot be followed, as
 _CHANGED = "it uses a tensor that was changed where torch cannot be followed, as by a custom Function"
 
 
+_UNNUMBERED = -1, -1, None
+
+
 class Ref:
     """Stands for a tensor that belongs to the batch or that a call made, by its number on the tape."""
 
@@ -41,31 +44,64 @@ class Lost(NamedTuple):
 
 
 class Call:
-    """One torch call.
+    """One torch call. Calls of the same function on the same arguments are equal.
+
+    Args:
+        tokens: the function, the form of the arguments, and one for each argument: equal for the same one.
+        leaves: as the attribute.
+        held: what tokens name by their identity, which holds as long as these live, beside the leaves.
 
     Attributes:
         function, name: what is called. In-place calls have the name of the plain function.
         in_place: whether it writes into its first argument.
         leaves: its arguments in a row, with a :class:`Ref` for each tensor that is no constant.
-        tokens: equal for calls of the same function on the same arguments.
         line: of the user's code.
         numbers: of the tensors that it returned or wrote.
-        answer: what it returned, if that holds no tensors.
     """
 
-    def __init__(self, function: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        self.function = function
-        self.name, self.in_place = _described(function)
-        self.leaves: list[Any] = []
-        self._nest = _flattened(arguments, self.leaves)
-        self.tokens: list[Hashable] = [function, self._nest]
-        self.line = ""
-        self.numbers: list[int] = []
-        self.answer: Any = None
+    def __init__(self, tokens: list[Hashable], leaves: Sequence[Any], held: Sequence[Any]) -> None:
+        self.function: Any = tokens[0]
+        self.name, self.in_place = _described(self.function)
+        self.leaves = leaves
+        self.line = line_of_user()
+        self.numbers = range(0)
+        self._tokens, self._held = tokens, held
+        self._gradients: list[bool] | None = None
+        self._hash: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Call) and self._tokens == other._tokens and self._gradients == other._gradients
+        )
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((*self._tokens, *(self._gradients or ())))
+        return self._hash
+
+    def is_same(self, tokens: list[Hashable]) -> bool:
+        """Return True for the tokens of the same function on the same arguments."""
+        return self._tokens == tokens
+
+    def returning(self, first: int, gradients: list[bool]) -> Call:
+        """Return the call with its results: tensors numbered from ``first``, and whether each has a gradient."""
+        numbers = range(first, first + len(gradients))
+        if self._gradients is None:
+            self.numbers, self._gradients = numbers, gradients
+        elif self.numbers != numbers or self._gradients != gradients:  # than when it was recorded
+            return Call(self._tokens, self.leaves, self._held).returning(first, gradients)
+        return self
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether an argument is an object that may change without a sign, such as an array."""
+        return any(
+            not isinstance(leaf, Tensor | Ref | Lost) and type(leaf) not in _PLAIN for leaf in self.leaves
+        )
 
     def filled(self, leaves: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with others in the place of :attr:`leaves`."""
-        return _nested(self._nest, iter(leaves))
+        return _nested(self._tokens[1], iter(leaves))
 
     @cached_property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -124,34 +160,58 @@ def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
     return _nested(form, map(change, leaves))
 
 
+class Results(TorchFunctionMode):
+    """Numbers the tensors that torch calls return as a tape does, for calls that are known.
+
+    Args:
+        given: the tensors of the batch.
+
+    Attributes:
+        values: the tensors.
+    """
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.values = list(given)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _described(func)[0] not in _HARMLESS:
+            self.values += tensors(result)
+        return result
+
+
 class Tape(TorchFunctionMode):
     """Records the torch calls within its ``with`` block.
 
     Args:
         originals: the tensors that others, by their identity, are copies of.
+        earlier: the calls on another tape. A call that is the same as that at its place is not described anew.
 
     Attributes:
         calls: in their order.
+        answers: what calls returned that returned no tensors, by their places.
         leaves: constants that get a gradient, by their identity.
-        constants: all that tokens name by their identity, which holds as long as these live.
         reads_sizes: whether any call gave the size of a tensor that is no constant.
-        is_opaque: whether tokens name objects that may change without a sign, such as arrays.
     """
 
-    def __init__(self, originals: Mapping[int, Tensor]) -> None:
+    def __init__(self, originals: Mapping[int, Tensor], earlier: Sequence[Call] = ()) -> None:
         super().__init__()
         self.calls: list[Call] = []
+        self.answers: dict[int, Any] = {}
         self.leaves: dict[int, Tensor] = {}
-        self.constants: dict[int, Any] = {}
-        self.reads_sizes = self.is_opaque = False
+        self.reads_sizes = False
         self.originals = originals
+        self._earlier = earlier
         self._values: list[tuple[Tensor, int]] = []  # with their versions, -1 if written since
         self._seen: dict[int, tuple[int, int, Any]] = {}  # number, version and node by identity
         self._used: dict[int, tuple[Tensor, int]] = {}  # constants by identity, with their versions
 
-    def give(self, tensor: Tensor) -> int:
-        """Return the number of a tensor of the batch."""
-        return self._note(tensor)
+    def give(self, tensor: Tensor) -> None:
+        """Number a tensor of the batch."""
+        self._note(tensor)
 
     def value(self, number: int) -> Tensor:
         """Return the tensor with a number."""
@@ -183,11 +243,11 @@ class Tape(TorchFunctionMode):
 
     def key(self, number: int | None = None) -> Hashable:
         """Return a key that is equal on another tape with the same calls, or with those that a tensor needs."""
-        calls = self.calls if number is None else self.needed(number)
-        return number, tuple([tuple(call.tokens) for call in calls])
+        return number, tuple(self.calls if number is None else self.needed(number))
 
     def forget(self) -> None:
         """Release the tensors that calls made."""
+        self.answers.clear()
         self._values.clear()
         self._seen.clear()
         self._used.clear()
@@ -199,57 +259,77 @@ class Tape(TorchFunctionMode):
 
     def record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of torch, and add the call to the tape."""
-        name, in_place = _described(function)
-        if name in _HARMLESS and not in_place:
-            return function(*args, **kwargs)
-        call = Call(function, (args, kwargs))
-        call.leaves = [self._argument(leaf, call.tokens) for leaf in call.leaves]
-        call.line = line_of_user()
-        first = call.leaves[0] if call.leaves else None
-        if type(first) is Ref:
-            if in_place and not args[0].dim():  # a term, whose gradient enters before it is written
-                self._values[first.number] = args[0].clone(), -1
-            self.reads_sizes |= name in SIZES
+        place = len(self.calls)
+        call = self._earlier[place] if place < len(self._earlier) else None
+        if call is None or call.function is not function or not self._repeats(call, args, kwargs):
+            name, in_place = _described(function)
+            if name in _HARMLESS and not in_place:
+                return function(*args, **kwargs)
+            call = self._call(function, (args, kwargs))
+        if (call.in_place or call.name in SIZES) and type(call.leaves[0]) is Ref:
+            if call.in_place and not args[0].dim():  # a term, whose gradient enters before it is written
+                self._values[call.leaves[0].number] = args[0].clone(), -1
+            self.reads_sizes |= call.name in SIZES
         result = self._run(call, args, kwargs)
-        self.calls.append(call)
-        made = args[:1] if name == "__setitem__" else tensors(result)
-        call.numbers = [self._note(tensor) for tensor in made]
-        call.tokens += [tensor.requires_grad for tensor in made]
+        made = args[:1] if call.name == "__setitem__" else tensors(result)
         if not made:
-            call.answer = result
+            self.answers[len(self.calls)] = result
+        self.calls.append(call.returning(len(self._values), [tensor.requires_grad for tensor in made]))
+        for tensor in made:
+            self._note(tensor)
         return result
+
+    def _repeats(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True for the arguments of an earlier call, if they are plain values and tensors with numbers."""
+        before, named = call.arguments
+        if len(args) != len(before) or len(kwargs) != len(named):
+            return False
+        same = self._is_same
+        return all(map(same, args, before)) and all(
+            name in kwargs and same(kwargs[name], named[name]) for name in named
+        )
+
+    def _is_same(self, leaf: Any, before: Any) -> bool:
+        if type(before) is not Ref:
+            return leaf is before and type(leaf) in _PLAIN
+        number, noted, node = self._seen.get(id(leaf), _UNNUMBERED)
+        return number == before.number and noted == version(leaf) and node is leaf.grad_fn
+
+    def _call(self, function: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Call:
+        """Return a call: that of the earlier tape if it is the same."""
+        leaves: list[Any] = []
+        tokens: list[Hashable] = [function, _flattened(arguments, leaves)]
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                leaves[place] = self._tensor(leaf, tokens)
+            else:
+                kind = type(leaf)
+                tokens.append((kind, leaf if kind in _PLAIN else id(leaf)))
+        place = len(self.calls)
+        if place < len(self._earlier) and self._earlier[place].is_same(tokens):
+            return self._earlier[place]
+        return Call(
+            tokens, leaves, [self.originals[id(leaf)] for leaf in leaves if id(leaf) in self.originals]
+        )
 
     def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call.function(*args, **kwargs)
 
-    def _argument(self, leaf: Any, tokens: list[Hashable]) -> Any:
-        """Return what stands for an argument, and add its token."""
-        if not isinstance(leaf, Tensor):
-            plain = type(leaf) in _PLAIN
-            if not plain:
-                self.is_opaque = True
-                self.constants[id(leaf)] = leaf
-            tokens.append((type(leaf), leaf if plain else id(leaf)))
-            return leaf
+    def _tensor(self, leaf: Tensor, tokens: list[Hashable]) -> Ref | Lost | Tensor:
+        """Return what stands for a tensor argument, and add its token."""
         number = self.number_of(leaf)
-        if isinstance(number, int):
-            tokens.append(number)
-            return Ref(number)
         if number is not None:
             tokens.append(number)
-            return number
+            return Ref(number) if isinstance(number, int) else number
         if leaf.requires_grad:
             self.leaves[id(leaf)] = leaf
         original = self.originals.get(id(leaf), leaf)
-        self.constants[id(original)] = original
         self._used.setdefault(id(leaf), (leaf, version(leaf)))
         tokens.append((id(original), version(original), original.shape, leaf.requires_grad))
         return leaf
 
-    def _note(self, tensor: Tensor) -> int:
+    def _note(self, tensor: Tensor) -> None:
         """Number a tensor."""
-        number = len(self._values)
         noted = version(tensor)
+        self._seen[id(tensor)] = len(self._values), noted, tensor.grad_fn
         self._values.append((tensor, noted))
-        self._seen[id(tensor)] = number, noted, tensor.grad_fn
-        return number

@@ -56,12 +56,8 @@ def is_unchanged(loss_fn: Any) -> bool:
     return not (hooks or backward_hooks or replaced)
 
 
-def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
+def result_of(operation: Operation) -> list[Rows] | Sum:
     """Return the state of the result of a call of a torch loss: a term, or the layout of its samples.
-
-    Args:
-        operation: the call.
-        samples: in the micro-batch.
 
     Raises:
         LostError: it mixes samples, or its divisor is not known.
@@ -78,7 +74,7 @@ def result_of(operation: Operation, samples: int) -> list[Rows] | Sum:
         and given.get("weight") is not None
     ):
         raise LostError("divides by the sum of its weights: use reduction='none' and return (sum, count)")
-    rows = _rows(operation, given, samples)
+    rows = _rows(operation, given)
     if reduction == "none":
         return [rows]
     number, gradient = call.numbers[0], operation.results[0].requires_grad
@@ -133,7 +129,7 @@ def _broadcast(values: dict[str, Any]) -> tuple[int, ...]:
     return np.broadcast_shapes(*[value.shape for value in values.values() if isinstance(value, Tensor)])
 
 
-def _rows(operation: Operation, given: dict[str, Any], samples: int) -> Rows:
+def _rows(operation: Operation, given: dict[str, Any]) -> Rows:
     """Return where the samples of a loss that is not reduced are."""
     if operation.name in _ELEMENTWISE:
         shape = np.broadcast_shapes(*[tensor.shape for tensor, _ in operation.operands])
@@ -150,7 +146,7 @@ def _rows(operation: Operation, given: dict[str, Any], samples: int) -> Rows:
     if not isinstance(given.get("distance_function"), nn.PairwiseDistance | None):
         raise LostError("calls a distance function that is not known to keep samples apart")
     if operation.name == "ctc_loss":
-        return _temporal(operation, given, samples)
+        return _temporal(operation, given)
     constants = {id(operation.value_of(given.get(which))) for which in _CONSTANTS}
     found = [(tensor, rows) for tensor, rows in operation.operands if id(tensor) not in constants]
     if any(rows for tensor, rows in operation.operands if id(tensor) in constants):
@@ -162,7 +158,7 @@ def _rows(operation: Operation, given: dict[str, Any], samples: int) -> Rows:
     return Rows(0, operation.regular)
 
 
-def _temporal(operation: Operation, given: dict[str, Any], samples: int) -> Rows:
+def _temporal(operation: Operation, given: dict[str, Any]) -> Rows:
     """A connectionist temporal classification: its samples lie along dimension 1 of the log-probabilities."""
     for which, dim in {"log_probs": 1, "targets": 0, "input_lengths": 0, "target_lengths": 0}.items():
         tensor, rows = operation.value_of(given[which]), operation.state_of(given[which])
@@ -170,7 +166,7 @@ def _temporal(operation: Operation, given: dict[str, Any], samples: int) -> Rows
         known = isinstance(rows, Rows) and (rows.dim == dim or which == "log_probs")
         if which == "targets" and rows == Rows(0, False) and tensor.dim() == 1:
             continue  # picked by a mask, one sample after the other
-        if not known or tensor.dim() <= dim or tensor.shape[dim] != samples:
+        if not known or tensor.dim() <= dim or tensor.shape[dim] != operation.samples:
             raise LostError(f"needs {which} with a row for each sample along dimension {dim}")
     return Rows(0, operation.regular)
 

@@ -101,7 +101,7 @@ class WholeTape(Tape):
         if call.name in SIZES:
             return call.function(*args, **kwargs)
         if not part.numbers:  # it reads a value, which there is none of here
-            return part.answer
+            return self._part.answers[place]
         results = [self._part.value(number) for number in part.numbers]
         try:
             args, kwargs = mapped((args, kwargs), self._without_data)

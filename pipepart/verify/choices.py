@@ -12,7 +12,7 @@ from ..capture import loss_of
 from ..capture.restore import draws_restored
 from ..data.arguments import call
 from ..data.recorded import entered
-from ..loss import MiniBatchLoss, Reduction, StepLoss, collect_losses
+from ..loss import MiniBatchLoss, collect_losses
 from ..runtime.replay.randomness import KeyedDraws, RngKeys
 from .copies import take_over
 from .training import Case, Training
@@ -54,9 +54,7 @@ class Choices:
         batch = entered(self._chain, case.split_up(x, y))
         loss = None
         if case.loss_fn is None:
-            loss = MiniBatchLoss(
-                StepLoss(loss_of, Reduction(case.reduction) if case.reduction else None), batch
-            )
+            loss = MiniBatchLoss(case.step_loss(loss_of), batch)
         keys = RngKeys()
         counts: list[list[int]] = []
         with draws_restored(own), collect_losses():

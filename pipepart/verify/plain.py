@@ -17,14 +17,14 @@ from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
-from ..autograd.own_copy import tensors
+from ..autograd.own_copy import own_copy
 from ..capture import own_loss
 from ..capture.restore import draws_restored
 from ..data.arguments import Arguments, call
 from ..data.gather import gather
 from ..data.split import MicroBatches, micro_batches_of
 from ..input_error import InputError
-from ..loss import Reduction, StepLoss, collect_losses, value_of
+from ..loss import Reduction, collect_losses, value_of
 from ..loss.returned import check_returned
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import BatchLossSink, LossSink, MicroBatchLossSink
@@ -100,18 +100,16 @@ class PlainSteps:
         batch = training.case.split_up(x, y)
         gradients = StepGradients(training.model.parameters)
         sink = _sink(training, batch, chosen, gradients)
-        combined = (
-            _Combined(batch) if isinstance(sink, MicroBatchLossSink) and not training.case.split else None
-        )
+        is_combined = isinstance(sink, MicroBatchLossSink) and not training.case.split
+        outputs: list[Any] = []
         keys = RngKeys()
         waiting: list[tuple[int, Sequence[GradientEdge], Sequence[GradientEdge]]] = []
         for index, part in enumerate(batch.inputs):
             with collect_losses() as added, ModelDraws(keys, index, chosen.draws[index]) as draws:
                 output = _call(training.model, graph_cut.part(part))
             self.draws_match &= draws.matches
-            edges = [edge for tensor in tensors(output) for edge in graph_cut.roots(tensor)]
-            if combined is not None:
-                combined.keep(output)
+            if is_combined:
+                outputs.append(own_copy(output))
             own = sink.receive(index, output)
             waiting.append((index, own, sink.receive_added(0, index, added.found)))
             del output
@@ -119,15 +117,12 @@ class PlainSteps:
                 continue  # the loss needs all outputs
             for place, roots, extra in waiting:
                 weights = sink.gradients(place) if roots else ()
-                if combined is not None:
-                    combined.take(roots, weights, edges)
                 graph_cut.backward((*roots, *extra), (*weights, *sink.added_gradients(0, place)))
             waiting.clear()
-        factor = sink.correction()
-        gradients.finish(factor)
+        gradients.finish(sink.correction())
         keys.finish()
-        if combined and isinstance(sink, MicroBatchLossSink):
-            error = combined.error(training, sink, factor)
+        if is_combined:
+            error = _combination_error(training, batch, outputs)
             self.mini_batch = None if error is None else max(error, self.mini_batch or 0.0)
         return sink.total
 
@@ -168,52 +163,46 @@ class _OwnLossSink(LossSink):
         return (values.masked_fill(shares == 0, 0.0) * shares).sum().to(self._losses[0].dtype)
 
 
-class _Combined:
-    """Compares the losses of the micro-batches, and their gradients, with one loss over all outputs."""
+def _combination_error(training: Training, batch: MicroBatches, outputs: Sequence[Any]) -> float | None:
+    """Combine the losses of the micro-batches' outputs, and compare with one loss over all outputs.
 
-    def __init__(self, batch: MicroBatches) -> None:
-        self._batch = batch
-        self._outputs: list[Any] = []
-        self._gradients: list[Tensor | None] = []
+    Returns:
+        The relative error of the loss and of its gradients at the outputs; None if outputs cannot be joined.
+    """
+    loss_fn = training.loss_fn
+    assert loss_fn is not None
+    loss_fn = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    try:
+        output = gather(_writable(outputs), batch)
+    except InputError:
+        return None
+    sink, gradients = MicroBatchLossSink(training.case.step_loss(loss_fn), batch), []
+    with draws_restored(training.model):
+        for index, part in enumerate(outputs):
+            roots = sink.receive(index, _writable(part))
+            gradients += _gradients_at(graph_cut.leaves(part), roots, sink.gradients(index) if roots else ())
+        whole = _value(loss_fn, output, batch.target)
+    leaves = [leaf for part in outputs for leaf in graph_cut.leaves(part)]
+    at_whole = _gradients_at(leaves, graph_cut.roots(whole), [torch.ones_like(whole)])
+    factor = sink.correction()
+    corrected = [one if one is None or factor == 1.0 else one * factor for one in gradients]
+    return max(
+        largest_error({0: sink.total.detach()}, {0: whole.detach()}),
+        largest_error(dict(enumerate(corrected)), dict(enumerate(at_whole))),
+    )
 
-    def keep(self, output: Any) -> None:
-        """Keep a copy of the output of a micro-batch."""
-        own = pytree.tree_map_only(
-            Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), output
-        )
-        self._outputs.append(own)
 
-    def take(
-        self, roots: Sequence[GradientEdge], weights: graph_cut.Gradients, edges: Sequence[GradientEdge]
-    ) -> None:
-        """Compute the gradients of a micro-batch's loss at its output."""
-        found: Sequence[Tensor | None] = [None] * len(edges)
-        if roots and edges:
-            given = [torch.ones(()) if weight is None else weight for weight in weights]
-            found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True)
-        self._gradients += found
+def _writable(output: Any) -> Any:
+    """Return a copy that is no leaf: a loss may write into it."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, output)
 
-    def error(self, training: Training, sink: MicroBatchLossSink, factor: float) -> float | None:
-        """Return the relative error of the loss and of the output gradients; None if outputs cannot be joined."""
-        loss_fn = training.loss_fn
-        assert loss_fn is not None
-        loss_fn = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
-        leaves = [leaf for output in self._outputs for leaf in graph_cut.leaves(output)]
-        try:
-            output = gather(self._outputs, self._batch)
-        except InputError:
-            return None
-        with draws_restored(training.model):
-            target = self._batch.target
-            loss = value_of(loss_fn(output) if target is None else loss_fn(output, target))
-        whole = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves and loss.requires_grad else ()
-        added = sink.added_total()
-        own = sink.total if added is None else sink.total - added.to(sink.total.dtype)
-        scaled = [one if one is None or factor == 1.0 else one * factor for one in self._gradients]
-        return max(
-            largest_error({0: own.detach()}, {0: loss.detach()}),
-            largest_error(dict(enumerate(scaled)), dict(enumerate(whole))) if whole else 0.0,
-        )
+
+def _gradients_at(
+    leaves: Sequence[Tensor], roots: Sequence[GradientEdge], weights: graph_cut.Gradients
+) -> Sequence[Tensor | None]:
+    if not leaves or not roots:
+        return [None] * len(leaves)
+    return torch.autograd.grad(roots, leaves, weights, allow_unused=True)
 
 
 def _sink(training: Training, batch: MicroBatches, chosen: Chosen, gradients: StepGradients) -> Any:
@@ -221,10 +210,14 @@ def _sink(training: Training, batch: MicroBatches, chosen: Chosen, gradients: St
     if case.loss_fn is None:
         gradients.begin(certain=chosen.factor == 1.0)
         return _OwnLossSink(batch, chosen)
-    loss = StepLoss(training.loss_fn, Reduction(case.reduction) if case.reduction else None)
+    loss = case.step_loss(training.loss_fn)
     if loss.reduction is Reduction.BATCH:
         return BatchLossSink(loss, batch)
     return MicroBatchLossSink(loss, batch, before_backward=gradients.begin)
+
+
+def _value(loss_fn: Any, output: Any, target: Any) -> Tensor:
+    return value_of(loss_fn(output) if target is None else loss_fn(output, target))
 
 
 def _call(model: nn.Module, given: Any) -> Any:
@@ -248,11 +241,10 @@ def _at_once(training: Training, x: Any, y: Any) -> Tensor:
     whole = micro_batches_of(x, y, 1, training.case.split)
     with collect_losses() as added:
         output = _call(training.model, graph_cut.part(whole.inputs[0]))
-    target, loss_fn = whole.targets[0], training.loss_fn
-    if loss_fn is None:
+    if training.loss_fn is None:
         loss = check_returned(own_loss(output))
     else:
-        loss = value_of(loss_fn(output) if target is None else loss_fn(output, target))
+        loss = _value(training.loss_fn, output, whole.targets[0])
     loss = loss + added.total().to(loss.device, loss.dtype)
     if loss.requires_grad:
         loss.backward()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..capture import Chain, LayerInfo, chain_of
 from ..data.recorded import entered
 from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
+from ..loss import Reduction, StepLoss
 from .copies import cast, copy_of, take_over
 from .numbers import Numbers, copied
 
@@ -63,6 +64,10 @@ class Case:
     def split_up(self, x: Any, y: Any) -> MicroBatches:
         """Split a mini-batch into micro-batches."""
         return micro_batches_of(x, y, self.micro_batches, self.split, least_samples(self.model.modules()))
+
+    def step_loss(self, loss_fn: Callable[..., Any]) -> StepLoss:
+        """Return the loss of the steps, which calls ``loss_fn``."""
+        return StepLoss(loss_fn, Reduction(self.reduction) if self.reduction else None)
 
     def cast(self, nest: Any) -> Any:
         """Copy a nest of tensors to the device and the dtype of this case."""

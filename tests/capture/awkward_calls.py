@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import types
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,7 +142,7 @@ class Scaled(nn.Linear):
         super().__init__(D, D)
 
     def forward(self, x, value):
-        return super().forward(x) * float(value(2) if callable(value) else getattr(value, "scale", value))
+        return super().forward(x) * (value(2) if callable(value) else getattr(value, "scale", value))
 
 
 class TakesAValue(Base):
@@ -208,6 +209,18 @@ class FillsOptions(TakesAValue):
         for block in self.blocks:
             x = block(x, options)
         return x
+
+
+@dataclass
+class _Scale:
+    scale: Tensor
+    name: str = "scale"
+
+
+@right
+class PassesADataclassWithATensor(TakesAValue):
+    def value(self, index):
+        return _Scale(self.blocks[index].bias.sum())
 
 
 @refused("is given a SimpleNamespace")
@@ -286,6 +299,31 @@ def SequentialOverADict():
 def SequentialOverATensor():
     memo = torch.zeros(())
     return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))
+
+
+class _ReadsAnother(_Fills):
+    def forward(self, x):
+        return nn.Linear.forward(self, x) * self.memo[0].memo["mean"]
+
+
+@refused("memo\\[0\\]\\.memo of module '2' changes outside of the calls of that module")
+def SequentialOverAnotherLayer():
+    first = _Fills({})
+    return nn.Sequential(first, nn.Linear(D, D), _ReadsAnother([first]))
+
+
+def SequentialCallsALayerThatCountsTwice():
+    """Both calls are in one stage. Right without recompute."""
+
+    class Counts(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    counts = Counts(D, D)
+    return nn.Sequential(nn.Linear(D, D), counts, nn.Tanh(), counts)
 
 
 @right

@@ -1,4 +1,4 @@
-# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 """Models whose numbers depend on what a replay does not see: values in blocks, globals, generators, clocks, modes."""
 
 from __future__ import annotations
@@ -133,6 +133,92 @@ class BlocksShareAMemo(Base):
         self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
         for index, block in enumerate(self.blocks):
             block.memo, block.first = memo, not index
+
+
+class Remembers(nn.Linear):
+    """A block that changes what it holds in each call, and uses it itself."""
+
+    def __init__(self) -> None:
+        super().__init__(D, D)
+        self.calls, self.last, self.mean = 0, None, torch.zeros(D)
+
+    def forward(self, input):
+        y = super().forward(input)
+        self.calls, self.last = self.calls + 1, y.detach()
+        self.mean.lerp_(self.last.mean(0), 0.5)
+        return y * self.calls + self.mean
+
+
+class OfRemembers(Base):
+    """Right without recompute, which runs a forward twice."""
+
+    def make(self):
+        self.blocks = nn.ModuleList([Remembers() for _ in range(3)])
+
+
+@refused(r"calls of module 'blocks\.0' changes in the calls of that module and is read outside of them")
+class ReadsANumberThatABlockCounts(OfRemembers):
+    def forward(self, x):
+        return super().forward(x) * (1 + self.blocks[1].calls)
+
+
+@refused(r"last of module 'blocks\.0' changes in the calls of that module and is read outside of them")
+class ReadsTheLastOutputOfABlock(OfRemembers):
+    def forward(self, x):
+        last = self.blocks[0].last
+        x = super().forward(x)
+        return x if last is None else x + last.mean()
+
+
+@refused(r"mean of module 'blocks\.0' changes in the calls of that module and is read outside of them")
+class ReadsATensorThatABlockWrites(OfRemembers):
+    def forward(self, x):
+        return super().forward(x) + self.blocks[0].mean
+
+
+class CallsABlockThatCountsTwice(OfRemembers):
+    """Both calls are in one stage."""
+
+    def forward(self, x):
+        return self.blocks[1](torch.tanh(super().forward(x)))
+
+
+class NamesAnAttributeOfItsOwnAsBlocksDo(OfRemembers):
+    calls = 2
+
+    def forward(self, x):
+        return super().forward(x) * self.calls
+
+
+class _Hook:
+    """Counts its calls. Before the first one, the object itself holds nothing."""
+
+    calls = 0
+
+    def __call__(self, module, args, output):
+        self.calls += 1
+        return output * self.calls
+
+
+@refused(r"hook of module 'blocks\.[12]' changes outside of the calls of that module")
+class BlocksHaveOneHook(Base):
+    def make(self):
+        hook = _Hook()
+        for block in self.blocks:
+            block.register_forward_hook(hook)
+
+
+@refused(r"others\[0\] of module 'blocks\.2' changes outside of the calls of that module, in another one")
+class ReadsAnotherBlockFromABlock(OfRemembers):
+    """By a list, so that it is no part of it."""
+
+    def make(self):
+        class Reads(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) + self.others[0].last.mean()
+
+        self.blocks = nn.ModuleList([Remembers(), nn.Linear(D, D), Reads(D, D)])
+        self.blocks[2].others = [self.blocks[0]]
 
 
 class BlocksCountForThemselves(Base):

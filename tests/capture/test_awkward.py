@@ -7,7 +7,7 @@ import torch
 
 from pipepart.capture import CaptureError
 from tests.capture import (  # they fill the tables
-    awkward_calls,  # noqa: F401
+    awkward_calls,
     awkward_code,  # noqa: F401
     awkward_hidden,
     awkward_reads,  # noqa: F401
@@ -54,10 +54,17 @@ def test_refused(name):
         pipe.step(X, target=Y)
 
 
-def test_what_blocks_count_and_draw_is_not_advanced_by_recordings():
-    assert_same_step(
-        awkward_hidden.BlocksCountForThemselves(), X, target=Y, loss_fn=loss_fn, stages=3, parts=4
-    )
+@pytest.mark.parametrize(
+    "kind",
+    [
+        awkward_hidden.BlocksCountForThemselves,
+        awkward_hidden.NamesAnAttributeOfItsOwnAsBlocksDo,
+        awkward_hidden.CallsABlockThatCountsTwice,
+        awkward_calls.SequentialCallsALayerThatCountsTwice,
+    ],
+)
+def test_what_blocks_count_and_draw_is_not_advanced_by_recordings(kind):
+    assert_same_step(kind(), X, target=Y, loss_fn=loss_fn, stages=2, parts=4)
 
 
 def test_a_refusal_offers_the_whole_model_as_one_layer():

@@ -60,15 +60,19 @@ def test_micro_batches_in_which_nothing_counts(loss: Loss, empty: slice) -> None
     by_parts.check(loss, x, y, 3)
 
 
-def test_a_penalty_of_weights_counts_once_beside_a_declared_mean() -> None:
+@pytest.mark.parametrize("reduction", [None, Reduction.MEAN])
+@pytest.mark.parametrize("micro_batches", [2, 3, 4])
+def test_a_penalty_of_weights_counts_once(reduction: Reduction | None, micro_batches: int) -> None:
     weight = torch.ones(3, dtype=torch.double, requires_grad=True)
+
+    def loss_fn(o: Tensor, t: Tensor) -> Tensor:
+        return F.mse_loss(o, t) + 0.1 * weight.square().sum()
+
     x, y = numbers()
-    loss, gradients = by_parts.by_parts(
-        lambda o, t: F.mse_loss(o, t) + weight.square().sum(), x, y, 3, reduction=Reduction.MEAN
-    )
-    (plain,) = torch.autograd.grad(weight.square().sum(), weight)
+    loss, gradients = by_parts.by_parts(loss_fn, x, y, micro_batches, reduction=reduction)
+    (plain,) = torch.autograd.grad(loss_fn(x, y), weight)
     torch.testing.assert_close(weight.grad, plain)
-    whole, others = by_parts.whole(lambda o, t: F.mse_loss(o, t) + weight.square().sum(), x, y)
+    whole, others = by_parts.whole(loss_fn, x, y)
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(gradients, others)
 

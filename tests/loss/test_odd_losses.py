@@ -19,6 +19,7 @@ CLASS_WEIGHTS = torch.tensor([0.3, 1.0, 0.0, 2.0], dtype=torch.double)
 BUFFER = torch.ones(3, dtype=torch.double)
 CENTERS = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
 GLOBAL = {"scale": 0.5}
+PENALIZED = nn.Parameter(torch.rand(2, 3, generator=torch.Generator().manual_seed(3)).double())
 
 
 def weighted() -> tuple[Tensor, Any]:
@@ -69,6 +70,23 @@ def vae(o: Tensor, t: Tensor) -> Tensor:
     mean, log_variance = o[:, :1], o[:, 1:2]
     kl = -0.5 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
     return F.mse_loss(o, t, reduction="sum") / o.size(0) + kl / o.size(0)
+
+
+def vae_divided_at_the_end(o: Tensor, t: Tensor) -> Tensor:
+    mean, log_variance = o[:, :1], o[:, 1:2]
+    kl = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum()
+    return (F.mse_loss(o, t, reduction="sum") + kl) / len(o)
+
+
+def by_position(o: Tensor, t: Tensor) -> Tensor:
+    losses = [F.cross_entropy(o[:, i], t[:, i], reduction="sum") for i in range(5)]
+    return sum(losses[1:], losses[0]) / (t != -100).sum()
+
+
+def bounded_pair(o: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    kept = t != -100
+    losses = F.cross_entropy(o.mT, t, reduction="none")
+    return (losses * kept).sum(), kept.sum().clamp(min=1)
 
 
 def dice_over_images(o: Tensor, t: Tensor) -> Tensor:
@@ -171,7 +189,6 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
             (F.cross_entropy(o, t, reduction="none") * CLASS_WEIGHTS[t]).sum() / CLASS_WEIGHTS[t].sum()
         ),
         classes,
-        REFUSED,
     ),
     "tokens by hand": (
         lambda o, t: (F.cross_entropy(o.mT, t, reduction="none") * (t != -100)).sum() / (t != -100).sum(),
@@ -196,6 +213,8 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "heads, stacked": (heads, numbers, REFUSED),
     "heads, added in place": (head_sum, numbers),
     "an autoencoder": (vae, numbers),
+    "an autoencoder, divided at the end": (vae_divided_at_the_end, numbers),
+    "sums by position, divided at the end": (by_position, tokens),
     "focal": (lambda o, t: ((1 - (-F.cross_entropy(o, t, reduction="none")).exp()) ** 2).mean(), classes),
     "dice of images": (dice_over_images, images),
     "dice over the batch": (
@@ -228,7 +247,7 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "in-batch negatives": (lambda o, t: F.cross_entropy(o @ t.T, torch.arange(len(o))), numbers, REFUSED),
     "distances": (lambda o, t: F.pdist(o).mean(), numbers, REFUSED),
     "einsum over samples": (lambda o, t: torch.einsum("nc,mc->nm", o, t).mean(), numbers, REFUSED),
-    "centers": (lambda o, t: (o - CENTERS[t]).square().mean(), classes, REFUSED),
+    "centers": (lambda o, t: (o - CENTERS[t]).square().mean(), classes),
     "linear in the loss": (lambda o, t: F.mse_loss(F.linear(o, CENTERS[:3, :3]), t), numbers, REFUSED),
     "rolled": (lambda o, t: F.mse_loss(o, o.roll(1, 0).detach()), numbers, REFUSED),
     "neighbours": (lambda o, t: (o[1:] - o[:-1]).square().mean(), numbers, REFUSED),
@@ -253,6 +272,15 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "normalized by the batch": (lambda o, t: F.mse_loss(F.layer_norm(o.T, (len(o),)).T, t), numbers, REFUSED),
     "a running mean": (Ema(), numbers, REFUSED),
     "learned weights of terms": (Learned(), numbers, REFUSED),
+    "a penalty of parameters": (
+        lambda o, t: F.mse_loss(o, t) + 0.1 * (PENALIZED.square().sum() + PENALIZED.norm()),
+        numbers,
+    ),
+    "a penalty beside counts": (
+        lambda o, t: F.cross_entropy(o.mT, t) + 2 * (F.mse_loss(o, o * 0) - PENALIZED.abs().sum()),
+        tokens,
+    ),
+    "a penalty that scales": (lambda o, t: F.mse_loss(o, t) * PENALIZED.square().sum(), numbers, REFUSED),
     "learned weights in samples": (Attentive(), numbers),
     "a number of a global": (lambda o, t: F.mse_loss(o, t) * GLOBAL["scale"], numbers),
     "a tensor of a global": (lambda o, t: F.mse_loss(o * BUFFER, t), numbers),
@@ -274,9 +302,34 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         lambda o, t: (o * (t > 9)).sum() / (t > 9).sum().clamp(min=1) + o.abs().mean(),
         numbers,
     ),
+    "twice a count with a bound": (
+        lambda o, t: (o - t).square().sum() / (2 * (t > 0).sum().clamp(min=50)),
+        numbers,
+    ),
+    "a count with a bound times a size": (
+        lambda o, t: (o - t).square().sum() / ((t > 0).sum().clamp(min=7) * o.shape[1]),
+        numbers,
+    ),
+    "a count with a bound, negative": (
+        lambda o, t: (o - t).square().sum() / (-2 * (t > 0).sum().clamp(min=50)),
+        numbers,
+        REFUSED,
+    ),
+    "a count with two bounds": (
+        lambda o, t: (o - t).square().sum() / (t > 0).sum().clamp(min=50).clamp(min=1),
+        numbers,
+        REFUSED,
+    ),
+    "a count with a bound as a term": (
+        lambda o, t: F.mse_loss(o, t) + (t > 9).sum().clamp(min=1),
+        numbers,
+        REFUSED,
+    ),
     "a count with an epsilon": (lambda o, t: (o * (t > 0)).sum() / ((t > 0).sum() + 1e-8), numbers, REFUSED),
     "a pair": (lambda o, t: ((o * (t > 0)).sum(), (t > 0).sum()), numbers),
     "a pair of the output": (lambda o, t: ((o * (o > 0)).sum(), (o > 0).sum()), numbers),
+    "a pair with a bound": (bounded_pair, tokens),
+    "a pair with a large bound": (lambda o, t: ((o * (t > 0)).sum(), (t > 0).sum().clamp(min=50)), numbers),
     "a pair with a number": (lambda o, t: ((o - t).square().sum(), o.numel()), numbers),
     "a pair with a written target": (lambda o, t: ((o * t.relu_().clone()).sum(), t.sum()), numbers),
     "samples times tokens": (

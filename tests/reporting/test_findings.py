@@ -75,6 +75,16 @@ def test_nothing_to_gain_is_said() -> None:
     assert findings(made)[-1].startswith("No change of one keyword")
 
 
+def test_what_no_plan_can_save_is_the_share_of_the_step_above_its_bound() -> None:
+    made = plan(_profile([1.0, 0.4, 1.0]), Cluster.parse(["1GiB"] * 2), schedule="auto")
+    share = 1 - made.step_bound / made.predicted.step_seconds
+    assert share > 0.1
+    assert findings(made)[-1] == (
+        "No change of one keyword of the request gives a shorter step; no plan of as many micro-batches can save "
+        f"more than {share:.0%}."
+    )
+
+
 def _tied() -> Profile:
     """Four layers of which the first and the last share a parameter."""
     profile = _profile([1.0] * 4)

@@ -94,7 +94,7 @@ def verify(
                 )
             return
     why = (
-        changed(recording, again())
+        changed(recording.calls, again().calls)
         or f"The code between modules depends on what a replay does not see: {CHANGES}"
     )
     raise CaptureError(f"a replay of {kind} gives other numbers than the model. {why}. {_ELSE}")

@@ -1,5 +1,7 @@
 """Losses that layers add in the middle of a model, against the plain model that collects them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,6 +76,35 @@ def test_a_step_adds_them_up_over_stages_and_micro_batches(schedule, chunks, rec
     ) as pipe:
         loss = pipe.step(x, target=y)
     plain.assert_near(loss, whole_step(reference, x, y, nn.CrossEntropyLoss()), what="loss")
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_the_loss_of_an_asynchronous_step_is_the_mean_of_those_of_its_optimizer_steps(schedule):
+    """A rate of 0 leaves the weights, so that each optimizer step has the loss of the plain model on its samples."""
+    model, (x, y) = chain(), batch(8)
+    options: dict[str, Any] = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0)}
+    with cut_by_hand(
+        model, [2], loss_fn=nn.CrossEntropyLoss(), micro_batches=4, schedule=schedule, **options
+    ) as pipe:
+        loss = pipe.step(x, target=y)
+    parts = 4 if schedule == "pipedream" else 2
+    steps = [
+        whole_step(model, *part, nn.CrossEntropyLoss())
+        for part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)
+    ]
+    plain.assert_near(loss, torch.stack(steps).mean(), what="loss")
+
+
+def test_they_count_beside_a_loss_of_the_whole_mini_batch_and_in_evaluation():
+    model, (x, y) = chain(), batch()
+    reference = plain.twin(model)
+    loss_fn = nn.CrossEntropyLoss()
+    with cut_by_hand(model, [2], loss_fn=loss_fn, schedule="gpipe", reduction="batch") as pipe:
+        loss, evaluated = pipe.step(x, target=y), pipe.evaluate(x, target=y)
+    expected = whole_step(reference, x, y, loss_fn)
+    plain.assert_near(loss, expected, what="loss")
+    plain.assert_near(evaluated, expected, what="loss in evaluation")
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 

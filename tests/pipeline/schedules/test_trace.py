@@ -12,10 +12,12 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile
 
 import pipepart
+import schedules
 from pipepart import Pipeline, Plan
 from pipepart.runtime.observe import recorder
+from pipepart.runtime.observe.trace import Trace
 from schedules import Action, Kind, Timeline
-from tests.support.chains import cut_by_hand
+from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.replicas import cut_replicas
 from tests.support.trace_format import check_trace_format
 
@@ -116,6 +118,16 @@ def test_the_median_is_of_steps_of_the_whole_mini_batch_and_a_plan_by_hand_predi
         spans = [step.makespan for step in trace.steps[:3]]
         assert trace.median.makespan == statistics.median(spans)
     assert (trace.predicted, trace.ratio) == (None, None)
+
+
+@pytest.mark.parametrize(("seconds", "median"), [([5, 1, 3], 3), ([7, 2, 9, 4], 4), ([6], 6)])
+def test_the_median_is_the_middle_step_or_the_shorter_of_two(seconds, median):
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
+    steps = [
+        schedules.simulate(plan.build_schedule(), schedules.StageCosts([s] * 2, [s] * 2, [0] * 2))
+        for s in seconds
+    ]
+    assert Trace(plan, steps).median is steps[seconds.index(median)]
 
 
 def test_a_saved_trace_has_what_was_measured_and_what_was_predicted(tmp_path):

@@ -75,7 +75,7 @@ class Exactly:
 
 
 def access_to(value: Any) -> Access | None:
-    """Return the access to an object's contents; None if they are not inspected, too large or empty."""
+    """Return the access to an object's contents; None if they are not inspected, too large or always empty."""
     kind = type(value)
     if kind in ATOMS or issubclass(kind, (*PLAIN, *CLOSED, Exactly)):
         return None
@@ -91,7 +91,7 @@ def access_to(value: Any) -> Access | None:
     for kinds, access in _KNOWN:
         if issubclass(kind, kinds):
             return access(value) if isinstance(access, FunctionType) else access
-    return _OBJECT if attributes(value) else None
+    return _OBJECT if hasattr(value, "__dict__") or attributes(value) else None
 
 
 def attributes(value: Any) -> dict[str, Any]:

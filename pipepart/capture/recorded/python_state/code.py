@@ -77,12 +77,20 @@ class Code:
     @cached_property
     def reads(self) -> set[str]:
         """The names that the code reads."""
+        return self._arguments_of("LOAD")
+
+    @cached_property
+    def stores(self) -> bool:
+        """True if the code sets attributes."""
+        return "setattr" in self.names or bool(self._arguments_of("STORE_ATTR"))
+
+    def _arguments_of(self, instruction: str) -> set[str]:
         codes = [code for function in self.functions for code in _codes(function.__code__)]
         return {
             one.argval
             for code in codes
             for one in dis.get_instructions(code)
-            if one.opname.startswith("LOAD") and isinstance(one.argval, str)
+            if one.opname.startswith(instruction) and isinstance(one.argval, str)
         }
 
     def holders(self, recorded: bool) -> list[Holder]:

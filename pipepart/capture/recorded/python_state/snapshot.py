@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .access import ITEMS, MISSING, access_to
+from .access import ITEMS, MISSING, Access, access_to
 from .values import Holder, differing, module_holders, unchanged, walk
 
 
@@ -25,6 +25,18 @@ class Difference(NamedTuple):
     was: Any
     now: Any
 
+    @property
+    def attribute(self) -> Any:
+        """The attribute of a module that has the value, or has the object that it is in."""
+        keys = [self.key, *(holder.key for holder in self.holder.chain())]
+        return keys[-2]  # the last holder is a root, which has no key
+
+    @property
+    def is_of_another(self) -> bool:
+        """True if a module has the value that is not part of the model, and that an object in it refers to."""
+        chain = self.holder.chain()
+        return any(isinstance(one.owner, nn.Module) and not one.is_module for one in chain)
+
 
 class Snapshot:
     """The values that a model holds at one time.
@@ -32,19 +44,26 @@ class Snapshot:
     Args:
         model: the user's.
         around: holders of other values that its code uses.
+        others: reads modules that are not part of the model and that an object in it refers to.
         copies: keep copies of small tensors that are neither parameters nor buffers, to restore their values.
 
     Attributes:
         found: the holders, with what is in them.
     """
 
-    def __init__(self, model: nn.Module, around: Iterable[Holder] = (), copies: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        around: Iterable[Holder] = (),
+        others: Access | None = None,
+        copies: bool = False,
+    ) -> None:
         state = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         modules = [
             holder for path, module in model.named_modules() for holder in module_holders(path, module)
         ]
         # Libraries set context variables for the time of a forward.
-        self.found = walk([*modules, *around], state, contexts=False)
+        self.found = walk([*modules, *around], state, contexts=False, others=others)
         self._values = {
             holder: holder.owner.detach().clone()
             for holder, _ in self.found

@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import nn
 
-from ...hooks import CALL_HOOKS
-from .access import CONSTANT, PLAIN, TABLES, Access, Contents
+from ...hooks import CALL_HOOKS, hooks_of
+from .access import CONSTANT, PLAIN, TABLES, Access, Contents, leave
 from .code import Code, is_of_torch
-from .values import Found, Holder, key_of, unchanged, walk
+from .snapshot import Snapshot
+from .values import Found, Holder, Same, key_of, unchanged, walk
 
 
 class Surroundings:
@@ -58,15 +59,25 @@ class Surroundings:
             if module not in is_open and not is_of_torch(type(module)):
                 yield from self.code_of(module).holders(recorded=False)
 
+    def snapshot_of(self, part: nn.Module) -> Snapshot:
+        """Return a snapshot of a part of the model, with what its code and its hooks name of modules it refers to."""
+        names: set[str] = set()
+        for module in part.modules():
+            codes = [self._code(type(module), [hook]) for hook in hooks_of(module)]
+            codes += [] if is_of_torch(type(module)) else [self.code_of(module)]
+            names = names.union(*(code.names for code in codes))
+        return Snapshot(part, self.holders((), part), _of_other(frozenset(names - TABLES)))
+
     def code_of(self, module: nn.Module) -> Code:
         """Return the code of the forward of a module."""
-        forward = module.forward
-        function = getattr(forward, "__func__", forward)
-        called = type(module).__call__
-        key = type(module), function
+        forward = getattr(module.forward, "__func__", module.forward)
+        return self._code(type(module), [forward, type(module).__call__])
+
+    def _code(self, kind: type[nn.Module], functions: Sequence[Any]) -> Code:
+        key = kind, *map(Same, functions)
         if key not in self._codes:
             kinds = dict.fromkeys(type(one) for one in self._model.modules() if not is_of_torch(type(one)))
-            self._codes[key] = Code([type(module), *kinds], [function, called])
+            self._codes[key] = Code([kind, *kinds], functions)
         return self._codes[key]
 
     def _read_by(self, opened: Sequence[nn.Module]) -> Iterator[Holder]:
@@ -81,12 +92,12 @@ class Surroundings:
             yield from code.holders(recorded=True)
         is_open = set(opened)
         own = frozenset(names - TABLES)
-        access = Access(lambda module: _named(vars(module), own), _never)
+        access = Access(lambda module: _named(vars(module), own), leave)
         for module in self._model.modules():
             if module not in is_open:
                 yield Holder("", None, module, access, module)
         if "requires_grad" in names:
-            yield Holder("", None, self._model, Access(_trained, _never))
+            yield Holder("", None, self._model, Access(_trained, leave))
 
 
 def _of_open(names: set[str]) -> Access:
@@ -110,7 +121,18 @@ def _of_open(names: set[str]) -> Access:
             "<forward>": getattr(module.forward, "__func__", module.forward),
         }
 
-    return Access(read, _never)
+    return Access(read, leave)
+
+
+def _of_other(names: frozenset[str]) -> Access:
+    """Return the access to what code may read of a module that it refers to."""
+
+    def read(module: nn.Module) -> Contents:
+        is_container = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        parts = {name: part for name, part in module._modules.items() if is_container or name in names}
+        return _named(vars(module), names) | parts
+
+    return Access(read, leave)
 
 
 def _named(attributes: dict[str, Any], names: frozenset[str]) -> Contents:
@@ -119,7 +141,3 @@ def _named(attributes: dict[str, Any], names: frozenset[str]) -> Contents:
 
 def _trained(model: nn.Module) -> Contents:
     return dict(enumerate([parameter.requires_grad for parameter in model.parameters()]))
-
-
-def _never(owner: Any, was: Contents) -> None:
-    raise AssertionError("what is read for a key is not written")

@@ -22,7 +22,7 @@ from weakref import ref
 
 from torch import nn
 
-from ...hooks import CALL_HOOKS
+from ...hooks import hooks_of
 from .access import (
     ATOMS,
     MISSING,
@@ -78,6 +78,13 @@ class Holder:
             return f"{label}.{key}" if label else key
         return f"{label}[{key!r:.20}]"
 
+    def chain(self) -> Iterator[Holder]:
+        """Return the holder, the one that has it, and so on up to the root of the walk."""
+        holder: Holder | str = self
+        while isinstance(holder, Holder):
+            yield holder
+            holder = holder.above
+
     def read(self) -> Contents:
         """Return what it holds."""
         return self.access.read(self.owner)
@@ -86,26 +93,34 @@ class Holder:
 Found = list[tuple[Holder, Contents]]
 
 
-def walk(roots: Iterable[Holder], closed: Iterable[int] = (), contexts: bool = True) -> Found:
+def walk(
+    roots: Iterable[Holder],
+    closed: Iterable[int] = (),
+    contexts: bool = True,
+    others: Access | None = None,
+) -> Found:
     """Return the roots and all objects reachable from them that can be inspected, each once, with their contents.
 
     Args:
         roots: where to begin.
         closed: ids of objects that are not looked into.
         contexts: look into context variables.
+        others: reads modules that are no roots; None to look into none.
     """
-    seen = set(closed)
-    found: Found = []
     level = list(roots)
+    seen = {*closed, *(id(holder.owner) for holder in level if isinstance(holder.owner, nn.Module))}
+    found: Found = []
     for depth in range(DEPTH + 1):
         below: list[Holder] = []
         for holder in level:
             contents = holder.read()
             found.append((holder, contents))
             for key, value in contents.items() if depth < DEPTH else ():
-                if type(value) in ATOMS or id(value) in seen or (access := access_to(value)) is None:
+                kind = type(value)
+                if kind in ATOMS or id(value) in seen or (not contexts and kind is ContextVar):
                     continue
-                if not contexts and isinstance(value, ContextVar):
+                access = others if issubclass(kind, nn.Module) else access_to(value)
+                if access is None:
                     continue
                 seen.add(id(value))
                 below.append(Holder(holder, key, value, access, holder.root, holder.recorded))
@@ -194,7 +209,7 @@ def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
     """Return the holders of a module's attributes, parameters, buffers and submodules, and of its hooks' contents."""
     own = Holder(path, None, module, MODULE, module, is_module=True)
     yield own
-    for hook in (hook for table in CALL_HOOKS for hook in getattr(module, table).values()):
+    for hook in hooks_of(module):
         if (access := access_to(hook)) is not None:
             yield Holder(own, getattr(hook, "__name__", "hook"), hook, access, module)
 

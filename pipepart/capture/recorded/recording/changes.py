@@ -26,8 +26,9 @@ _SET = (
     "Set it before the step, register a buffer and write it in place, or move that code into a module of its own, "
     "which is called as it is"
 )
-_PASS = (
-    "Pass it as an argument and return it, or keep all that use it in one module, which is called as it is"
+_BETWEEN = (
+    "another micro-batch may be between the two. Pass it as an argument and return it, or keep all that use it in one "
+    "module, which is called as it is"
 )
 
 
@@ -61,7 +62,7 @@ class Change(NamedTuple):
         if self.of_whole:
             text = (
                 f"{self.what} changes outside of the calls of that module, in another one or in the code around it: "
-                f"another micro-batch may be between the two. {_PASS}"
+                f"{_BETWEEN}"
             )
         else:
             binds = holder.is_module or holder.root is None
@@ -71,9 +72,13 @@ class Change(NamedTuple):
                 f"the forward of {self.path or 'the model'} ({self.kind}) {does} {self.what}, which a replay would not "
                 f"repeat. {instead}"
             )
-        error = SkeletonError(text)
-        error.culprit = self.path
-        return error
+        return self._error(text)
+
+    def refused_outside(self) -> SkeletonError:
+        """Return the error for a value that a whole module changes and the code between whole modules reads."""
+        return self._error(
+            f"{self.what} changes in the calls of that module and is read outside of them: {_BETWEEN}"
+        )
 
     @property
     def is_attribute(self) -> bool:
@@ -87,6 +92,11 @@ class Change(NamedTuple):
         if root is None or not holder.is_module:
             return False
         return self.difference.key in {**root._parameters, **root._buffers}
+
+    def _error(self, text: str) -> SkeletonError:
+        error = SkeletonError(text)
+        error.culprit = self.path
+        return error
 
     @property
     def tensor(self) -> Tensor | None:
@@ -104,6 +114,9 @@ class Changes:
         opening: which modules are whole.
         surroundings: the code of the open ones.
         before: the values before the forward.
+
+    Attributes:
+        changing: paths of whole modules that change what they hold in their own calls.
     """
 
     def __init__(
@@ -114,6 +127,7 @@ class Changes:
         self._paths = {module: path for path, module in model.named_modules()}
         self._whole = {part for module in opening.whole for part in module.modules()}
         self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
+        self.changing: set[str] = set()
         self._found: dict[tuple[str, str], Change] = {}
         self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
         self._open = {id(holder.owner) for holder, _ in before.found if self._is_open(holder)}
@@ -127,7 +141,8 @@ class Changes:
     def accept_after(self, module: nn.Module, path: str) -> None:
         """Accept the changes that a module makes to its values within its own call."""
         if differences := self._own[path].differences():
-            self._by_whole.update(map(_place, differences))
+            self._by_whole.update(_place(one) for one in differences if not one.is_of_another)
+            self.changing.add(path)
             self._own[path] = self._snapshot(module)
 
     def all(self) -> list[Change]:
@@ -136,6 +151,17 @@ class Changes:
             self._note(snapshot.differences(), of_whole=True)
         self._note([one for one in self._before.differences() if self._is_open(one.holder)], of_whole=False)
         return [*self._found.values()]
+
+    def inside(self) -> list[Change]:
+        """Return the values that whole modules have changed, in their own calls if :meth:`all` has not found them."""
+        differences = [one for one in self._before.differences() if not self._is_open(one.holder)]
+        return [self._change(one, of_whole=True) for one in differences]
+
+    @property
+    def names(self) -> set[str]:
+        """What the code between whole modules names."""
+        codes = [self._surroundings.code_of(module) for module in self._opened.values()]
+        return set[str]().union(*(code.names for code in codes))
 
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""
@@ -150,7 +176,7 @@ class Changes:
             self._found.setdefault((change.path, change.what), change)
 
     def _snapshot(self, module: nn.Module) -> Snapshot:
-        return Snapshot(module, self._surroundings.holders((), module))
+        return self._surroundings.snapshot_of(module)
 
     def _is_open(self, holder: Holder) -> bool:
         return holder.recorded if holder.root is None else holder.root not in self._whole

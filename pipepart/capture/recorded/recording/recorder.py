@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ....autograd import graph_cut
 from ....autograd.in_place import version
-from ....autograd.nests import check_nest
+from ....autograd.nests import check_nest, register_dataclasses
 from ....autograd.own_copy import tensors
 from ..fake_parameters import asks_for_values
 from ..placing import at, home, together
@@ -131,9 +131,9 @@ class Recorder(TorchFunctionMode):
                 "not repeat it. Move that code into a module of its own"
             )
         self._conditions.check_function(func, name, args, kwargs)
-        args, kwargs = together((args, kwargs))
+        args, named = together((args, kwargs))
         try:
-            result = func(*args, **kwargs)
+            result = func(*args, **named)
         except RuntimeError as error:
             if asks_for_values(error):
                 raise unknown_value(name, line_of_user()) from error
@@ -142,7 +142,7 @@ class Recorder(TorchFunctionMode):
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
-        asked = asking(name, func, args, kwargs) if varies else None
+        asked = asking(name, func, args, named) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
@@ -157,6 +157,7 @@ class Recorder(TorchFunctionMode):
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
         self._conditions.check_state(module, path)
+        register_dataclasses((args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
             self._check_passed(leaf, path)
@@ -277,7 +278,7 @@ class Recorder(TorchFunctionMode):
         tensor = tensor.detach()
         if trains and (tensor.is_floating_point() or tensor.is_complex()):
             # An alias may be written in place, as the real output.
-            return graph_cut.alias(tensor.requires_grad_())
+            return graph_cut.catching(tensor.requires_grad_(), [None])
         return tensor
 
     def _not_recorded(self, func: Any, args: Any, kwargs: Any) -> Any:

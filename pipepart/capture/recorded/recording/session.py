@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from ..python_state.surroundings import Surroundings
 from ..python_state.values import Holder
 from ..refusal import LAST_RESORT, CaptureError, LeftAsideError, SkeletonError
 from ..replay.calls import autocast_now
+from ..replay.comparing import changed
 from ..replay.given import Arguments
 from ..replay.joining import joined
 from ..replay.recording import Recording
@@ -79,7 +81,14 @@ def _recorded(
 
 
 class _Run(NamedTuple):
-    """One forward under a recorder: its inputs, its result, and the Python values that it has changed."""
+    """One forward under a recorder: its inputs, its result, and the Python values that it has changed.
+
+    Attributes:
+        changes: outside of the calls of the modules that hold them.
+        inside: by whole modules in their own calls.
+        names: what the code between whole modules names.
+        changing: paths of the whole modules that are called several times and change what they hold.
+    """
 
     recorder: Recorder
     inputs: list[Tensor]
@@ -87,6 +96,18 @@ class _Run(NamedTuple):
     output: list[Any]
     spec: Any
     changes: list[Change]
+    inside: list[Change]
+    names: set[str]
+    changing: set[str]
+
+    def uses(self, change: Change) -> bool:
+        """Return True if a recorded call uses a tensor that was written or replaced."""
+        was = change.difference.was, change.difference.holder.owner
+        return any(constant is one for constant in self.recorder.tensors.constants.values() for one in was)
+
+    def may_read(self, change: Change) -> bool:
+        """Return True if the code between whole modules uses this value, or names the attribute that it is in."""
+        return change.difference.attribute in self.names or self.uses(change)
 
 
 class _Session:
@@ -124,7 +145,7 @@ class _Session:
             },
             output=run.output,
             output_spec=run.spec,
-            joined=joined(recorder.calls, recorder.aliases, recorder.tensors.state, run.output),
+            joined=joined(recorder.calls, recorder.aliases, recorder.tensors.state, run.output, run.changing),
             autocast=autocast_now(),
             devices=frozenset(devices),
             result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
@@ -138,23 +159,28 @@ class _Session:
 
         Values that only the first one changes are set up once, if the code between whole modules holds them or several
         whole modules share them. An attribute that each run sets to a tensor is harmless if the second one reads it,
-        and not what the first one has left there.
+        and not what the first one has left there. What whole modules change in their own calls may only be read
+        by them.
 
         Raises:
-            SkeletonError: the second run changes anything else, or depends on tensors of the first.
+            SkeletonError: the second run changes anything else, depends on tensors of the first, or reads what whole
+                modules change.
         """
         with untouched(self._model, self._holders()) as before:
             with draws_restored(self._model):
                 first = self._run(before)
-            if not first.changes:
+            if not (first.changes or first.changing or any(map(first.may_read, first.inside))):
                 return first
             for change in first.changes:
                 if change.of_whole and not change.by_whole:
                     raise change.refused()
-            second = self._run(Snapshot(self._model, self._holders()))
+            second = self._run_again()
             for change in second.changes:
                 if change.tensor is None:
                     raise change.refused()
+            for change in second.inside:
+                if second.uses(change):
+                    raise change.refused_outside()
             for change in first.changes:
                 if change.is_state:
                     raise change.refused("registers", REGISTER)
@@ -162,7 +188,13 @@ class _Session:
             names = [[call.name for call in run.recorder.calls] for run in (first, second)]
             if any(left) or (second.changes and names[0] != names[1]):
                 raise first.changes[0].refused("reads again what it has set as")
+            read = [change for change in second.inside if second.may_read(change)]
+            if read and changed(second.recorder.calls, self._run_again().recorder.calls):
+                raise read[0].refused_outside()
         return second
+
+    def _run_again(self) -> _Run:
+        return self._run(Snapshot(self._model, self._holders()))
 
     def _run(self, before: Snapshot) -> _Run:
         model, opening = self._model, self._opening
@@ -200,7 +232,9 @@ class _Session:
         for change in found:
             if recorder.is_of_this_forward(change.difference.now) and changes.is_for_others(change):
                 raise change.refused("leaves a value for others in", RETURN)
-        return _Run(recorder, inputs, result, output, spec, found)
+        counts = Counter(call.module for call in recorder.calls)
+        changing = {path for path in changes.changing if counts[path] > 1}
+        return _Run(recorder, inputs, result, output, spec, found, changes.inside(), changes.names, changing)
 
     def _holders(self) -> Iterator[Holder]:
         return self._surroundings.holders(module for _, module in self._opening.opened())

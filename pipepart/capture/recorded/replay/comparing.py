@@ -40,9 +40,13 @@ def fingerprint(recording: Recording) -> str:
     return _known[recording]
 
 
-def changed(first: Recording, second: Recording) -> str:
-    """Return a message about the first call that differs between two recordings; empty if none differs."""
-    for one, other in zip(first.calls, second.calls, strict=False):
+def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
+    """Return a message about the first call that differs between two recordings; empty if none differs.
+
+    Args:
+        first, second: their calls.
+    """
+    for one, other in zip(first, second, strict=False):
         if (one.name, one.line) != (other.name, other.line):
             return (
                 f"Two forwards with the same arguments take different ways: {other.name} is called at {other.line}, "

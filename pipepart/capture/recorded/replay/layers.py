@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..placing import at
 from ..refusal import CaptureError
 from .given import DeviceRule, Env
 from .recording import Group, Part, Recording, own_loss
@@ -147,8 +148,11 @@ def _replayed(
     """
     takes = (*part.takes, *recording.end_inputs) if part is recording.end else part.takes
     env: Env = dict(zip(takes, values, strict=True))
+    here = next((value.device for value in values if value is not None and value.dim()), None)
     for number, path, name in part.state:
-        env[number] = held(modules[_KEY + path], name)
+        # A parameter may be another stage's, on its device. In a step the layer has a copy of it; where a replay is
+        # compared with the model, it has the parameter itself.
+        env[number] = at(here, held(modules[_KEY + path], name))
     for number in part.constants:
         env[number] = recording.constants[number] if rule is None else rule(recording.constants[number])
     for call in part.calls:
