@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..generators import draws_undone
 from .hooks import HOOKS
 from .placeholders import copied
+from .recorded.python_state.access import rebind
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
     finally:
         for tables in before:
             for table, bound in tables:
-                _rebind(table, bound)
+                rebind(table, {**table, **bound}, bound)
         for module, training in modes:  # a TorchScript module has its mode elsewhere
             if module.training is not training:
                 module.training = training
@@ -105,16 +106,6 @@ def bindings_restored(model: nn.Module) -> Iterator[None]:
 def _hook_tables(module: nn.Module) -> list[MutableMapping[Any, Any]]:
     held = vars(module)
     return [held[name] for name in HOOKS if name in held]  # a TorchScript module has fewer
-
-
-def _rebind(table: MutableMapping[str, Any], bound: dict[str, Any]) -> None:
-    """Bind what has changed, and nothing else: some modules cannot be written to."""
-    now = dict(table)
-    for name in now.keys() - bound.keys():
-        del table[name]
-    for name, value in bound.items():
-        if name not in now or now[name] is not value:
-            table[name] = value
 
 
 def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:

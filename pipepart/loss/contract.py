@@ -8,6 +8,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from .returned import LossError, check_gradient, check_returned, check_scalar, i
 from .sums import Values
 from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of
 
+_HOST = torch.device("cpu")
+
 
 class MiniBatchLoss:
     """Combines the losses of the micro-batches of one step.
@@ -34,7 +37,7 @@ class MiniBatchLoss:
     Args:
         loss: of the steps.
         batch: the mini-batch.
-        shared_out: whether other processes take some of the micro-batches.
+        shared_out: whether others take some of the micro-batches: other processes, or workers on other streams.
 
     Attributes:
         leaves: tensors beside the model's parameters that get a gradient from the loss, as its own parameters do.
@@ -72,12 +75,17 @@ class MiniBatchLoss:
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
-    def taken(self) -> dict[int, MicroBatchLoss]:
-        """Return the losses computed by this process, by micro-batch, on the host."""
-        return {index: one.on_host() for index, one in enumerate(self._taken) if one is not None}
+    def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
+        """Return the losses computed here, by micro-batch, copied to a device."""
+        return {index: one.on(device) for index, one in enumerate(self._taken) if one is not None}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first loss that was computed here is."""
+        return next(one.value.device for one in self._taken if one is not None)
 
     def adopt(self, taken: Mapping[int, MicroBatchLoss]) -> None:
-        """Add the losses of micro-batches that other processes computed.
+        """Add the losses of micro-batches that others computed.
 
         Raises:
             LossError: they were computed in another way.
@@ -121,10 +129,17 @@ class MiniBatchLoss:
             return 1.0
         for index, term in enumerate(first.terms):
             if term.tensor.requires_grad:
-                used, real = self._totals[index], self._real_total(index)
+                used = self._totals[index]
+                if self.certain and isinstance(used, Tensor):
+                    continue
+                real = self._real_total(index)
                 if not self.certain:
                     return float(used) / float(real) if real else 1.0
-                if isinstance(used, float) and isinstance(real, float) and abs(used - real) > 1e-9 * real:
+                if (
+                    isinstance(used, float)
+                    and isinstance(real, float)
+                    and abs(used - real) > 1e-9 * abs(real)
+                ):
                     raise refusal(
                         self._loss.function, f"it divides by {real:g}, and by {used:g} in a second call"
                     )
@@ -252,7 +267,7 @@ class MiniBatchLoss:
         return taken._replace(key=pattern.key, replays=pattern.replays)
 
     def _divided(
-        self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = 0.0
+        self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = -math.inf
     ) -> MicroBatchLoss:
         if isinstance(part, float) and not 0 <= part < float("inf"):
             raise LossError(
@@ -289,6 +304,8 @@ class MiniBatchLoss:
             if known is None:
                 self.certain = False
                 known = self._in_proportion(micro_batch, term)
+            if isinstance(known, Tensor):  # computed from targets, which may be on another device
+                known = known.to(term.tensor.device)
             totals.append(known)
         if not self.certain and len(taken.roots) > 1:
             raise refusal(
@@ -316,7 +333,7 @@ class MiniBatchLoss:
 
     def _in_proportion(self, micro_batch: int, term: Term) -> float | Tensor:
         count, sizes = term.divisor, self._batch.sizes
-        if self._shared_out:  # a number that is the same in all processes
+        if self._shared_out:  # a number that is the same for all
             return float(sum(sizes))
         known = torch.where(count == 0, 1.0, count) if isinstance(count, Tensor) else count or 1.0
         return known * sum(sizes) / sizes[micro_batch]

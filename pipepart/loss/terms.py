@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Term(NamedTuple):
     coefficient: float | Tensor = 1.0
     divisor: float | Tensor | None = None
     divided: bool = False
-    least: float = 0.0
+    least: float = -math.inf
 
     @property
     def empty(self) -> bool | Tensor:
@@ -88,27 +89,27 @@ class MicroBatchLoss(NamedTuple):
         ]
         return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
 
-    def on_host(self) -> MicroBatchLoss:
-        """Return a copy of :meth:`without_graph` in host memory, to send to other processes."""
+    def on(self, device: torch.device) -> MicroBatchLoss:
+        """Return a copy of :meth:`without_graph` on a device; in host memory it can be sent to other processes."""
+
+        def moved(number: Any) -> Any:
+            return number.to(device) if isinstance(number, Tensor) else number
+
         terms = [
             Term(
-                term.tensor.detach().cpu().requires_grad_(term.tensor.requires_grad),
-                _cpu(term.coefficient),
-                _cpu(term.divisor),
+                term.tensor.detach().to(device).requires_grad_(term.tensor.requires_grad),
+                moved(term.coefficient),
+                moved(term.divisor),
                 term.divided,
                 term.least,
             )
             for term in self.terms
         ]
-        return MicroBatchLoss(self.value.cpu(), tuple(terms), _cpu(self.shift))  # the key holds identities
+        return MicroBatchLoss(moved(self.value), tuple(terms), moved(self.shift))  # the key holds identities
 
 
 def _without_graph(tensor: Tensor) -> Tensor:
     return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
-
-
-def _cpu(number: Any) -> Any:
-    return number.cpu() if isinstance(number, Tensor) else number
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -95,6 +98,44 @@ class ScalesByANumberInAPart(Base):
 
     def forward(self, x):
         return self.part(super().forward(x))
+
+
+class Sign(Enum):
+    LESS, MORE = -1, 1
+
+
+class ReturnsAValue(Base):
+    """Blocks return a Python value beside their output, which the code between them computes with."""
+
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                y = super().forward(input)
+                return y, value(y.detach())
+
+        value = self.value
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, value = block(x)
+            x = x * (value.value if isinstance(value, Enum) else value)
+        return x
+
+
+@right
+class ReturnsASize(ReturnsAValue):
+    value = staticmethod(len)
+
+
+@refused(r"module 'blocks\.\d' gave .*, and .* when the model was recorded")
+class ReturnsANumpyNumber(ReturnsAValue):
+    value = staticmethod(lambda y: np.float32(y.max()))
+
+
+@refused(r"module 'blocks\.\d' gave <Sign.*, and <Sign.* when the model was recorded")
+class ReturnsAnEnum(ReturnsAValue):
+    value = staticmethod(lambda y: Sign.MORE if y.sum() > 0 else Sign.LESS)
 
 
 @right

@@ -70,6 +70,7 @@ class Model(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.number = 1.0
+        self.limit = 0.0
         self.numbers = [1.0, 1.0]
         self.named = {"scale": (1.0,)}
         self.settings = types.SimpleNamespace(scale=1.0)
@@ -105,6 +106,7 @@ class Model(nn.Module):
         x = x * 2 if "added" in self._buffers else x
         x = other_file.scaled(x) * FACTOR.get() * getattr(self.blocks[1], "by_name", 1.0)
         x = x * self.number_in_a_tensor.item() * self.deep["a"]["b"]["c"]["d"].e.scale
+        x = x if self.limit == self.limit else x * 3
         return self.closed(x if self.none is None else x * 5)
 
     def scaled(self, factor: float) -> float:
@@ -122,6 +124,7 @@ def _forward(model: Model) -> None:
 
 CHANGES: dict[str, Callable[[Model], Any]] = {
     "number": lambda model: setattr(model, "number", 2.0),
+    "not a number": lambda model: setattr(model, "limit", float("nan")),
     "list": lambda model: model.numbers.__setitem__(0, 2.0),
     "another list": lambda model: setattr(model, "numbers", [2.0]),
     "nest": lambda model: model.named.update(scale=(2.0,)),

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipepart import Pipeline
 from tests.pipeline.conformance.runners import DRAWN, LATE, SCHEDULES, VALUES, Mode, covering, drawn
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
-from tests.support.on_devices import TWO, cut_on, gradients, late, sample
+from tests.support.chains import plan_by_hand
+from tests.support.on_devices import TWO, gradients, late, on_devices, sample
 from tests.support.seeds import seeds
 
 # The devices are compiled at their first use on a machine.
@@ -19,7 +21,7 @@ AMONG = VALUES | {
     "scenario": [
         *("linear", "norm", "in place", "nests", "branches", "other layout", "half detached", "batch norm"),
         *("dropout", "noise", "random relu", "tied ends", "frozen front", "linear in three stages"),
-        *("embedding tied to a head", "input is a nest", "all at once", "hourglass", "woven"),
+        *("embedding tied to a head", "input is a nest", "tokens", "all at once", "hourglass", "woven"),
     ],
     "dtype": [torch.float64],
     "home": list(LATE),
@@ -46,18 +48,38 @@ def test_the_modes_have_every_home_and_stash_and_the_most_schedules():
     assert len({mode.schedule[0] for mode in MODES}) >= 10
 
 
-def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_count():
+@pytest.mark.parametrize(("schedule", "replicas"), [("1f1b", 2), ("gpipe", 2), ("chimera", 1), ("1f1b", 1)])
+@pytest.mark.parametrize("target_on", ["vdev:0", "vdev:1", "cpu"])
+def test_targets_are_counted_wherever_they_are_and_on_the_streams_of_each_replica(
+    schedule, replicas, target_on
+):
+    """A mean over classes with weights, some targets ignored: the counts are tensors of the devices."""
+    model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)])
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]).double(), ignore_index=-1)
+    reference = plain.twin(model)
+    plan = plan_by_hand(list("012"), [2], micro_batches=4, schedule=schedule, replicas=replicas)
+    x, y = torch.randn(12, 4).double(), torch.tensor([0, 1, 2, -1, -1, -1, 2, 1, 0, -1, 2, 2])
+    expected = plain.whole_step(reference, x, y, loss_fn)
+    with Pipeline(model, on_devices(plan, [*TWO, *TWO[::-1]][: len(plan.cluster)]), loss_fn) as pipe, late():
+        loss = pipe.step(x.to("vdev:0"), target=y.to(target_on))
+        plain.assert_near(loss.cpu(), expected)
+        plain.assert_close(gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("by", ["target", "output"])
+def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_count(by, replicas):
     def loss_fn(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        counted = target[:, 0] > 0
+        counted = (target if by == "target" else output.detach())[:, 0] > 0
         return ((output - target).square().mean(1) * counted).sum(), counted.sum()
 
     model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
     reference = plain.twin(model)
     x, y = sample(8, 4)
-    with cut_on(TWO, model, [1], loss_fn) as pipe, late():
+    total, count = loss_fn(reference(x), y)
+    (total / count).backward()
+    plan = on_devices(plan_by_hand(list("012"), [1], micro_batches=4, replicas=replicas), TWO * replicas)
+    with Pipeline(model, plan, loss_fn) as pipe, late():
         loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-        reference.zero_grad()
-        total, count = loss_fn(reference(x), y)
-        (total / count).backward()
         plain.assert_near(loss.cpu(), (total / count).detach(), 1e-12)
         plain.assert_close(gradients(model), plain.gradients(reference))

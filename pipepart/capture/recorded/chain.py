@@ -248,13 +248,8 @@ class RecordedChain(Chain):
 
         One level at a time, as far as that can be recorded.
         """
-        while True:
-            calls = [call.module for call in recording.calls if call.module]
-            path, why = self.opening.called_in_parts(calls, recording.state.values()), "its parts are called"
-            if not path:
-                if (found := self.opening.too_coarse(calls)) is None:
-                    break
-                path, why = found[0], f"it has {found[1]:.0%} of the parameters"
+        while found := self.opening.to_open_next(recording.modules, recording.state.values()):
+            path, why = found
             tried = self.opening.copy()
             try:
                 if tried.open(path, why, alone=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch.autograd.graph import GradientEdge
 from schedules import Schedule, stepped_together
 
 from ...autograd import graph_cut
+from ...autograd.own_copy import tensors
 from ...data.gather import Merger
 from ...data.split import Apart, MicroBatches
 from ...loss import LossError, MicroBatchLoss, MiniBatchLoss, Reduction, StepLoss
 from ...planning.request import runs_forwards_first
+from ...workers.streams import has_streams
 from ..failure.notes import LAYER, add_note
 from .loss_sink import LossSink, on_device_of
 from .mini_batch import BatchLossSink
@@ -36,6 +39,8 @@ class MicroBatchLossSink(LossSink):
             whether :meth:`correction` is certain to be 1, and the leaves of the loss. Not called with several groups,
             which are never corrected.
         shared_out: whether other processes receive some of the micro-batches.
+        replicas: the number of last stages. On accelerators each computes its losses apart from the others, whose
+            streams its own do not wait for.
     """
 
     can_wait = True
@@ -50,10 +55,14 @@ class MicroBatchLossSink(LossSink):
         groups: Sequence[range] | None = None,
         loss_weight: float = 1.0,
         shared_out: bool = False,
+        replicas: int = 1,
     ) -> None:
         super().__init__(batch.sizes, groups, scaler, keep_outputs, loss_weight)
         groups = groups or [range(len(batch.sizes))]
-        self._losses = [MiniBatchLoss(loss, _of_group(batch, group), shared_out) for group in groups]
+        several = shared_out or replicas > 1
+        self._losses = [MiniBatchLoss(loss, _of_group(batch, group), several) for group in groups]
+        self._another = partial(MiniBatchLoss, loss, batch, several) if replicas > 1 else None
+        self._by_worker: dict[int, MiniBatchLoss] = {}  # by thread, of several last stages on accelerators
         self._places = [
             (one, number)
             for one, group in zip(self._losses, groups, strict=True)
@@ -67,7 +76,7 @@ class MicroBatchLossSink(LossSink):
         """Compute the loss of the micro-batch."""
         if self._keeps:
             self._keep(micro_batch, value)
-        loss, number = self._places[micro_batch]
+        loss, number = self._place(micro_batch, value)
         try:
             taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
         except BaseException as error:
@@ -82,6 +91,23 @@ class MicroBatchLossSink(LossSink):
         self._trains |= bool(roots)
         return tuple([edge for root in roots for edge in graph_cut.roots(root)])
 
+    def _place(self, micro_batch: int, output: Any) -> tuple[MiniBatchLoss, int]:
+        """Return the loss that takes a micro-batch, and its number there. Called with ``receiving`` held."""
+        if self._another is not None and any(has_streams(tensor.device) for tensor in tensors(output)):
+            worker, number = threading.get_ident(), self._places[micro_batch][1]
+            if worker not in self._by_worker:
+                self._by_worker[worker] = self._another() if self._by_worker else self._losses[0]
+            self._places[micro_batch] = self._by_worker[worker], number
+        return self._places[micro_batch]
+
+    def _merge(self) -> None:
+        """Let the first loss have the micro-batches of all workers, after all were received."""
+        first, *others = self._by_worker.values() or self._losses[:1]
+        for other in others:
+            first.adopt(other.taken(first.device))
+            first.certain &= other.certain
+        self._by_worker.clear()
+
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
         """Return the weights of the micro-batch's terms."""
         loss, number = self._places[micro_batch]
@@ -94,6 +120,7 @@ class MicroBatchLossSink(LossSink):
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
+        self._merge()
         return self._losses[0].taken()
 
     def adopt_taken(self, taken: Mapping[int, MicroBatchLoss]) -> None:
@@ -112,6 +139,9 @@ class MicroBatchLossSink(LossSink):
             factor = self._known.correction
         else:
             with self._lock:
+                if self._by_worker and self.certain:
+                    return 1.0  # the streams of one worker need not wait for the others
+                self._merge()
                 factor = self._losses[0].correction()
         if factor != 1.0 and self.added_have_graph:
             raise LossError(
@@ -125,7 +155,8 @@ class MicroBatchLossSink(LossSink):
         """Whether the factor is 1, whatever the outputs are; of several groups it always is."""
         if self._known is not None:
             return self._known.certain
-        return len(self._losses) > 1 or self._losses[0].certain
+        losses = self._by_worker.values() or self._losses
+        return len(self._losses) > 1 or all(loss.certain for loss in losses)
 
     @property
     def total(self) -> Tensor:
@@ -135,6 +166,7 @@ class MicroBatchLossSink(LossSink):
     def _own_total(self) -> Tensor | None:
         if self._known is not None:
             return self._known.total
+        self._merge()
         totals = [loss.total() for loss in self._losses]
         return totals[0] if len(totals) == 1 else torch.stack(totals).mean()
 
@@ -170,7 +202,15 @@ def make_loss_sink(
         return BatchLossSink(loss, batch, scaler, merge, keep_outputs, loss_weight)
     groups = stepped_together(schedule)
     return MicroBatchLossSink(
-        loss, batch, scaler, before_backward, keep_outputs, groups, loss_weight, shared_out
+        loss,
+        batch,
+        scaler,
+        before_backward,
+        keep_outputs,
+        groups,
+        loss_weight,
+        shared_out,
+        schedule.replicas,
     )
 
 

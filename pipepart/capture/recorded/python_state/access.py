@@ -174,7 +174,7 @@ MODULE = Access(_of_module, leave)
 _COLLECTION = Access(_of_collection, _fill)
 _LARGE = Access(lambda value: {"length": len(value)}, leave)
 _FUNCTION = Access(_of_function, _fill_cells)
-_CLASS = Access(_of_class, lambda kind, was: rebind_class(kind, _of_class(kind), was))
+_CLASS = Access(_of_class, lambda kind, was: rebind(kind, {**_of_class(kind), **was}, was))
 _OBJECT = Access(attributes, _fill_object)
 _TENSOR = Access(lambda tensor: {_VALUES: version(tensor)}, leave)
 _ARRAY = Access(
@@ -220,19 +220,21 @@ def _slots(value: Any) -> set[str]:
     return names - {"__dict__", "__weakref__"}
 
 
-def rebind(table: dict[str, Any], names: Iterable[str], was: Contents) -> None:
-    """Restore the values of some names in a dict."""
+def bindings(owner: Any) -> Mapping[Any, Any]:
+    """Return what a class or a Python module binds to names, or a mapping itself."""
+    return vars(owner) if isinstance(owner, type | ModuleType) else owner
+
+
+def rebind(owner: Any, names: Iterable[Any], was: Mapping[Any, Any]) -> None:
+    """Restore some names of a mapping, a class or a Python module.
+
+    Only names that are bound to something else are written: some modules cannot be written to.
+    """
+    held = bindings(owner)
+    is_mapping = held is owner
     for name in names:
-        if name in was:
-            table[name] = was[name]
-        else:
-            table.pop(name, None)
-
-
-def rebind_class(kind: Any, now: Mapping[str, Any], was: Contents) -> None:
-    """Restore the attributes of a class or a Python module."""
-    for name in {**now, **was}:
-        if name in was and now.get(name, MISSING) is not was[name]:
-            setattr(kind, name, was[name])
-        elif name not in was:
-            delattr(kind, name)
+        if name not in was:
+            if name in held:
+                owner.__delitem__(name) if is_mapping else delattr(owner, name)
+        elif name not in held or held[name] is not was[name]:
+            owner.__setitem__(name, was[name]) if is_mapping else setattr(owner, name, was[name])

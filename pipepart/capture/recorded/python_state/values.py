@@ -32,15 +32,16 @@ from .access import (
     Contents,
     Exactly,
     access_to,
+    bindings,
     is_filled,
     leave,
     rebind,
-    rebind_class,
 )
 
 DEPTH = 8
 """How many objects within each other are looked into."""
 
+_NOWHERE: Mapping[int, int] = {}
 _STRUCTURAL = (dict, list, set, deque, tuple, frozenset, partial, MethodType, ref)
 
 
@@ -133,27 +134,15 @@ def unchanged(holder: Holder, was: Contents) -> bool:
     now = holder.read()
     if [*now] != [*was]:
         return False
-    return all(map(is_, now.values(), was.values())) or all(map(_equal, now.values(), was.values()))
+    return all(map(is_, now.values(), was.values())) or next(differing(now, was), MISSING) is MISSING
 
 
 def differing(now: Contents, was: Contents) -> Iterator[Any]:
     """Return the keys whose values differ."""
     for key in {**was, **now}:
         one, other = was.get(key, MISSING), now.get(key, MISSING)
-        if not _equal(one, other):
+        if one is not other and _entry(one) != _entry(other):
             yield key
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, (*PLAIN, Exactly, MethodType)):
-        return bool(one == other or one != one)
-    return False
 
 
 class Same:
@@ -190,8 +179,8 @@ def value_key(value: Any) -> Hashable:
     return key_of(walk([whole]))
 
 
-def _entry(value: Any, places: Mapping[int, int]) -> Hashable:
-    """Return what stands for a value in a key.
+def _entry(value: Any, places: Mapping[int, int] = _NOWHERE) -> Hashable:
+    """Return what stands for a value in a key. Two values are the same if their entries are equal.
 
     Args:
         value: the value.
@@ -199,10 +188,12 @@ def _entry(value: Any, places: Mapping[int, int]) -> Hashable:
     """
     kind = type(value)  # isinstance() would ask objects with a __getattribute__ of their own
     if kind in ATOMS or issubclass(kind, (*PLAIN, Exactly)):
-        return kind, value
+        return kind, value if value == value else repr(value)  # NaN equals NaN
     if issubclass(kind, _STRUCTURAL) and id(value) in places:
         return kind, places[id(value)]
-    return Same(value)
+    if issubclass(kind, tuple):
+        return kind, tuple([_entry(one, places) for one in value])
+    return (kind, value) if kind is MethodType else Same(value)
 
 
 def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
@@ -217,19 +208,13 @@ def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
 def names_holder(label: str, table: Any, names: Iterable[str], recorded: bool) -> Holder:
     """Return the holder of some globals of a file, or of some attributes of a class or Python module."""
     names = tuple(names)
-    is_table = isinstance(table, dict)
 
     def read(owner: Any) -> Contents:
-        held = owner if is_table else vars(owner)
+        held = bindings(owner)
         return {name: held[name] for name in names if name in held}
 
-    def write(owner: Any, was: Contents) -> None:
-        if is_table:
-            rebind(owner, names, was)
-        else:
-            rebind_class(owner, read(owner), was)
-
-    return Holder(label, None, table, Access(read, write), recorded=recorded)
+    access = Access(read, lambda owner, was: rebind(owner, names, was))
+    return Holder(label, None, table, access, recorded=recorded)
 
 
 def closure_holder(name: str, cell: CellType, recorded: bool) -> Holder:

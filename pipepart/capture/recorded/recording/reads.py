@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ....generators import draws_undone
 from ..refusal import SkeletonError, line_of_user
-from ..replay.calls import HOOKS, Call
+from ..replay.calls import Call
 from ..replay.given import Reading, Ref
 from ..replay.subgraph import Subgraph, gives_the_same
 from .tensor_numbers import TensorNumbers
@@ -140,16 +140,9 @@ class Reads:
 
 
 def _followed_by_calls(calls: Sequence[Call], output: set[int]) -> set[Call]:
-    """Return the calls before the last one that a forward needs for what it returns or writes."""
-    needed, found, any_behind = set(output), set[Call](), False
-    for call in reversed(calls):
-        if any_behind:
-            found.add(call)
-        made = {out.number for out in call.outs if type(out) is Ref}
-        if call.module or call.writes or call.name in HOOKS or not needed.isdisjoint(made):
-            needed.update(call.given.numbers())
-            any_behind = True
-    return found
+    """Return the calls before the last one that acts or makes what the forward returns."""
+    needed = [index for index, call in enumerate(calls) if call.acts or not output.isdisjoint(call.made)]
+    return set(calls[: needed[-1]]) if needed else set()
 
 
 def _refused(call: Call, within: str, what: str) -> SkeletonError:

@@ -71,11 +71,19 @@ class Call:
         )
 
     @property
+    def made(self) -> set[int]:
+        """The numbers of the tensors that it returned."""
+        return {out.number for out in self.outs if type(out) is Ref}
+
+    @property
+    def acts(self) -> bool:
+        """True if the call may do more than compute what it returns."""
+        return bool(self.module or self.writes or self.name in HOOKS)
+
+    @property
     def reads(self) -> bool:
         """True if the call returned no tensor: the model has read a value from its arguments."""
-        return not (
-            self.module or self.writes or self.name in HOOKS or any(type(out) is Ref for out in self.outs)
-        )
+        return not (self.acts or self.made)
 
     def run(self, env: Env, func: Callable[..., Any], ambient: Autocast, device: DeviceRule | None) -> None:
         """Run the call again, and store its results in ``env``.

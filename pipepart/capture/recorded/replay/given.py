@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..python_state.access import PLAIN
+
 Env = MutableMapping[int, Any]  # the tensors of a replay by their numbers
 DeviceRule = Callable[[Any], Any]  # replaces a recorded device by that of the stage
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
-_COMPARED = (bool, int, float, complex, str, bytes, type(None), list)
+_COMPARED = (*(kind for kind in PLAIN if kind is not torch.device), list, set, frozenset)
 
 
 class Ref(NamedTuple):
@@ -103,12 +105,13 @@ class Given:
 
 
 def same_value(was: Any, now: Any) -> bool:
-    """Return True if two Python values are equal. Objects that cannot be compared are equal if their types are."""
-    if isinstance(was, Tensor) or isinstance(now, Tensor):
+    """Return True if two Python values are equal. Objects that cannot be compared are equal if their types are.
+
+    So are devices, as a replay may run on another one.
+    """
+    if type(was) is not type(now) or isinstance(was, Tensor):
         return False
-    if not isinstance(was, _COMPARED):
-        return type(was) is type(now)
-    return type(was) is type(now) and bool(was == now or (was != was and now != now))
+    return not isinstance(was, _COMPARED) or bool(was == now or (was != was and now != now))
 
 
 def resolved(leaf: Any, env: Env) -> Any:

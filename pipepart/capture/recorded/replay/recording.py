@@ -122,6 +122,11 @@ class Recording:
             start = end + 1
         return found
 
+    @property
+    def modules(self) -> list[str]:
+        """The paths of the whole modules that it calls, in order."""
+        return [call.module for call in self.calls if call.module]
+
     def module_of_loss(self) -> str:
         """Return the path of the whole module that computes the model's own loss; empty if functions do."""
         loss = self._number_of_loss()
@@ -262,9 +267,7 @@ class Recording:
         kept = []
         for index in reversed(range(len(self.calls))):
             call = self.calls[index]
-            made = {out.number for out in call.outs if type(out) is Ref}
-            keeps = call.module or call.writes or (call.reads and call.asked) or call.name in HOOKS
-            if keeps or not needed.isdisjoint(made):
+            if call.acts or (call.reads and call.asked) or not needed.isdisjoint(call.made):
                 kept.append(index)
                 needed.update(call.given.numbers())
         kept.reverse()
