@@ -94,12 +94,15 @@ class Pattern(NamedTuple):
 
 def _term(part: Part, found: Values, known: float | Tensor | None) -> Term:
     tensor, divisor, divided = found(part.number), part.divisor, part.divided
+    if not part.gradient:  # the loss may have detached a term that has one
+        tensor = tensor.detach()
     if divisor is None:
         return Term(tensor, part.coefficient)
     # A count on an accelerator may have been computed on the stream of another worker.
     count = known if isinstance(known, float) else divisor.part(found)
     if part.summed is not None and (isinstance(count, Tensor) or not count):
         tensor, divided = part.summed(found), False
+        tensor = tensor if part.gradient else tensor.detach()
     return Term(tensor, part.coefficient, count, divided, divisor.least)
 
 

@@ -8,6 +8,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -134,7 +135,11 @@ class MiniBatchLoss:
                 real = self._real_total(index)
                 if not self.certain:
                     return float(used) / float(real) if real else 1.0
-                if isinstance(used, float) and isinstance(real, float) and abs(used - real) > 1e-9 * real:
+                if (
+                    isinstance(used, float)
+                    and isinstance(real, float)
+                    and abs(used - real) > 1e-9 * abs(real)
+                ):
                     raise refusal(
                         self._loss.function, f"it divides by {real:g}, and by {used:g} in a second call"
                     )
@@ -262,7 +267,7 @@ class MiniBatchLoss:
         return taken._replace(key=pattern.key, replays=pattern.replays)
 
     def _divided(
-        self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = 0.0
+        self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = -math.inf
     ) -> MicroBatchLoss:
         if isinstance(part, float) and not 0 <= part < float("inf"):
             raise LossError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..capture.recorded.recording.tables import words
@@ -20,7 +22,7 @@ _NOT_ALONE = "takes the number of samples: divide a sum over samples by it alone
 _PRODUCTS = words("mul multiply __rmul__")
 _NOT_PLAIN = "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
 _CONVERSIONS = words(
-    "to float double half bfloat16 type cpu cuda clone contiguous squeeze view reshape detach"
+    "to float double half bfloat16 long int type cpu cuda clone contiguous squeeze view reshape detach sum mean"
 )
 
 
@@ -35,7 +37,7 @@ class Divisor(NamedTuple):
 
     part: Callable[[Values], float | Tensor]
     operands: tuple[int, ...] = ()
-    least: float = 0.0
+    least: float = -math.inf
 
 
 class Part(NamedTuple):
@@ -43,7 +45,7 @@ class Part(NamedTuple):
 
     Attributes:
         number: of its tensor.
-        gradient: whether that tensor has a gradient.
+        gradient: whether it has a gradient; False for one that was detached later.
         coefficient: the number that it is multiplied by.
         divisor: None for a sum.
         divided: whether the tensor has been divided by the count of its micro-batch.
@@ -71,13 +73,17 @@ class Sum(NamedTuple):
     def scaled(self, scale: Callable[[Any], Any]) -> Sum:
         """Apply ``scale``, which multiplies or divides by a constant, to all parts and to the shift."""
         parts = tuple(part._replace(coefficient=scale(part.coefficient)) for part in self.parts)
-        return Sum(parts, scale(self.shift))
+        return Sum(parts, scale(self.shift) if self.is_shifted else 0.0)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether a number is added. A tensor may be zero only for this micro-batch."""
+        return isinstance(self.shift, Tensor) or self.shift != 0
 
     @property
     def is_undivided(self) -> bool:
         """Whether all parts are sums over samples, to which no number is added."""
-        shifted = isinstance(self.shift, Tensor) or self.shift
-        return not shifted and all(part.divisor is None for part in self.parts)
+        return not self.is_shifted and all(part.divisor is None for part in self.parts)
 
     @property
     def is_plain(self) -> bool:
@@ -120,6 +126,8 @@ def _of_one(operation: Operation, terms: Sum | Divisor) -> Sum | Divisor | None:
     """Return the result of a function of one sum or count; None for other functions."""
     name = operation.name
     if name in _CONVERSIONS and not operation.results[0].dim():
+        if _truncates(operation.values[0].dtype, operation.results[0].dtype):
+            raise LostError("rounds a sum over samples, or may overflow")
         if isinstance(terms, Divisor) or name != "detach":
             return terms
         return terms._replace(parts=tuple(part._replace(gradient=False) for part in terms.parts))
@@ -128,6 +136,11 @@ def _of_one(operation: Operation, terms: Sum | Divisor) -> Sum | Divisor | None:
     if isinstance(terms, Sum) and name in ("clamp", "clip", "clamp_min"):
         return _at_least(operation, terms)
     return None
+
+
+def _truncates(dtype: torch.dtype, to: torch.dtype) -> bool:
+    """Return True if a number that is converted to another dtype may change by more than rounding."""
+    return not to.is_floating_point and (dtype.is_floating_point or to.itemsize < dtype.itemsize)
 
 
 def _of_two(name: str, one: Sum | float | Tensor, other: Sum | float | Tensor) -> Sum:

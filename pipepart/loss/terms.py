@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Term(NamedTuple):
     coefficient: float | Tensor = 1.0
     divisor: float | Tensor | None = None
     divided: bool = False
-    least: float = 0.0
+    least: float = -math.inf
 
     @property
     def empty(self) -> bool | Tensor:

@@ -106,14 +106,11 @@ class Trip:
 
 
 def trip_of(problem: Problem) -> Trip:
-    """Return the round trip of one micro-batch through the stages of a problem, without recomputes."""
-    return Trip(
-        problem.forward,
-        problem.backward_input,
-        problem.backward_weight,
-        problem.delay_forward,
-        problem.delay_backward,
-    )
+    """Return the round trip of the smallest micro-batch through the stages of a problem, without recomputes."""
+    smallest = min(problem.scale, default=1.0)
+    parts = problem.forward, problem.backward_input, problem.backward_weight
+    forward, inputs, weights = ([seconds * smallest for seconds in part] for part in parts)
+    return Trip(forward, inputs, weights, problem.delay_forward, problem.delay_backward)
 
 
 def end_of_work(head: float, work: float, turn: float, forwards: float, tail: float, weights: float) -> float:

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from itertools import product
 from random import Random
 
+from .playing import fits, last_ends, play
 from .problem import SLACK, Problem, Row
 
 _NEVER = float("inf")
@@ -92,13 +93,16 @@ class Dispatched:
         """Seconds at which the last operation ends."""
         return max(self.done)
 
-    @property
-    def score(self) -> float:
-        """Makespan plus mean end time of the devices, in seconds: an objective for local search.
 
-        A device that ends early does not shorten the step, but it can take layers from a busy device in a later move.
-        """
-        return max(self.done) + sum(self.done) / len(self.done)
+def score(done: Sequence[float]) -> float:
+    """Return the makespan plus the mean end time of the devices, in seconds: an objective for local search.
+
+    A device that ends early does not shorten the step, but it can take layers from a busy device in a later move.
+
+    Args:
+        done: [devices]: seconds at which each device ends its last operation.
+    """
+    return max(done) + sum(done) / len(done)
 
 
 def dispatching_work(problem: Problem) -> float:
@@ -134,7 +138,7 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
     Args:
         problem: the operations.
         rule: gives the keys and the memory reserve.
-        limit: largest `Dispatched.score` of interest, in seconds.
+        limit: largest `score` of interest, in seconds.
 
     Returns:
         The order; None if the memory is too small, or as soon as a lower bound of the score exceeds the limit.
@@ -178,9 +182,9 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
         waiting[device_of[0]].append((0.0, k))
     wake[device_of[0]] = 0.0
     due = [0.0] * p  # when a device can be done with all its operations
-    for stage, device in enumerate(device_of):
-        for stream in (stage, stages + stage, 2 * stages + stage):
-            due[device] += seconds[stream * m] * m
+    for parts in (problem.forward, problem.backward_input, problem.backward_weight):
+        for device, length in zip(device_of, parts, strict=True):
+            due[device] += length * m
     if before:
         for operation in range(stride, 2 * stride):
             due[home[operation - stride]] += before[operation]
@@ -283,58 +287,7 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
             if max(due) + total / p > limit:
                 return None
         free[device] = wake[device] = ends[operation] = end
-    dispatched = Dispatched(rows, ends, free)
-    return dispatched if problem.fits(rows, ends) else None
-
-
-def play_rows(problem: Problem, rows: Sequence[Row]) -> list[float] | None:
-    """Return [operations]: end times in seconds if every device runs its row in order; None for a deadlock.
-
-    Unlike the event loop, it lets a link carry only one message at a time, and a recompute start before its I has its
-    input.
-    """
-    m, stages, seconds, before = (
-        problem.micro_batches,
-        problem.stages,
-        problem.seconds,
-        problem.recompute_before,
-    )
-    stride = stages * m
-    delays, holds = problem.table.delay, (*problem.hold_forward, *problem.hold_backward)
-    # [F and I]: the operation that needs the result; F of the last stage feeds its own I. -1 for none.
-    following = [
-        *range(m, stride),
-        *range(2 * stride - m, 2 * stride),
-        *[-1] * m,
-        *range(stride, 2 * stride - m),
-    ]
-    arrival = [_NEVER] * (2 * stride)  # of the input of each F and I
-    arrival[:m] = [0.0] * m
-    awaited = [False] * (2 * stride)
-    links: dict[tuple[int, int], float] = {}
-    ends, position, clock = [0.0] * (3 * stride), [0] * problem.devices, [0.0] * problem.devices
-    runnable = list(range(problem.devices))
-    while runnable:
-        device = runnable.pop()
-        row, now, at = rows[device], clock[device], position[device]
-        while at < len(row):
-            operation = row[at]
-            if operation < 2 * stride:
-                if arrival[operation] == _NEVER:
-                    awaited[operation] = True
-                    break
-                now = max(now + (before[operation] if before else 0.0), arrival[operation])
-            now += seconds[operation]
-            ends[operation] = now
-            at += 1
-            receiver = following[operation] if operation < 2 * stride else -1
-            if receiver >= 0:
-                leaves, target = now, problem.device_of[receiver // m % stages]
-                if hold := holds[receiver // m]:
-                    leaves = max(now, links.get((device, target), 0.0))
-                    links[device, target] = leaves + hold
-                arrival[receiver] = leaves + delays[receiver]
-                if awaited[receiver]:
-                    runnable.append(target)
-        position[device], clock[device] = at, now
-    return ends if all(at == len(row) for at, row in zip(position, rows, strict=True)) else None
+    if before:  # a recompute may begin before its gradient is there
+        ends = play(problem, rows) or ends
+        free = last_ends(rows, ends)
+    return Dispatched(rows, ends, free) if fits(problem, rows, ends) else None

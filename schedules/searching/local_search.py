@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-from ..simulation.event_loop import play, replay
 from .allowance import Allowance
 from .objectives import Objective
+from .playing import play
 from .problem import SLACK, Problem, Row
 
 _TOLERANCE = 1e-9  # relative to the objective
 _FIRST_TEMPERATURE = 0.5  # mean seconds of an operation
-# Work of a round in operations of the allowance: a constant, and a part per replayed operation.
-_WORK_PER_ROUND, _WORK_PER_REPLAYED = 25, 0.1
+# Work of a round in operations of the allowance: a constant, and a part for each operation that is played.
+_WORK_PER_ROUND, _WORK_PER_PLAYED = 15, 0.15
 
 
 def round_work(problem: Problem) -> float:
     """Return the mean work of one round of :func:`anneal_order`, in operations of the allowance."""
-    return _WORK_PER_ROUND + _WORK_PER_REPLAYED * problem.operations
+    return _WORK_PER_ROUND + _WORK_PER_PLAYED * problem.operations
 
 
 def anneal_order(
@@ -34,7 +34,7 @@ def anneal_order(
 ) -> list[Row]:
     """Improve an order by simulated annealing; the objective of the result is never worse.
 
-    Each round moves one operation of the critical path. Links carry any number of messages.
+    Each round moves one operation of the critical path.
 
     Args:
         problem: the operations.
@@ -46,12 +46,12 @@ def anneal_order(
         allowance: to count the work in.
     """
     rows = [list(row) for row in rows]
-    ends, done = play(problem.table, rows)
-    assert done, "the rows to improve must not deadlock"
+    ends = play(problem, rows)
+    assert ends is not None, "the rows to improve must not deadlock"
     value = objective(problem, rows, ends)
     best, best_value = [list(row) for row in rows], value
     critical = _critical(problem, rows, ends, objective)
-    hottest = _FIRST_TEMPERATURE * sum(problem.table.seconds) / problem.operations
+    hottest = _FIRST_TEMPERATURE * sum(problem.seconds) / problem.operations
     work = round_work(problem)
     for number in range(rounds):
         if best_value <= goal * (1 + _TOLERANCE) or allowance.is_over:
@@ -64,11 +64,10 @@ def anneal_order(
         new = _repaired(problem, device, new) if new is not None else None
         if new is None:
             continue
-        first = next((at for at, (a, b) in enumerate(zip(old, new, strict=True)) if a != b), 0)
         rows[device] = new
-        played, done = replay(problem.table, rows, ends, device, first)
-        after = objective(problem, rows, played) if done else math.inf
-        if after - value > temperature * -math.log(1 - random.random()):
+        played = play(problem, rows)
+        after = math.inf if played is None else objective(problem, rows, played)
+        if played is None or after - value > temperature * -math.log(1 - random.random()):
             rows[device] = old
             continue
         value, ends = after, played
@@ -135,8 +134,8 @@ def _critical(
     problem: Problem, rows: Sequence[Row], ends: Sequence[float], objective: Objective
 ) -> list[tuple[int, int]]:
     """Return (device, position) of each operation on the critical path of the worst device, last operation first."""
-    _, source, delay = problem.table
     device_of, m, stages = problem.device_of, problem.micro_batches, problem.stages
+    before = problem.recompute_before or [0.0] * problem.operations
     used = [device for device, row in enumerate(rows) if row]
     device = max(used, key=lambda device: objective(problem, [rows[device]], ends))
     position = len(rows[device]) - 1
@@ -146,9 +145,10 @@ def _critical(
     while True:
         path.append((device, position))
         operation = rows[device][position]
-        before = ends[rows[device][position - 1]] if position else -1.0
-        needed = source[operation]
-        if needed >= 0 and ends[needed] + delay[operation] > before + tolerance:
+        needed = problem.source[operation]
+        start = ends[operation] - problem.seconds[operation]
+        free = ends[rows[device][position - 1]] if position else -1.0
+        if needed >= 0 and start > free + before[operation] + tolerance:
             device = device_of[needed // m % stages]
             if device not in index:
                 index[device] = {op: at for at, op in enumerate(rows[device])}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
 from ..core.action import Action, Kind, ScheduleError
 from ..core.costs import StageCosts
 from ..core.schedule import Schedule
-from ..simulation.event_loop import Operations
 from ..transforms.passes import split_backward
 
 F, I, W = range(3)  # noqa: E741
@@ -62,6 +61,7 @@ class Problem:
         hold_forward, hold_backward: [stages]: the part of these seconds for which the message occupies the link. A link
             between two devices carries one message at a time in each direction.
         memory: memory limits and bytes; None for no limit.
+        scale: [micro-batches]: seconds relative to the mean; empty if all micro-batches have the same size.
     """
 
     devices: int
@@ -78,6 +78,7 @@ class Problem:
     hold_forward: Floats
     hold_backward: Floats
     memory: Memory | None = None
+    scale: Floats = ()
 
     @property
     def stages(self) -> int:
@@ -101,7 +102,10 @@ class Problem:
     @cached_property
     def seconds(self) -> list[float]:
         """[operations]: seconds, without recomputes."""
-        return self._each((*self.forward, *self.backward_input, *self.backward_weight))
+        per_stream = (*self.forward, *self.backward_input, *self.backward_weight)
+        if not self.scale:
+            return self._each(per_stream)
+        return [value * factor for value in per_stream for factor in self.scale]
 
     @cached_property
     def recompute_before(self) -> list[float]:
@@ -109,27 +113,40 @@ class Problem:
         if not any(self.recomputed):
             return []
         zeros = [0.0] * (self.stages * self.micro_batches)
+        scale = self.scale or [1.0] * self.micro_batches
         return zeros + [
-            seconds * (k < count)
+            seconds * factor * (k < count)
             for seconds, count in zip(self.recompute, self.recomputed, strict=True)
-            for k in range(self.micro_batches)
+            for k, factor in enumerate(scale)
         ]
 
     @cached_property
-    def table(self) -> Operations:
-        """The operations for the event loop. A recompute is part of its I; links carry any number of messages."""
-        m, stages, stride = self.micro_batches, self.stages, self.stages * self.micro_batches
-        seconds = self.seconds
-        if self.recompute_before:
-            before = [*self.recompute_before, *[0.0] * stride]
-            seconds = [length + again for length, again in zip(seconds, before, strict=True)]
-        none = [-1] * stride
-        inputs = [-1 if operation < m else operation - m for operation in range(stride)]
-        gradients = [
-            operation + m if operation + m < 2 * stride else -1 for operation in range(stride, 2 * stride)
-        ]
-        delay = self._each((*self.delay_forward, *self.delay_backward, *[0.0] * stages))
-        return Operations(seconds, [*inputs, *gradients, *none], delay)
+    def source(self) -> Row:
+        """[operations]: the operation of another stage whose result it needs; negative for none."""
+        m, stride = self.micro_batches, self.stages * self.micro_batches
+        return [*range(-m, stride - m), *range(stride + m, 2 * stride), *[-1] * (m + stride)]
+
+    @cached_property
+    def delay(self) -> list[float]:
+        """[operations]: seconds until the result that it needs is on its device."""
+        return self._each((*self.delay_forward, *self.delay_backward, *[0.0] * self.stages))
+
+    @cached_property
+    def even(self) -> Problem:
+        """The problem with a second for each F, I and W, and no time for messages, recomputes and copies."""
+        zeros = [0.0] * self.stages
+        return replace(
+            self,
+            forward=[1.0] * self.stages,
+            backward_input=[2.0 if whole else 1.0 for whole in self.whole],
+            backward_weight=[0.0 if whole else 1.0 for whole in self.whole],
+            recompute=zeros,
+            delay_forward=zeros,
+            delay_backward=zeros,
+            hold_forward=zeros,
+            hold_backward=zeros,
+            scale=(),
+        )
 
     @cached_property
     def stash(self) -> list[float]:
@@ -197,60 +214,6 @@ class Problem:
             size <= self.memory.limit[device] * SLACK
             for size, device in zip(self.needed, self.device_of, strict=True)
         )
-
-    def fits(self, rows: Sequence[Row], ends: Floats) -> bool:
-        """Return True if an order fits the memory: stashes, waiting messages and the workspace of running operations.
-
-        Peaks are taken at the same moments as in :func:`schedules.memory_during`.
-
-        Args:
-            rows: the operations of each device, in order.
-            ends: [operations]: end time in seconds.
-        """
-        return self.memory is None or all(
-            peak <= limit * SLACK
-            for peak, limit in zip(self.peak_bytes(rows, ends), self.memory.limit, strict=True)
-        )
-
-    def peak_bytes(self, rows: Sequence[Row], ends: Floats) -> Iterator[float]:
-        """Yield the peak bytes of each device, as :meth:`fits` counts them."""
-        memory, m, stages, source = self.memory, self.micro_batches, self.stages, self.table.source
-        assert memory is not None
-        sizes = (*memory.inputs, *memory.gradients)
-        for row in rows:
-            sent = sorted(
-                (ends[source[operation]], at, sizes[operation // m])
-                for at, operation in enumerate(row)
-                if source[operation] >= 0 and sizes[operation // m]
-            )
-            arrived, level, waiting, peak = 0, 0.0, 0.0, 0.0
-            counted: dict[int, float] = {}  # bytes of the message waiting for each position of the row
-            for at, operation in enumerate(row):
-                stream = operation // m
-                kind, stage = divmod(stream, stages)
-                if kind == W and self.whole[stage]:
-                    continue
-                again = operation % m < self.recomputed[stage]
-                moment = ends[operation] - (self.seconds[operation] / 2 if kind else 0.0)
-                while arrived < len(sent) and sent[arrived][0] <= moment:
-                    _, place, size = sent[arrived]
-                    arrived += 1
-                    if place > at:
-                        counted[place] = size
-                        waiting += size
-                waiting -= counted.pop(at, 0.0)
-                stash = memory.boundary[stage] if again else memory.stash[stage]
-                full = memory.stash[stage] - stash + memory.copied[stage]  # while the operation runs
-                if kind == F:
-                    level += stash
-                peak = max(
-                    peak, level + waiting + memory.workspace[stage][kind] + (full if kind != W else 0.0)
-                )
-                if kind == I:
-                    level += self.deferred[stage] - stash
-                elif kind == W:
-                    level -= self.deferred[stage]
-            yield peak
 
     def in_order(self, rows: Sequence[Row]) -> bool:
         """Return True if every stage runs each kind of operation in the order of the micro-batches."""

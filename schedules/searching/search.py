@@ -12,7 +12,6 @@ from ..core.costs import StageCosts
 from ..core.placement import placements
 from ..core.schedule import Schedule
 from ..generators.catalog import GENERATORS, generate
-from ..simulation.event_loop import play
 from ..simulation.simulate import simulate
 from ..transforms.passes import fuse_backward, permute_devices
 from .allowance import Allowance
@@ -21,6 +20,7 @@ from .clock import Clock
 from .dispatching import RULES, dispatch, dispatching_work
 from .local_search import anneal_order, round_work
 from .objectives import OBJECTIVES, check_objective, objective_seconds
+from .playing import fits, play
 from .problem import SLACK, Problem, Row, make_problem
 from .split_critical import split_critical
 
@@ -30,7 +30,7 @@ _RULES = 60  # rules to dispatch under: the listed rules, then variations of the
 _CANDIDATE_SHARE = 0.6  # largest share of the allowance for the candidates; annealing has the rest
 _NAMED_WORK = 1  # work of simulating a named schedule, per operation
 _MOST_STARTS = 4  # orders to start annealing from
-_ROUNDS_PER_START = 3000
+_ROUNDS_PER_START = 1500
 _TOLERANCE = 1e-9
 # Share of the clock for the search. Finishing the result takes about as long as the first candidate of each placement.
 _SEARCH_SHARE = 0.8
@@ -189,11 +189,11 @@ class _Search:
 
     def _add(self, rows: list[Row]) -> bool:
         """Add an order to the candidates and return True if it has no deadlock and fits the memory."""
-        ends, done = play(self.problem.table, rows)
-        fits = done and self.problem.fits(rows, ends)
-        if fits:
-            self.orders.append((self.measure(self.problem, rows, ends), rows))
-        return fits
+        ends = play(self.problem, rows)
+        if ends is None or not fits(self.problem, rows, ends):
+            return False
+        self.orders.append((self.measure(self.problem, rows, ends), rows))
+        return True
 
     def _add_named(self, name: str) -> bool:
         """Simulate a named schedule with split backwards, and unchanged if that may be faster or need less memory.

@@ -1,4 +1,4 @@
-# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 """Models that ask who is called, and how: classes of blocks, aliases, functions given functions, compiled blocks."""
 
 from __future__ import annotations

@@ -83,6 +83,16 @@ def profile_of(
     )
 
 
+def with_unequal_sizes(profile: Profile) -> Profile:
+    """The profile if the first micro-batch has twice the samples of each of the others."""
+    entries = []
+    for costs in profile.costs:
+        mean = 1 + 1 / costs.micro_batches
+        scale = (2 / mean, *[1 / mean] * (costs.micro_batches - 1))
+        entries.append(costs.model_copy(update={"scale": scale}))
+    return profile.model_copy(update={"costs": tuple(entries)})
+
+
 def pieces(layers: Sequence[Layer], input_bytes: int) -> tuple[SavedTensor, ...]:
     """What is kept: each border's tensor, by the layer behind it if that keeps its input, and what layers add."""
     borders = [input_bytes, *(layer.output for layer in layers[:-1])]

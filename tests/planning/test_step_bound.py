@@ -19,9 +19,12 @@ def test_no_plan_is_predicted_to_be_shorter(layers, cluster, data):
         st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v", "sequential"])
     )
     recompute = data.draw(st.sampled_from(["auto", "always"]))
+    profile = profile_of(layers, [count], loss_seconds=data.draw(problems.seconds))
+    if data.draw(st.booleans()):
+        profile = problems.with_unequal_sizes(profile)
     try:
         plan = pipepart.plan(
-            profile_of(layers, [count], loss_seconds=data.draw(problems.seconds)),
+            profile,
             cluster,
             schedule=schedule,
             recompute=recompute,
@@ -31,6 +34,14 @@ def test_no_plan_is_predicted_to_be_shorter(layers, cluster, data):
     except ValueError:
         return
     assert plan.step_bound <= plan.predicted.step_seconds * (1 + 1e-9)
+
+
+def test_unequal_micro_batches_wait_for_the_smallest():
+    """Two layers of 1 s forward and 3 s backward, and two micro-batches of 4/3 and 2/3 of the mean size."""
+    profile = problems.with_unequal_sizes(profile_of([Layer(2, 6, 0)] * 2, [2]))
+    assert step_bound(profile.costs[0], [1, 1]) == pytest.approx(2 * 4 + 2 / 3 + 2)
+    plan = pipepart.plan(profile, Cluster.parse(["1GiB"] * 2), schedule="1f1b", stages=2)
+    assert plan.predicted.step_seconds == pytest.approx(38 / 3)
 
 
 def test_the_work_of_all_devices_and_the_layers_before_a_device_can_begin():

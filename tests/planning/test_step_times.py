@@ -11,7 +11,7 @@ from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import CHUNKS, read_request
 from pipepart.planning.search.candidate import candidates_of
 from pipepart.planning.search.parts import parts_of
-from tests.planning.problems import Layer, chains, profile_of
+from tests.planning.problems import Layer, chains, profile_of, with_unequal_sizes
 from tests.planning.ways import unlike
 
 CASES = {
@@ -20,6 +20,7 @@ CASES = {
     "schedule": st.sampled_from([*CHUNKS, "pipedream"]),
     "recompute": st.sampled_from(["auto", "always", "except-last"]),
     "micro_batches": st.integers(1, 5),
+    "unequal": st.booleans(),
 }
 
 
@@ -38,8 +39,9 @@ def test_each_of_many_steps_is_that_of_the_plan(split, **drawn):
     check(split=split, **drawn)
 
 
-def check(layers, cluster, schedule, recompute, micro_batches, split) -> None:
+def check(layers, cluster, schedule, recompute, micro_batches, split, unequal) -> None:
     profile = profile_of([Layer(**{**vars(layer), "split": split}) for layer in layers], [micro_batches])
+    profile = with_unequal_sizes(profile) if unequal else profile
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(schedule=schedule, recompute=recompute)))
     for candidate in candidates_of(part):
         if candidate.impossible_reason:

@@ -166,10 +166,13 @@ class Makes(nn.Module):
 
 
 def kept_from_an_earlier_stage() -> nn.Sequential:
-    kept: SimpleQueue[Tensor] = SimpleQueue()  # a list would be found in both layers
-    return nn.Sequential(
-        nn.Linear(4, 4), Makes(lambda x: kept.put(x) or x), Makes(lambda x: x + kept.get()), nn.Linear(4, 4)
-    )
+    kept: SimpleQueue[Tensor] = SimpleQueue()
+
+    def keep(x: Tensor) -> Tensor:
+        kept.put(x)
+        return x
+
+    return nn.Sequential(nn.Linear(4, 4), Makes(keep), Makes(lambda x: x + kept.get()), nn.Linear(4, 4))
 
 
 def hooked(x: Tensor) -> Tensor:

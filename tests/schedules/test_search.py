@@ -20,8 +20,6 @@ from schedules import (
     split_critical,
 )
 from schedules.core.placement import linear, looped, wave
-from schedules.searching.problem import make_problem
-from schedules.simulation.event_loop import play, replay
 
 OPTIMA = Path(__file__).parents[1] / "data" / "schedules" / "optima_small.json"
 RECORDS = json.loads(OPTIMA.read_text())
@@ -231,30 +229,6 @@ def test_what_no_schedule_can_do_is_refused_with_the_numbers():
     for wrong in (float("nan"), -1.0):
         with pytest.raises(ScheduleError, match=f"memory of device 1 is {wrong}"):
             search(costs, 2, 4, memory=[4, wrong])
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_replaying_after_a_change_is_playing_from_the_start(seed):
-    draw = random.Random(seed)
-    p, m = 4, 6
-    seconds = [[draw.choice([0.0, 0.5, 1.0, draw.random()]) for _ in range(p)] for _ in range(3)]
-    costs = StageCosts(*seconds, latency=0.1 * seed, stash_bytes=[1.0] * p)
-    problem = make_problem(costs, p, m, (), range(p))
-    rows = problem.rows_of(build("zb-h1", p, m))
-    ends, done = play(problem.table, rows)
-    assert done
-    for _ in range(150):
-        device, at = draw.randrange(p), draw.randrange(3 * m - 1)
-        rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
-        played, done = play(problem.table, rows)
-        again, done_again = replay(problem.table, rows, ends, device, at)
-        assert done_again == done
-        if done:
-            assert again == played
-        if not done:
-            rows[device][at], rows[device][at + 1] = rows[device][at + 1], rows[device][at]
-        else:
-            ends = played
 
 
 def test_devices_without_memory_run_stages_without_stash():

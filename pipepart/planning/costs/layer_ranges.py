@@ -71,6 +71,7 @@ class ChainCosts:
 
     Attributes:
         micro_batches, layers: the number of micro-batches and of layers.
+        scale: seconds of each micro-batch relative to the mean; empty if all have the same size.
         forward, backward_input, backward_weight: seconds of each layer: [layers]. The last layer includes the loss.
         split: extra seconds of a split backward of each layer; None if it was not measured.
         output_bytes: bytes that cross the border after each layer: its output and skipping values.
@@ -92,7 +93,7 @@ class ChainCosts:
         allow_split_ties: bool = True,
         gathers_outputs: bool = False,
     ) -> None:
-        self.micro_batches = costs.micro_batches
+        self.micro_batches, self.scale = costs.micro_batches, costs.scale
         self.layers = len(costs.layers)
         self.forward = np.array([layer.forward.seconds for layer in costs.layers])
         self.backward_input = np.array([layer.backward_input.seconds for layer in costs.layers])

@@ -53,6 +53,8 @@ def step_bound(
     - *One layer.* The device of a layer runs it for every micro-batch of its replica. It waits for the layers before,
       and for the first gradient if it runs out of forwards; after its last backward the layers before it run theirs.
 
+    If micro-batches have unequal sizes, those that devices wait for count as the smallest.
+
     Args:
         costs: the costs of the layers for one micro-batch, in an order in which they can run.
         speeds: the speeds of the devices. The bound also holds for plans that leave some out.
@@ -67,7 +69,8 @@ def step_bound(
     forward[-1] += loss.forward.seconds
     inputs[-1] += loss.backward_seconds
     inputs = [seconds * share for seconds in inputs]
-    trip = Trip(forward, inputs, weights)
+    smallest = min(costs.scale, default=1.0)
+    trip = Trip(*([seconds * smallest for seconds in part] for part in (forward, inputs, weights)))
     backward = sum(layer.backward_seconds + min(layer.split_seconds or 0.0, 0.0) for layer in layers)
     together = shared_work_bound(
         costs.micro_batches

@@ -11,17 +11,19 @@ from random import Random
 
 from schedules.searching.allowance import Allowance
 from schedules.searching.bounds import trip_of, work_bound
-from schedules.searching.dispatching import CAREFUL_RULES, RULES, dispatch, dispatching_work, play_rows
+from schedules.searching.dispatching import CAREFUL_RULES, RULES, dispatch, dispatching_work
 from schedules.searching.local_search import anneal_order, round_work
 from schedules.searching.objectives import makespan
+from schedules.searching.playing import fits, last_ends, play
 from schedules.searching.problem import Problem
 
 from ..costs.layer_ranges import TOLERANCE
+from ..plans.plan import Plan
 from ..search.parts import Part
 from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
-from .starts import balanced_layouts, every_layout
+from .starts import balanced_layouts, every_layout, ordered_layout_of
 
 _MOST_LISTED = 256  # start from every layout if they are not more
 _START_SHARE = 0.3  # share of the allowance for the starts
@@ -35,6 +37,7 @@ _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
 _OPERATIONS_PER_STAGE = 7  # work of changing and bounding a layout, in operations per stage
 _LIMITED_WORK = 2.5  # dispatching within limits of memory takes this times as long
+_PLAYED_WORK = 0.7  # work of playing an order and counting its memory, per operation
 # Mean fraction of the operations dispatched before a slow layout is given up.
 _MEAN_FRACTION_BEFORE_CUTOFF = 0.4
 # The mean end of the devices with stages is hardly ever below this fraction of the layout's bound.
@@ -65,14 +68,17 @@ class Annealing:
             _FIRST_TEMPERATURE * layer / math.sqrt(max(1.0, costs.layers / self.pricing.devices))
         )
 
-    def run(self, plan_layouts: Sequence[Layout]) -> None:
-        """Search from the layouts of plans and from balanced layouts."""
+    def run(self, plans: Sequence[Plan]) -> None:
+        """Search from plans, each with its order and with dispatched orders, and from balanced layouts."""
         total = self._allowance.operations
         most = min(_MOST_LISTED, total * _START_SHARE / _OPERATIONS_PER_STAGE)
         listed = every_layout(self._part, self.pricing, most)
         listed.sort(key=lambda layout: _bound(self.pricing.problem(layout)))
         balanced = balanced_layouts(self._part, self.pricing)
-        self._dispatch_starts([*plan_layouts, *listed, *balanced], total * _START_SHARE)
+        ordered = (ordered_layout_of(plan, self._part, self.pricing) for plan in plans)
+        self._ordered = [each for each in ordered if each is not None]
+        planned = [each.layout for each in self._ordered]
+        self._dispatch_starts([*planned, *listed, *balanced], total * _START_SHARE)
         annealed = total * (1 - (_ORDER_SHARE_LISTED if listed else _ORDER_SHARE))
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
         starts = self.distinct(rounds - 1)
@@ -101,7 +107,8 @@ class Annealing:
 
     def _dispatch_starts(self, starts: Sequence[Layout], until: float) -> None:
         """Dispatch the starts under every rule, until the allowance has used ``until`` operations."""
-        allowance, best = self._allowance, math.inf
+        allowance = self._allowance
+        best = min((ordered.seconds for ordered in self._ordered), default=math.inf)
         starts = [layout for layout in starts if self._moves.allows(layout)]
         places = range(len(starts))
         tried = product(places, (False, True)[: 1 + self.pricing.whole_helps], RULES)
@@ -142,7 +149,7 @@ class Annealing:
             used = len(set(layout.devices)) / self.pricing.devices
             if _bound(problem) * (1 + _MEAN_END_TO_BOUND * used) > limit:
                 continue
-            ordered = self._dispatch(layout, problem, limit)
+            ordered = self._dispatch(layout, problem, limit) or self._in_same_order(here, layout, problem)
             if ordered is not None and ordered.score <= limit:
                 here = ordered
                 if ordered.seconds < best.seconds:
@@ -163,9 +170,9 @@ class Annealing:
                 rows = anneal_order(
                     problem, ordered.rows, makespan, rounds, self._random, bound, self._allowance
                 )
-                ends = play_rows(problem, rows)
-                if ends is not None and max(ends) < ordered.seconds and problem.fits(rows, ends):
-                    self._ordered.append(replace(ordered, seconds=max(ends), rows=rows))
+                ends = play(problem, rows)
+                if ends is not None and max(ends) < ordered.seconds and fits(problem, rows, ends):
+                    self._ordered.append(replace(ordered, rows=rows, done=last_ends(rows, ends)))
 
     def _dispatch(self, layout: Layout, problem: Problem, limit: float = math.inf) -> OrderedLayout | None:
         """Dispatch a layout by its rule; return None if it does not fit the memory or its score exceeds the limit."""
@@ -175,7 +182,21 @@ class Annealing:
         self._allowance.spend(share * limited * dispatching_work(problem))
         if dispatched is None:
             return None
-        return OrderedLayout(layout, problem, dispatched.rows, dispatched.makespan, dispatched.score)
+        return OrderedLayout(layout, problem, dispatched.rows, dispatched.done)
+
+    def _in_same_order(self, here: OrderedLayout, layout: Layout, problem: Problem) -> OrderedLayout | None:
+        """Return a layout with the order of another one on the same devices; None if it does not fit the memory.
+
+        Under tight memory few dispatched orders fit.
+        """
+        before = here.layout
+        if problem.memory is None or (layout.devices, layout.whole) != (before.devices, before.whole):
+            return None
+        self._allowance.spend(_PLAYED_WORK * problem.operations)
+        ends = play(problem, here.rows)
+        if ends is None or not fits(problem, here.rows, ends):
+            return None
+        return OrderedLayout(layout, problem, here.rows, last_ends(here.rows, ends))
 
 
 def _bound(problem: Problem) -> float:

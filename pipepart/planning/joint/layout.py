@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schedules.searching.dispatching import Rule
+from schedules.searching.dispatching import Rule, score
 from schedules.searching.problem import Problem, Row
 
 from ...graph_partition.device_orders import DeviceType
@@ -54,15 +54,23 @@ class OrderedLayout:
         layout: the cut and the placement.
         problem: its operations.
         rows: the operations of each device of the cluster, in order.
-        seconds: duration of the step.
-        score: objective of the annealing; see :attr:`schedules.searching.dispatching.Dispatched.score`.
+        done: [devices]: seconds at which each device ends its last operation; 0 for a device without operations.
     """
 
     layout: Layout
     problem: Problem
     rows: Sequence[Row]
-    seconds: float
-    score: float
+    done: Sequence[float]
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the step."""
+        return max(self.done)
+
+    @property
+    def score(self) -> float:
+        """The objective of the annealing; see :func:`schedules.searching.dispatching.score`."""
+        return score(self.done)
 
 
 def first_devices(devices: Sequence[int], types: Sequence[DeviceType]) -> dict[int, int]:

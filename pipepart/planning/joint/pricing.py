@@ -13,6 +13,7 @@ from schedules.searching.problem import Memory, Problem
 
 from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import Mode, least_memory
+from ..partition.reductions import runs_all_reduce
 from ..plans.stage_plan import StagePlan, copy_seconds
 from ..search.parts import Part
 from .layout import Layout
@@ -48,7 +49,8 @@ class Pricing:
     def __init__(self, part: Part) -> None:
         costs, cluster = part.costs, part.groups.cluster
         self._costs, self._cluster = costs, cluster
-        self._replicas = part.groups.replicas
+        self._summed = 1 if runs_all_reduce(part.groups.all_devices) else part.groups.replicas
+        self._scale = part.costs.scale if part.groups.replicas == 1 else ()
         self.micro_batches, self.layers = part.micro_batches, costs.layers
         self._forward, self._input, self._weight, self._split = costs.sums.tolist()
         self._split_costs = costs.split is not None and bool((costs.split > 0).any())
@@ -109,6 +111,7 @@ class Pricing:
             hold_forward=hold_ahead,
             hold_backward=hold_back,
             memory=self._memory(layout, edges) if self.limited else None,
+            scale=self._scale,
         )
 
     def _seconds_of(
@@ -183,7 +186,7 @@ class Pricing:
         input_bytes, gradient_bytes = sizes.messages[0, 0].tolist()
         return _Bytes(
             static=float(sizes.static[0, 0]),
-            replicas=float((self._replicas - 1) * sizes.version[0, 0]),
+            replicas=float((self._summed - 1) * sizes.version[0, 0]),
             stash=boundary if offloads else stash,
             boundary=boundary,
             deferred=deferred,

@@ -19,7 +19,6 @@ from ..plans.searched_order import SEARCH, order_text
 from ..search.parts import Part
 from .annealing import Annealing
 from .layout import OrderedLayout, first_devices
-from .starts import layout_of
 
 _MOST_DEVICES = 128  # each step of the dispatcher scans all devices
 _FEWEST_LAYOUTS = 40  # do not search if the allowance is too small to dispatch so many layouts
@@ -51,7 +50,7 @@ def search_jointly(part: Part, starts: Sequence[Plan], allowance: Allowance, see
     if goal <= part.least_seconds(part.most_devices) * (1 + TOLERANCE):
         return None
     annealing = Annealing(part, allowance.part(allowance.operations, _SEARCH_SHARE), Random(seed))
-    annealing.run([layout_of(plan, part) for plan in starts if plan.replicas == part.groups.replicas])
+    annealing.run(starts)
     for ordered in annealing.distinct(_MOST_PLANS):
         if ordered.seconds * _FULL_BACKWARD_RATIO >= goal:
             return None

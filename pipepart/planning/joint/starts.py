@@ -7,27 +7,42 @@ from itertools import product
 
 import numpy as np
 
+import schedules
+from schedules import Kind
+from schedules.searching.playing import fits, last_ends, play
+from schedules.searching.problem import Row
+
 from ...graph_partition.device_orders import device_types
 from ..costs.stage_memory import Mode
 from ..partition.local_search import proportional_borders
 from ..plans.plan import Plan
 from ..search.parts import Part
-from .layout import Layout, first_devices
+from .layout import Layout, OrderedLayout, first_devices
 from .pricing import Pricing
 
 _MOST_CHUNKS = 8
 
 
-def layout_of(plan: Plan, part: Part) -> Layout:
-    """Return the layout of a plan, with separate I and W."""
+def ordered_layout_of(plan: Plan, part: Part, pricing: Pricing) -> OrderedLayout | None:
+    """Return the layout of a plan, with the plan's order; None if that does not fit with copies as they are priced."""
     position = {device.name: index for index, device in enumerate(part.groups.cluster.devices)}
-    borders = np.cumsum([len(stage.layers) for stage in plan.stages])[:-1].tolist()
-    return Layout(
-        tuple(borders),
-        tuple(position[stage.device] for stage in plan.stages),
-        (False,) * len(plan.stages),
+    homes = [position[stage.device] for stage in plan.stages]
+    order = schedules.split_overlaps(plan.first_replica.build_schedule())
+    parted = {action.stage for row in order.actions for action in row if action.kind is Kind.I}
+    layout = Layout(
+        tuple(np.cumsum([len(stage.layers) for stage in plan.stages])[:-1].tolist()),
+        tuple(homes),
+        tuple(stage not in parted for stage in range(len(homes))),
         tuple(stage.mode for stage in plan.stages),
     )
+    problem = pricing.problem(layout)
+    rows: list[Row] = [[] for _ in position]
+    for row, operations in enumerate(problem.rows_of(order)):
+        rows[homes[order.stages_of(row)[0]]] = operations
+    ends = play(problem, rows)
+    if ends is None or not fits(problem, rows, ends):
+        return None
+    return OrderedLayout(layout, problem, rows, last_ends(rows, ends))
 
 
 def balanced_layouts(part: Part, pricing: Pricing) -> Iterator[Layout]:

@@ -24,13 +24,15 @@ from .step_times import Levels, StepTimes, has_bandwidth
 
 # Estimated CPU seconds to evaluate and plan a candidate: per action of a stage and micro-batch, under schedules with
 # several stages per device, and under the schedules whose order a search finds; per stage; per replica; per layer and
-# stage.
+# stage; with memory limits, and then per layer and edge of the device-state graph.
 _ACTION_SECONDS, _CHUNKED_ACTION_SECONDS, _SEARCHED_ACTION_SECONDS = 70e-6, 130e-6, 500e-6
 _STAGE_SECONDS = 2e-3
 _PLAN_SECONDS = 5e-3
 _LAYER_RANGE_SECONDS = 50e-6
+_TYPICAL_SHARE = 0.35  # of the estimates above, which keep a time limit on slow machines, too
+_LIMITED_SECONDS = 0.03
+_EDGE_SECONDS = 1.6e-6
 _SEARCHED = ("v-half", "v-min")
-_LIMITED_FACTOR = 1.5  # with memory limits: the memory of each recompute mode is counted
 _MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
 
 
@@ -79,7 +81,15 @@ class Candidate:
     def effort_seconds(self) -> float:
         """Estimated CPU seconds to plan the candidate, with the search for cuts."""
         seconds = self.simulation_seconds + self.stages * self.costs.layers * _LAYER_RANGE_SECONDS
-        return seconds * _LIMITED_FACTOR if self.is_limited else seconds
+        seconds *= _TYPICAL_SHARE
+        if not self.is_limited:
+            return seconds
+        seconds += _LIMITED_SECONDS
+        if not self.is_plain:
+            return seconds
+        space = self.part.spaces.all(self.devices)
+        edges = self.stages if space is None else space.orders.type.size
+        return seconds + edges * self.costs.layers * _EDGE_SECONDS
 
     @property
     def bound(self) -> float:
@@ -168,7 +178,8 @@ class Candidate:
         """Simulates one step of one replica for many cuts at once."""
         key = "levels", self.structure, self.cut_costs.may_recompute
         recompute, on_links = self.cut_costs.may_recompute, has_bandwidth(self.cluster)
-        levels = self.part.once(key, lambda: Levels(self.bare_schedule, recompute, on_links))
+        scale = self.costs.scale if self.part.groups.replicas == 1 else ()
+        levels = self.part.once(key, lambda: Levels(self.bare_schedule, scale, recompute, on_links))
         return StepTimes(self.cut_costs, levels)
 
     @property

@@ -16,9 +16,8 @@ from ...graph_partition.device_orders import distinct_orders
 from ...units import counted
 from ..costs.stage_memory import MODE_SETS
 from ..infeasible import Infeasible, explain_infeasible
-from ..partition.chain_dp import ChainCut, ChainProblem, order_spaces
+from ..partition.chain_dp import ChainCut, ChainProblem
 from ..partition.local_search import EvaluatedCut, LocalSearch, proportional_borders
-from ..partition.order_search import OrderSpaces
 from ..plans.plan import Plan
 from .candidate import Candidate
 
@@ -143,20 +142,15 @@ class CutSearch:
             candidate.cut_costs.counts,
             self._constraints,
             self._clock,
-            self._spaces,
+            self._part.spaces,
             limited=limited,
         )
-
-    @property
-    def _spaces(self) -> OrderSpaces:
-        """The orders of the devices to search."""
-        return self._part.once("spaces", lambda: order_spaces(self._candidate.cluster, self._costs.layers))
 
     @cached_property
     def _tries_every_cut(self) -> bool:
         """True if the cuts and orders of the devices are few enough to evaluate them all."""
         candidate = self._candidate
-        if candidate.devices > _MOST_ORDERED and len(self._spaces.types) > 1:
+        if candidate.devices > _MOST_ORDERED and len(self._part.spaces.types) > 1:
             return False
         cuts = math.comb(len(self._costs.allowed_borders), candidate.stages - 1)
         most = _EFFORT // (candidate.step_times.actions * max(cuts, 1))
@@ -175,7 +169,7 @@ class CutSearch:
             candidate.rows,
             self._costs.allowed_borders,
             self._constraints.keep_pins,
-            self._spaces.types,
+            self._part.spaces.types,
             candidate.evaluate,
             max(_EFFORT // candidate.step_times.actions, _LEAST_EVALUATED),
             self._clock,
@@ -195,7 +189,7 @@ class CutSearch:
         """Return cuts into stages in proportion to the speeds of their devices, for a few orders of the devices."""
         cuts: list[ChainCut] = []
         cluster, allowed = self._candidate.cluster, self._costs.allowed_borders
-        for order in self._spaces.few(self._candidate.devices):
+        for order in self._part.spaces.few(self._candidate.devices):
             speeds = [cluster.devices[order[row]].speed for row in self._candidate.rows]
             borders = proportional_borders(self._costs.compute_sums, allowed, speeds)
             borders = self._constraints.moved_to_pins(borders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
 from ..overhead import most_on_a_host, with_overhead
+from ..partition.chain_dp import order_spaces
+from ..partition.order_search import OrderSpaces
 from ..partition.replica_groups import ReplicaGroups, fastest_devices, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
@@ -65,6 +68,11 @@ class Part:
         return tuple(
             dict.fromkeys(mode for choice in self.request.mode_choices for mode in MODE_SETS[choice])
         )
+
+    @cached_property
+    def spaces(self) -> OrderSpaces:
+        """The orders of the devices to search."""
+        return order_spaces(self.groups.cluster, self.costs.layers)
 
     @property
     def fixed_stages(self) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import schedules
@@ -29,11 +31,14 @@ class Levels:
 
     Args:
         schedule: the schedule of one replica, without recomputes.
+        scale: [micro-batches]: seconds relative to the mean; empty if all micro-batches have the same size.
         may_recompute: insert a recompute before each backward. It takes no time in stages that do not recompute.
         on_links: messages take time on their link.
     """
 
-    def __init__(self, schedule: schedules.Schedule, may_recompute: bool, on_links: bool) -> None:
+    def __init__(
+        self, schedule: schedules.Schedule, scale: Sequence[float], may_recompute: bool, on_links: bool
+    ) -> None:
         bare = schedules.split_overlaps(schedule)
         if may_recompute:
             bare = schedules.insert_recompute(bare, range(bare.stages), range(bare.micro_batches))
@@ -50,12 +55,22 @@ class Levels:
         last = (graph.code == CODE[Kind.RECOMPUTE]) & (graph.micro_batch == bare.micro_batches - 1)
         zero_row = (len(_KINDS) + 1) * stages
         self._seconds = np.where(kind < 0, zero_row, (kind + last) * stages + graph.stage)
+        self._scale = np.ones((graph.actions, 1))
+        if scale:
+            self._scale[kind >= 0, 0] = np.array(scale)[graph.micro_batch[kind >= 0]]
         if on_links:
             self._add_messages(graph, np.array(bare.device_of), zero_row + 1)
         self.actions = self._source.size
         level_of = _levels(self._before, self._source)
         self.rows = [
-            (level, self._before[level], self._source[level], self._border[level], self._seconds[level])
+            (
+                level,
+                self._before[level],
+                self._source[level],
+                self._border[level],
+                self._seconds[level],
+                self._scale[level] if scale else None,
+            )
             for level in np.split(np.argsort(level_of, kind="stable"), np.cumsum(np.bincount(level_of))[:-1])
         ]
 
@@ -74,6 +89,7 @@ class Levels:
         self._source[target] = numbers
         self._border = np.r_[self._border, np.full(edges.size, row_of.size - 1)]
         self._seconds = np.r_[self._seconds, first_row + border]
+        self._scale = np.r_[self._scale, np.ones((edges.size, 1))]
 
 
 class StepTimes:
@@ -146,8 +162,9 @@ class StepTimes:
 
     def _step(self, seconds: Floats, delays: Floats) -> Floats:
         ends = np.zeros((self._levels.actions + 1, seconds.shape[1]))
-        for level, before, source, border, kind in self._levels.rows:
-            ends[level] = np.maximum(ends[before], ends[source] + delays[border]) + seconds[kind]
+        for level, before, source, border, kind, scale in self._levels.rows:
+            lengths = seconds[kind] if scale is None else seconds[kind] * scale
+            ends[level] = np.maximum(ends[before], ends[source] + delays[border]) + lengths
         return ends.max(axis=0)
 
 

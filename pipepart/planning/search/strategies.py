@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
+import schedules
 from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
@@ -14,22 +15,22 @@ from ..infeasible import Infeasible
 from ..joint.search import search_jointly
 from ..partition.local_search import EvaluatedCut
 from ..plans.plan import Plan
-from ..plans.searched_order import SEARCH
+from ..plans.searched_order import SEARCH, order_text
 from ..request import Request
 from .alternatives import list_alternatives
 from .candidate import Candidate, candidates_of
 from .cut_search import CutSearch, best_plan
 from .parts import FEW_DEVICES, Part, parts_of
-from .search_order import as_searched
 
 SECONDS = 10.0  # time of a search, if the request does not set it
 # A request without ``seconds`` gets a fixed effort if it has no more layers and devices than these: estimated seconds
 # of its candidates, and operations of the joint search of a part. The clock ends the search of other requests.
 _SHORT_LAYERS, _SHORT_DEVICES = 50, 16
 _SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
+_LIMITED_FACTOR = 2.0  # times the effort if memory is limited: many candidates have no plan
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
-_WITHOUT_PLAN = 3.0  # times the effort to spend as long as no plan fits
+_WITHOUT_PLAN = 2.5  # times the effort to spend as long as no plan fits
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
@@ -93,10 +94,10 @@ class _Results:
     def plan_others(self, clock: Clock) -> None:
         """Make the plans of a few other schedules, to list them with their figures."""
         for candidate in self.best_first():
-            schedules = {planned.schedule for planned in self.plans}
-            if len(schedules) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
+            names = {planned.schedule for planned in self.plans}
+            if len(names) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
                 return
-            if candidate.schedule not in schedules:
+            if candidate.schedule not in names:
                 self.finish(candidate, clock)
 
 
@@ -125,7 +126,7 @@ def search(request: Request, clock: Clock, progress: Progress = lambda done: Non
         if plan is best:
             best = CutSearch(candidate, clock).with_bound(plan)
     if request.schedule == SEARCH and best.schedule != SEARCH:
-        best = as_searched(best)
+        best = _as_searched(best)
     others = list_alternatives(best, results.plans, results.unfinished, results.failed)
     return best.model_copy(update={"alternatives": others, "out_of_time": clock.cut_short})
 
@@ -156,8 +157,9 @@ def _plan_candidates(
 ) -> _Results:
     """Plan the candidates that may be the fastest, in this order, as long as the effort lasts."""
     results, skipped = _Results(), []
-    effort = _effort_seconds(request)
-    reserve = (_WITHOUT_PLAN - 1) * effort
+    factor = _LIMITED_FACTOR if any(candidate.is_limited for candidate in candidates) else 1.0
+    effort = factor * _effort_seconds(request)
+    reserve = (_WITHOUT_PLAN - factor) * _effort_seconds(request)
     if request.searches_orders:
         clock = clock.part(0.5)
     for number, candidate in enumerate(candidates):
@@ -253,6 +255,13 @@ def _is_short(request: Request) -> bool:
     """Return True if the request gets a fixed effort, which takes a few seconds on any machine."""
     layers, devices = len(request.profile.layers), len(request.cluster)
     return request.seconds is None and layers <= _SHORT_LAYERS and devices <= _SHORT_DEVICES
+
+
+def _as_searched(plan: Plan) -> Plan:
+    """Return the same plan under schedule "search", with the order of its named schedule written as actions."""
+    replica = plan.first_replica
+    order = schedules.build(replica.schedule, len(replica.workers), replica.micro_batches, replica.chunks)
+    return plan.model_copy(update={"schedule": SEARCH, "chunks": 1, "actions": order_text(order)})
 
 
 def _best(plans: Sequence[Plan]) -> Plan:
