@@ -103,7 +103,7 @@ def test_interrupts_at_many_instants_of_training(count):
         x, y = torch.randn(8, 4), torch.randn(8, 2)
         reference = plain.twin(model)
         plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-        random.seed({seed if count > 15 else 0})
+        random.seed({seed if count > 20 else 0})
         interrupts = 0
         with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
             for _ in range({count}):
