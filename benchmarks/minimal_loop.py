@@ -8,9 +8,10 @@ does. Both are compared with training micro-batch by micro-batch on one thread.
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from threading import Thread
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 import typer
@@ -70,9 +71,18 @@ class MinimalLoop:
         self._loss = loss
         self._rows = schedules.build("1f1b", devices=devices, micro_batches=MICRO_BATCHES).actions
         self._jobs: list[SimpleQueue[Callable[[], None] | None]] = [SimpleQueue() for _ in self._rows]
+        self._threads: list[Thread] = []
+
+    def __enter__(self) -> Self:
         self._threads = [Thread(target=_work, args=(jobs,), daemon=True) for jobs in self._jobs]
         for thread in self._threads:
             thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for jobs, thread in zip(self._jobs, self._threads, strict=True):
+            jobs.put(None)
+            thread.join()
 
     def step(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """Run forward and backward of all micro-batches; return the loss."""
@@ -87,12 +97,6 @@ class MinimalLoop:
             if failure is not None:
                 raise failure
         return torch.stack(losses).mean()
-
-    def close(self) -> None:
-        """End the threads."""
-        for jobs, thread in zip(self._jobs, self._threads, strict=True):
-            jobs.put(None)
-            thread.join()
 
     def _actions(
         self,
@@ -204,8 +208,11 @@ def main(
 
 def _contenders(
     devices: int, layer: Callable[[], nn.Module], loss: Loss
-) -> tuple[list[Step], Callable[[], None]]:
-    """Return one step of the plain loop, the minimal loop and pipepart, and a function that ends the threads."""
+) -> list[tuple[Step, AbstractContextManager[object]]]:
+    """Return one step of the plain loop, the minimal loop and pipepart, and the block that each needs.
+
+    The threads of the minimal loop end with its turn: beside other threads, pipepart's workers take shorter turns.
+    """
     torch.manual_seed(0)
     x, y = torch.randn(MICRO_BATCHES * 4, WIDTH), torch.randint(WIDTH, (MICRO_BATCHES * 4,))
     models = [nn.Sequential(*(layer() for _ in range(LAYERS))) for _ in range(3)]
@@ -226,35 +233,37 @@ def _contenders(
         for one, target in zip(inputs, targets, strict=True):
             (loss(models[0](one), target) / MICRO_BATCHES).backward()
 
-    def close() -> None:
-        minimal.close()
-        pipe.close()
-
-    steps: list[Step] = [plain, lambda: minimal.step(inputs, targets), lambda: pipe.step(x, target=y)]
-    for step in steps:
-        step()
+    contenders: list[tuple[Step, AbstractContextManager[object]]] = [
+        (plain, nullcontext()),
+        (lambda: minimal.step(inputs, targets), minimal),
+        (lambda: pipe.step(x, target=y), nullcontext()),
+    ]
+    for step, running in contenders:
+        with running:
+            step()
     for own, other in zip(
         models[0].parameters(), zip(models[1].parameters(), models[2].parameters(), strict=True), strict=True
     ):
         for one in other:
             torch.testing.assert_close(own.grad, one.grad)
-    return steps, close
+    return contenders
 
 
-def _least(given: tuple[list[Step], Callable[[], None]], steps: int, rounds: int) -> list[float]:
+def _least(
+    contenders: Sequence[tuple[Step, AbstractContextManager[object]]], steps: int, rounds: int
+) -> list[float]:
     """Return the least CPU seconds a step of each contender; they take turns, as others use the machine."""
-    contenders, close = given
     found = [float("inf")] * len(contenders)
     for _ in range(rounds):
-        for place, step in enumerate(contenders):
-            gc.collect()
-            gc.disable()
-            begin = time.process_time()
-            for _ in range(steps):
-                step()
-            found[place] = min(found[place], (time.process_time() - begin) / steps)
-            gc.enable()
-    close()
+        for place, (step, running) in enumerate(contenders):
+            with running:
+                gc.collect()
+                gc.disable()
+                begin = time.process_time()
+                for _ in range(steps):
+                    step()
+                found[place] = min(found[place], (time.process_time() - begin) / steps)
+                gc.enable()
     return found
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import CellType, ModuleType
+from typing import Any
 
 from torch import nn
 
 from .recorded.python_state.access import UNCHANGED
 from .recorded.python_state.code import is_of_torch
 from .recorded.python_state.surroundings import Surroundings
-from .recorded.python_state.values import Holder
 
 
 def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> bool:
@@ -18,32 +18,36 @@ def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> b
 
     Parameters, buffers, functions and what nothing changes do not count. Modules count if their code sets attributes,
     or if another layer refers to them without holding them as its part. What the code of the layers finds in globals
-    counts.
+    counts; the globals, classes and closures themselves count if it sets something there.
     """
     surroundings = Surroundings(model)
     parts = set(model.modules())
     snapshots = {layer: surroundings.snapshot_of(layer) for _, layer in layers}
-    homes: dict[int, int] = {}  # the snapshots keep the owners, so that no other object gets the id
+    homes: dict[int, Any] = {}  # the snapshots keep the owners, so that no other object gets the id
     for place, (_, layer) in enumerate(layers):
-        for holder, _ in snapshots[layer].found:
-            owner = holder.owner
+        for holder, contents in snapshots[layer].found:
+            owner, home = holder.owner, layer
             if isinstance(owner, nn.Module) and not holder.is_module and owner in parts:
                 return True
-            if not _is_value(holder, surroundings):
+            if _is_table(owner):
+                stored = _stored_by(owner if holder.is_module else layer, owner, surroundings)
+                if not (stored if holder.is_module else stored & contents.keys()):
+                    continue
+                home = place  # a layer that is called twice shares it with itself
+            elif isinstance(owner, UNCHANGED):
                 continue
-            first = homes.setdefault(id(owner), place)
-            # Code of torch changes no lists or the like of its modules.
-            of_torch = holder.root is not None and is_of_torch(type(holder.root))
-            if first != place and not (of_torch and layers[first][1] is layer):
+            if homes.setdefault(id(owner), home) != home:
                 return True
     return False
 
 
-def _is_value(holder: Holder, surroundings: Surroundings) -> bool:
-    """Return False for what nothing changes, attributes of classes, globals, functions and closures."""
-    owner = holder.owner
-    if holder.is_module:
-        return not is_of_torch(type(owner)) and surroundings.code_of(owner).stores
-    if isinstance(owner, (type, ModuleType, CellType, *UNCHANGED)):
-        return False
-    return not (isinstance(owner, dict) and "__builtins__" in owner)
+def _is_table(owner: Any) -> bool:
+    """Return True for what binds names: modules, classes, the globals of a file, and cells of closures."""
+    is_globals = isinstance(owner, dict) and "__builtins__" in owner
+    return is_globals or isinstance(owner, (nn.Module, type, ModuleType, CellType))
+
+
+def _stored_by(module: nn.Module, owner: Any, surroundings: Surroundings) -> set[str]:
+    """Return the names in ``owner`` that the code of a module and its parts sets."""
+    parts = [part for part in module.modules() if not is_of_torch(type(part))]
+    return set[str]().union(*(surroundings.code_of(part).stores(owner) for part in parts))

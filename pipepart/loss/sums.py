@@ -73,13 +73,17 @@ class Sum(NamedTuple):
     def scaled(self, scale: Callable[[Any], Any]) -> Sum:
         """Apply ``scale``, which multiplies or divides by a constant, to all parts and to the shift."""
         parts = tuple(part._replace(coefficient=scale(part.coefficient)) for part in self.parts)
-        return Sum(parts, scale(self.shift))
+        return Sum(parts, scale(self.shift) if self.is_shifted else 0.0)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether a number is added. A tensor may be zero only for this micro-batch."""
+        return isinstance(self.shift, Tensor) or self.shift != 0
 
     @property
     def is_undivided(self) -> bool:
         """Whether all parts are sums over samples, to which no number is added."""
-        shifted = isinstance(self.shift, Tensor) or self.shift
-        return not shifted and all(part.divisor is None for part in self.parts)
+        return not self.is_shifted and all(part.divisor is None for part in self.parts)
 
     @property
     def is_plain(self) -> bool:

@@ -305,12 +305,14 @@ class Tape(TorchFunctionMode):
             else:
                 kind = type(leaf)
                 tokens.append((kind, leaf if kind in _PLAIN else id(leaf)))
-        place = len(self.calls)
-        if place < len(self._earlier) and self._earlier[place].is_same(tokens):
-            return self._earlier[place]
-        return Call(
-            tokens, leaves, [self.originals[id(leaf)] for leaf in leaves if id(leaf) in self.originals]
+        place, originals = (
+            len(self.calls),
+            [self.originals[id(leaf)] for leaf in leaves if id(leaf) in self.originals],
         )
+        # An earlier call with the copy of a tensor has that of another replica.
+        if not originals and place < len(self._earlier) and self._earlier[place].is_same(tokens):
+            return self._earlier[place]
+        return Call(tokens, leaves, originals)
 
     def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call.function(*args, **kwargs)

@@ -67,12 +67,8 @@ def result_of(operation: Operation) -> list[Rows] | Sum:
     reduction = given["reduction"]
     if given.get("size_average") is not None or given.get("reduce") is not None:
         raise LostError("is called with size_average or reduce: use reduction")
-    if (
-        reduction != "none"
-        and reduction != "sum"
-        and call.name in _DIVIDED_BY_WEIGHTS
-        and given.get("weight") is not None
-    ):
+    is_mean = reduction not in ("none", "sum")
+    if is_mean and call.name in _DIVIDED_BY_WEIGHTS and given.get("weight") is not None:
         raise LostError("divides by the sum of its weights: use reduction='none' and return (sum, count)")
     rows = _rows(operation, given)
     if reduction == "none":
@@ -80,35 +76,39 @@ def result_of(operation: Operation) -> list[Rows] | Sum:
     number, gradient = call.numbers[0], operation.results[0].requires_grad
     if reduction == "sum":
         return Sum((Part(number, gradient),))
-    operands = tuple([leaf.number for leaf in call.leaves if isinstance(leaf, Ref)])
-    target = given["target"].number if isinstance(given.get("target"), Ref) else None
-    values = {name: operation.value_of(value) for name, value in given.items()}
-    if (
-        call.name in _OVER_CLASSES
-        and isinstance(values.get("target"), Tensor)
-        and not values["target"].is_floating_point()
-    ):
-        weight, ignored = given.get("weight"), given["ignore_index"]
-        if target is None:
-            raise LostError("takes targets that are no part of the batch")
-
-        def counted(found: Values) -> float | Tensor:
-            weights = found(weight.number) if isinstance(weight, Ref) else weight
-            return count_classes(found(target), weights, ignored)
-
-        made = (weight.number,) if isinstance(weight, Ref) else ()
-        count = Divisor(counted, (target, *made))
+    values, summed = {name: operation.value_of(value) for name, value in given.items()}, None
+    target = values.get("target")
+    if call.name in _OVER_CLASSES and isinstance(target, Tensor) and not target.is_floating_point():
+        divisor = _count_of_classes(given)
         # If all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
-        summed = None if weight is None else partial(_summed, call.function, given)
-        return Sum((Part(number, gradient, divisor=count, divided=True, summed=summed),))
-    size = _size(call, values)
-    if rows.regular:
-        count = Divisor(lambda _: size)
-    elif target is not None and call.name in _ELEMENTWISE and values["target"].shape == _broadcast(values):
-        count = Divisor(lambda found: float(found(target).numel()), (target,))
+        summed = None if given.get("weight") is None else partial(_summed, call.function, given)
     else:
-        count = Divisor(lambda found: _size(call, _filled(given, found)), operands)
-    return Sum((Part(number, gradient, divisor=count, divided=True),))
+        divisor = _count_of_losses(call, given, values, rows)
+    return Sum((Part(number, gradient, divisor=divisor, divided=True, summed=summed),))
+
+
+def _count_of_classes(given: dict[str, Any]) -> Divisor:
+    """Return the count of a mean over classes: the weights of the targets that are not ignored."""
+    target, weight, ignored = given["target"], given.get("weight"), given["ignore_index"]
+    if not isinstance(target, Ref):
+        raise LostError("takes targets that are no part of the batch")
+
+    def counted(found: Values) -> float | Tensor:
+        weights = found(weight.number) if isinstance(weight, Ref) else weight
+        return count_classes(found(target.number), weights, ignored)
+
+    return Divisor(counted, tuple([one.number for one in (target, weight) if isinstance(one, Ref)]))
+
+
+def _count_of_losses(call: Call, given: dict[str, Any], values: dict[str, Any], rows: Rows) -> Divisor:
+    """Return the count of a mean over all losses: how many there are, from the target alone if possible."""
+    size, target = _size(call, values), given.get("target")
+    if rows.regular:
+        return Divisor(lambda _: size)
+    if isinstance(target, Ref) and call.name in _ELEMENTWISE and values["target"].shape == _broadcast(values):
+        return Divisor(lambda found: float(found(target.number).numel()), (target.number,))
+    operands = tuple([leaf.number for leaf in call.leaves if isinstance(leaf, Ref)])
+    return Divisor(lambda found: _size(call, _filled(given, found)), operands)
 
 
 def _summed(function: Callable[..., Tensor], given: dict[str, Any], found: Values) -> Tensor:

@@ -29,7 +29,7 @@ from ..autograd.own_copy import tensors
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
-from ..workers.process_settings import turns
+from ..workers.process_settings import others_run, quick_turns
 from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
 from .actions import Emulation
@@ -319,9 +319,9 @@ class Engine:
             # Layers see the caller's context variables; a context runs on one thread at a time, so each gets a copy.
             jobs = (partial(copy_context().run, partial(step.work, row)) for row in self._rows)
             # The threads of autograd for accelerators, which Python does not list, may run Python.
-            on_accelerators = any(device.type != "cpu" for device in self.devices)
-            telling = nullcontext() if ranks is None else ranks.telling(failed_elsewhere, now)
-            with turns(quick=on_accelerators), telling:
+            if others_run() or any(device.type != "cpu" for device in self.devices):
+                step.turns = quick_turns
+            with nullcontext() if ranks is None else ranks.telling(failed_elsewhere, now):
                 self._hand_out(jobs, partial(done.put, None))
                 if self._timeout is None:
                     for _ in self.workers:

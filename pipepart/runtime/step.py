@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from torch.optim import Optimizer
@@ -68,6 +68,7 @@ class Step:
         failed_on: the device whose worker raised it; None for the caller's thread.
         recorder: of the times of actions and messages, if they are taken.
         skips: the transport, if live values go past stages.
+        turns: entered by the workers; sets how long a thread keeps the interpreter.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Step:
         self.sink = sink
         self.failure: BaseException | None = None
         self.failed_on: int | None = None
+        self.turns: AbstractContextManager[object] = nullcontext()
         self.here = range(len(schedule.actions)) if links is None else links.local
         self.current: list[tuple[Action | None, float]] = [(None, time.monotonic()) for _ in schedule.actions]
         self.modes = Modes.current()
@@ -171,7 +173,7 @@ class Step:
         """Run the actions of one device, on its worker. Does not raise."""
         streams = self._streams
         try:
-            with self.modes.entered(), streams.entered(worker) if streams else nullcontext():
+            with self.turns, self.modes.entered(), streams.entered(worker) if streams else nullcontext():
                 try:
                     if self._remote is not None:
                         self._remote.begin(worker)

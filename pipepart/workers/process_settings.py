@@ -11,7 +11,6 @@ import platform
 import sys
 import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 # Seconds that a thread keeps the interpreter while others wait for it. With Python's default of 5 ms, another thread
@@ -101,20 +100,17 @@ def _glibc() -> Any:
     return ctypes.CDLL(None)
 
 
-_QUICK_TURNS = _QuickTurns()
+quick_turns = _QuickTurns()
 kept_memory = _KeptMemory()
 
 
-def turns(quick: bool) -> AbstractContextManager[object]:
-    """Return a block of the thread that waits for the workers, in which threads hand the interpreter over soon.
+def others_run() -> bool:
+    """Return True if there are threads besides this package's and the calling one, which waits for the workers.
 
-    Among themselves the workers do so anyway, at each operation of torch: quick turns would only cost them time. So the
-    interval is short if there are other threads, or with ``quick``.
+    Beside them the workers need quick turns. Among themselves workers hand over at each operation of torch anyway, and
+    quick turns would only cost time.
     """
     waiting = threading.current_thread()
-    others = (thread for thread in threading.enumerate() if thread is not waiting)
-    return _QUICK_TURNS if quick or any(not _is_own(thread) for thread in others) else nullcontext()
-
-
-def _is_own(thread: threading.Thread) -> bool:
-    return thread.name.startswith("pipepart-")
+    return any(
+        thread is not waiting and not thread.name.startswith("pipepart-") for thread in threading.enumerate()
+    )

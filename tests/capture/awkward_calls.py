@@ -1,10 +1,11 @@
-# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 """Models that ask who is called, and how: classes of blocks, aliases, functions given functions, compiled blocks."""
 
 from __future__ import annotations
 
 import itertools
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -117,6 +118,23 @@ class FunctionWithAClosure(Base):
         x = self.blocks[0](x)
         x = _Held.apply(lambda h: h * mask, x)
         return self.blocks[2](self.blocks[1](x))
+
+
+@right
+class CallsAnotherBlockFromABlock(Base):
+    """By a list, so that it is no part of it. Both write its buffers, so they are in one stage."""
+
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) + self.others[0](input)
+
+        self.blocks = nn.ModuleList([nn.BatchNorm1d(D), nn.Linear(D, D), Block(D, D)])
+        self.blocks[2].others = [self.blocks[0]]
+
+    def forward(self, x):
+        x = torch.cat([x, -x, x * 2, x + 1])
+        return super().forward(x)[: len(x) // 4]
 
 
 @refused(r"_Held\(\) at .* is given a function that calls module 'blocks\.1'")
@@ -304,6 +322,67 @@ def SequentialOverATensor():
 class _ReadsAnother(_Fills):
     def forward(self, x):
         return nn.Linear.forward(self, x) * self.memo[0].memo["mean"]
+
+
+class _Counted(nn.Linear):
+    """Layers that count their calls together, each kind in another place."""
+
+    def __init__(self) -> None:
+        super().__init__(D, D)
+
+    def forward(self, x):
+        return super().forward(x) * self.count()
+
+
+class _InAClass(_Counted):
+    calls = 0
+
+    def count(self):
+        _InAClass.calls += 1
+        return _InAClass.calls
+
+
+_calls = 0
+
+
+class _InAGlobal(_Counted):
+    def count(self):
+        global _calls
+        _calls += 1
+        return _calls
+
+
+class _InADefault(_Counted):
+    def count(self, seen=[]):  # noqa: B006
+        seen.append(1)
+        return len(seen)
+
+
+def _in_a_closure():
+    calls = 0
+
+    class InAClosure(_Counted):
+        def count(self):
+            nonlocal calls
+            calls += 1
+            return calls
+
+    return InAClosure
+
+
+def _counting_in(place: str, make: Callable[[], type[_Counted]]) -> None:
+    def sequential():
+        kind = make()
+        return nn.Sequential(kind(), nn.Tanh(), kind())
+
+    sequential.__name__ = f"SequentialThatCountsIn{make().__name__}"
+    refused(f"{place} changes outside of the calls of that module")(sequential)
+
+
+_counting_in(r"_InAClass\.calls", lambda: _InAClass)
+_counting_in(r"awkward_calls\._calls", lambda: _InAGlobal)
+_counting_in(r"count\[0\]\[\d\]", lambda: _InADefault)
+_counting_in("calls", _in_a_closure)
 
 
 @refused("memo\\[0\\]\\.memo of module '2' changes outside of the calls of that module")

@@ -170,6 +170,14 @@ class CachesMasksByShape(Base):
         return super().forward(x) * self.masks[x.shape]
 
 
+@right
+class CachesMasksInADefault(Base):
+    def forward(self, x, masks={}):  # noqa: B006
+        if x.shape[-1] not in masks:
+            masks[x.shape[-1]] = torch.ones(x.shape[-1]).cumsum(0)
+        return super().forward(x) * masks[x.shape[-1]]
+
+
 @refused(r"reads again what it has set as")
 class CachesValuesByShape(Base):
     def make(self):

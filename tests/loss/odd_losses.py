@@ -15,6 +15,7 @@ CLASS_WEIGHTS = torch.tensor([0.3, 1.0, 0.0, 2.0], dtype=torch.double)
 BUFFER = torch.ones(3, dtype=torch.double)
 CENTERS = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
 GLOBAL = {"scale": 0.5}
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.double)
 PENALIZED = nn.Parameter(torch.rand(2, 3, generator=torch.Generator().manual_seed(3)).double())
 
 
@@ -197,6 +198,10 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "heads, stacked": (heads, numbers, REFUSED),
     "heads, added in place": (head_sum, numbers),
     "an autoencoder": (vae, numbers),
+    "a sum that is divided twice": (
+        lambda o, t: (WEIGHTS * (o - t).square()).sum() / WEIGHTS.sum() / len(o),
+        numbers,
+    ),
     "sums of two kinds, divided at the end": (
         lambda o, t: (F.mse_loss(o, t, reduction="sum") - o[:, 1].exp().sum() / 2) / len(o),
         numbers,

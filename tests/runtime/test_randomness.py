@@ -285,9 +285,9 @@ class Calling(nn.Linear):
         super().__init__(16, 16)
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         self.function()
-        return super().forward(x)
+        return super().forward(input)
 
 
 def profiling(inside: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -164,17 +165,14 @@ class Makes(nn.Module):
         return self.make(x)
 
 
-class Keeps(Makes):
-    """Keeps its input for others."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda x: self.kept.append(x) or x)
-        self.kept: list[Tensor] = []
-
-
 def kept_from_an_earlier_stage() -> nn.Sequential:
-    keeps = Keeps()
-    return nn.Sequential(nn.Linear(4, 4), keeps, Makes(lambda x: x + keeps.kept[-1]), nn.Linear(4, 4))
+    kept: SimpleQueue[Tensor] = SimpleQueue()
+
+    def keep(x: Tensor) -> Tensor:
+        kept.put(x)
+        return x
+
+    return nn.Sequential(nn.Linear(4, 4), Makes(keep), Makes(lambda x: x + kept.get()), nn.Linear(4, 4))
 
 
 def hooked(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from .access import CLOSED, is_filled
+from .access import ATOMS, CLOSED, access_to, is_filled
 from .values import Holder, closure_holder, names_holder
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
@@ -77,21 +77,30 @@ class Code:
     @cached_property
     def reads(self) -> set[str]:
         """The names that the code reads."""
-        return self._arguments_of("LOAD")
+        return {
+            name for kind, names in self._instructions.items() if kind.startswith("LOAD") for name in names
+        }
+
+    def stores(self, owner: Any) -> set[str]:
+        """Return the names that the code sets in a globals dict, a cell of a closure, a class or a module.
+
+        Of a class only if it names the class or asks an object for it.
+        """
+        if isinstance(owner, type) and not self.names & {owner.__name__, "type", "__class__"}:
+            return set()
+        is_cell = isinstance(owner, CellType)
+        kind = "STORE_GLOBAL" if isinstance(owner, dict) else "STORE_DEREF" if is_cell else "STORE_ATTR"
+        return self._instructions.get(kind, set())
 
     @cached_property
-    def stores(self) -> bool:
-        """True if the code sets attributes."""
-        return "setattr" in self.names or bool(self._arguments_of("STORE_ATTR"))
-
-    def _arguments_of(self, instruction: str) -> set[str]:
-        codes = [code for function in self.functions for code in _codes(function.__code__)]
-        return {
-            one.argval
-            for code in codes
-            for one in dis.get_instructions(code)
-            if one.opname.startswith(instruction) and isinstance(one.argval, str)
-        }
+    def _instructions(self) -> dict[str, set[str]]:
+        """Map each kind of instruction in the code to its names."""
+        found: dict[str, set[str]] = {}
+        for code in (code for function in self.functions for code in _codes(function.__code__)):
+            for one in dis.get_instructions(code):
+                if isinstance(one.argval, str):
+                    found.setdefault(one.opname, set()).add(one.argval)
+        return found
 
     def holders(self, recorded: bool) -> list[Holder]:
         """Return the holders of the globals, class attributes and closure variables that the code uses.
@@ -110,6 +119,10 @@ class Code:
             yield names_holder(kind.__name__, kind, names, recorded)
         for name, cell in self._cells:
             yield closure_holder(name, cell, recorded)
+        for function in self.functions:
+            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            if any(type(value) not in ATOMS for value in defaults) and (access := access_to(function)):
+                yield Holder(function.__name__, None, function, access, recorded=recorded)
 
 
 def _values(table: Mapping[str, Any], names: set[str]) -> Iterator[str]:

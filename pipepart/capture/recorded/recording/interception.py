@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ def routed(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]
             stack.enter_context(_replaced_in(kind, "__call__", _taken(original)))
         _local.recording = recorder, whole
         try:
-            for module in whole:
-                vars(module)[_HOOK] = _call_of(module, recorder)
+            for module, (attributes, compiled) in zip(whole, hooked, strict=True):
+                attributes[_HOOK] = partial(_taken(_original_call(compiled)), module)
             yield
         finally:
             _local.recording = outer
@@ -74,26 +75,23 @@ def _taken(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         recorder, whole = getattr(_local, "recording", None) or (None, ())
-        if recorder is None or self not in whole or not recorder.here:
+        if recorder is None or self not in whole:
             return original(self, *args, **kwargs)
-        return recorder.module(self, original, args, kwargs)
+        if recorder.here:
+            return recorder.module(self, original, args, kwargs)
+        recorder.note_inner_call(self)
+        return original(self, *args, **kwargs)
 
     return call
 
 
-def _call_of(module: nn.Module, recorder: Recorder) -> Callable[..., Any]:
-    """Return what takes the calls of one module whose class has the ``__call__`` of torch."""
-    compiled = vars(module).get(_HOOK)
+def _original_call(compiled: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the ``__call__`` of torch for a module; ``compiled`` is its compiled code, if any."""
 
     def original(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._call_impl(*args, **kwargs) if compiled is None else compiled(*args, **kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if recorder.here:
-            return recorder.module(module, original, args, kwargs)
-        return original(module, *args, **kwargs)
-
-    return call
+    return original
 
 
 @contextmanager

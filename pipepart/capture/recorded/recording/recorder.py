@@ -65,6 +65,7 @@ class Recorder(TorchFunctionMode):
         calls: in order.
         tensors: their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
+        inner_calls: paths of a whole module and of another one that its code calls.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.calls: list[Call] = []
         self.aliases: list[tuple[int, frozenset[int]]] = []
+        self.inner_calls: set[tuple[str, str]] = set()
         self.inside = ""
         self._thread = threading.get_ident()
         self._held, self._whole = held, whole
@@ -193,6 +195,12 @@ class Recorder(TorchFunctionMode):
             self.inside = ""
         self._conditions.note_draws()
         return result
+
+    def note_inner_call(self, module: nn.Module) -> None:
+        """Note that a whole module is called by the code of another one, unless it is a part of that."""
+        caller = next((one for one, path in self._whole.items() if path == self.inside), None)
+        if caller is not None and module not in set(caller.modules()):
+            self.inner_calls.add((self.inside, self._whole[module]))
 
     def _check_passed(self, leaf: Any, path: str) -> None:
         """Check that an argument of a whole module is a tensor or something that no forward changes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .calls import Call
@@ -14,22 +14,22 @@ def joined(
     aliases: Iterable[tuple[int, frozenset[int]]],
     state: Mapping[int, str],
     output: Iterable[Any],
-    changing: Iterable[str],
+    groups: Iterable[Collection[str]],
 ) -> list[tuple[int, int]]:
     """Return the ranges of calls that must stay together: the index of the first and of the last.
 
     Where a call writes into memory that another value shares, autograd sends the gradient of the one through the write
     into the other. It does not do so across the border of two layers, so the write must be in the layer where the later
     of both values was made, if the other value is used again. Likewise all that uses a buffer that functions write must
-    be in one layer, and all calls of a module that changes Python values: stages work on several micro-batches at the
-    same time.
+    be in one layer, and all calls of a module that changes Python values or that another module calls: stages work
+    on several micro-batches at the same time.
 
     Args:
         calls: of the recording.
         aliases: for each write into memory that several values share: the index of its call and these values.
         state: path of each parameter and buffer that is used, by its number.
         output: what the model returned, with refs in place of tensors.
-        changing: paths of the modules that change Python values in their calls.
+        groups: paths of modules whose calls must be in one layer.
     """
     born = {number: index for index, call in enumerate(calls) for number in call.new}
     last = {number: index for index, call in enumerate(calls) for number in call.given.numbers()}
@@ -46,9 +46,9 @@ def joined(
     for number in written & state.keys():
         users = [index for index, call in enumerate(calls) if _uses(call, number, state[number])]
         found.append((users[0], users[-1]))
-    for path in changing:
-        users = [index for index, call in enumerate(calls) if call.module == path]
-        found.append((users[0], users[-1]))
+    for paths in groups:
+        users = [index for index, call in enumerate(calls) if call.module in paths]
+        found += [(users[0], users[-1])] if users else []
     return [(first, last) for first, last in found if first < last]
 
 
