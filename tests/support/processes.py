@@ -95,7 +95,7 @@ def run_script(script: str, *, timeout: float = 100) -> Ended:
     Raises:
         TimeoutError: The program did not end after ``timeout`` seconds, and was killed.
     """
-    (ended,) = _run(_server(), script, [{}], timeout)
+    (ended,) = _run(_server("torch.distributed", "torch._dynamo"), script, [{}], timeout)
     if ended.returncode is None:
         raise TimeoutError(f"no end after {timeout} s. It printed:\n{ended.stdout}\n{ended.stderr}")
     return ended
@@ -110,7 +110,7 @@ def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: floa
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     common |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    # The first optimizer of a process imports the second of them, for seconds.
+    # The first loss or optimizer of a process imports the second of them, for seconds.
     ends = _run(_server("torch.distributed", "torch._dynamo"), script, environments, seconds, stays)
     texts = [one.stdout + one.stderr for one in ends]
     fails = [
