@@ -35,7 +35,7 @@ examples: $(VENV)/.installed-test
 	$(RUN) nbconvert --execute --to html --output-dir docs/_build examples/tour.ipynb
 
 test: $(VENV)/.installed-test
-	$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
+	$(RUN) pytest -n auto --maxprocesses 8 --dist loadgroup $(ARGS)
 
 # Two at a time, as pipelines have threads of their own; then those that measure times, with nothing beside them.
 # Exit status 5 is pytest's "no test selected".

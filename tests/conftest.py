@@ -29,6 +29,10 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
+# What modules import to run something in other processes, and the server that forks these. It takes seconds to start:
+# one worker of pytest-xdist runs all tests that need it.
+_SERVERS = {"assert_as_in_one_process": "ranks", "ranks": "ranks", "run_script": "scripts"}
+
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
@@ -50,6 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "late_devices" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
+        if isinstance(item, pytest.Function):
+            for name in _SERVERS.keys() & vars(item.module).keys():
+                item.add_marker(pytest.mark.xdist_group(_SERVERS[name]))
         if not isinstance(item, pytest.Function) or not item.get_closest_marker("slow"):
             continue
         if hypothesis.is_hypothesis_test(item.obj):

@@ -170,11 +170,14 @@ class Following:
             return call_with_buffers(function, values, moved), None
         leaves = leaves_of(target)
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
-        tape = Tape(originals | {id(copy): own for own, copy in moved.values()}, self._loss.calls)
+        # Calls with copies of the loss's buffers are not shared: these are on the streams of one worker.
+        earlier = [] if moved else self._loss.calls
+        tape = Tape(originals | {id(copy): own for own, copy in moved.values()}, earlier)
         places = self._give(tape, output, leaves)
         with tape:
             value = call_with_buffers(function, values, moved)
-        self._loss.calls = tape.calls
+        if not moved:
+            self._loss.calls = tape.calls
         batch = Batch(self._sizes, self._sizes[micro_batch], self._regular)
 
         def call_whole(whole: WholeTape) -> None:

@@ -80,12 +80,10 @@ class Dispatched:
 
     Attributes:
         rows: the operations of each device, in order.
-        ends: [operations]: end time in seconds.
         done: [devices]: seconds at which each device ends its last operation; 0 for a device without operations.
     """
 
     rows: list[Row]
-    ends: list[float]
     done: list[float]
 
     @property
@@ -290,4 +288,4 @@ def dispatch(problem: Problem, rule: Rule, limit: float = _NEVER) -> Dispatched 
     if before:  # a recompute may begin before its gradient is there
         ends = play(problem, rows) or ends
         free = last_ends(rows, ends)
-    return Dispatched(rows, ends, free) if fits(problem, rows, ends) else None
+    return Dispatched(rows, free) if fits(problem, rows, ends) else None

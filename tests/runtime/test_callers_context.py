@@ -1,4 +1,4 @@
-"""Layers on worker threads see what the calling thread has set: context variables, the default device, saved hooks."""
+"""Layers on worker threads see what the calling thread has set: context variables, devices, saved hooks, settings."""
 
 import contextvars
 import threading
@@ -101,3 +101,29 @@ def test_modes_that_look_at_operations_are_refused_and_the_next_step_works(mode)
         with active, pytest.raises(RuntimeError, match=f"{type(active).__name__} is active on the calling"):
             pipe.step(X, target=Y)
         pipe.step(X, target=Y)
+
+
+class Looks(nn.Module):
+    """Notes the settings that its forward sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[bool, bool]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add((torch.is_autocast_cache_enabled(), torch._C._is_multithreading_enabled()))
+        return x * 1
+
+
+def test_layers_see_the_callers_cache_of_autocast_and_threads_of_autograd():
+    looks = [Looks(), Looks()]
+    with cut_by_hand(chain(*looks), [2], loss_fn=nn.MSELoss()) as pipe:
+        with (
+            torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            pipe.step(X, target=Y)
+        assert [one.seen for one in looks] == [{(False, False)}] * 2
+        with torch.autocast("cpu", torch.bfloat16):
+            pipe.step(X, target=Y)
+        assert [one.seen for one in looks] == [{(False, False), (True, True)}] * 2

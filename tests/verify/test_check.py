@@ -155,6 +155,15 @@ def test_a_loss_that_returns_a_sum_and_a_count() -> None:
     assert all(row.same and (row.mini_batch or 0) < 1e-14 for row in report.rows)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_loss_that_writes_into_the_output(micro_batches: int) -> None:
+    def squared(output: Tensor, target: Tensor) -> Tensor:
+        return output.sub_(target[:, None]).square().mean()
+
+    report = checked(faults.chain(), loss_fn=squared, micro_batches=micro_batches, schedules=["1f1b"])
+    assert all(row.same and (row.mini_batch or 0) < 1e-6 for row in report.rows)
+
+
 class Balanced(nn.Module):
     """Adds a loss of its own, as a mixture of experts does."""
 

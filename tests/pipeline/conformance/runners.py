@@ -122,6 +122,11 @@ class Mode:
             return False
         if self.home == "apart" and not (self.what.shared and alone):
             return False
+        # There the worker behind may be the last to hold a tensor that is offloaded: an order that races do not see.
+        if self.home in ("late on one", "late on two") and (
+            self.stash in ("offload", "mixed") or self.schedule == DRAWN
+        ):
+            return False
         if self.runner == "critical":
             return self.schedule[0] in WHOLE_BACKWARDS and self.replicas == 1 and self.stages > 1
         if self.runner == "called":

@@ -235,7 +235,7 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "branches": lambda: [pieces.Parallel()],
     "other layout": lambda: [pieces.OtherLayout()],
     "half detached": lambda: [pieces.HalfDetached()],
-    "views": lambda: [layers.Halves(), nn.Linear(WIDTH + WIDTH // 2, WIDTH)],
+    "views": lambda: [nn.Sequential(layers.Halves(), nn.Linear(WIDTH + WIDTH // 2, WIDTH))],
     "detached": lambda: [linear(), Calls(torch.detach)],
     "hook on its input": lambda: [layers.HooksItsInput()],
     "weight norm": lambda: [parametrizations.weight_norm(linear())],

@@ -133,16 +133,6 @@ def test_a_loss_without_a_gradient_is_refused(loss_fn):
         pipe.step(x, target=y)
 
 
-def test_a_micro_batch_of_ignored_targets_has_zero_gradients():
-    model = plain.in_double([nn.Linear(6, 8), nn.Linear(8, 4)])
-    x, y = batch()[0][:4], torch.full((4,), -100)
-    with cut_by_hand(model, [1], loss_fn=nn.CrossEntropyLoss(), micro_batches=2) as pipe:
-        pipe.step(x, target=y)
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        assert not parameter.grad.any()
-
-
 def test_a_split_along_another_dimension_takes_a_sum_and_a_count():
     model, y = network(), torch.randn(7, 5, 4).double()
     reference, x = plain.twin(model), torch.randn(7, 5, 6).double()
