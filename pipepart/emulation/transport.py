@@ -27,7 +27,6 @@ from ..cluster import Link
 from ..runtime.offload import Copy, CopyQueue
 from ..runtime.transport.cuda import is_fetched
 from ..runtime.transport.threads import Key, Transport
-from ..runtime.transport.wire import ranges_of
 from .device import StrictDevice
 
 
@@ -149,7 +148,19 @@ class EmulatedHostLink(CopyQueue):
         return self._queued(super().start_back(tensors))
 
     def _queued(self, copy: Copy) -> Copy:
-        size = sum(one.size for one in ranges_of(copy.tensors).values())
-        self._free_at = max(self._clock.now(), self._free_at) + size / self._bandwidth
+        self._free_at = max(self._clock.now(), self._free_at) + _bytes_of(copy.tensors) / self._bandwidth
         copy.done_at = self._free_at
         return copy
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes that :func:`own_copy` copies: of each storage the range that the tensors use."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        first = tensor.data_ptr()
+        end = first + (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+        key = tensor.untyped_storage()._cdata
+        start, stop = ranges.get(key, (first, end))
+        ranges[key] = min(first, start), max(end, stop)
+    return sum(end - first for first, end in ranges.values())

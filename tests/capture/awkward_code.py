@@ -198,16 +198,6 @@ class Scripted(Base):
 
 
 @right
-class OwnCall(Base):
-    def make(self):
-        class Block(nn.Linear):
-            def __call__(self, *args, **kwargs):
-                return super().__call__(*args, **kwargs) * 2
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
-
-
-@right
 class PicksAndScatters(Base):
     def forward(self, x):
         x = self.blocks[0](x)

@@ -71,10 +71,12 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
         leaves, nest = values, None
     else:
         leaves, nest = pytree.tree_flatten(values)
-    parts = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    for part in parts:
-        _check_plain(part)
-    ranges = ranges_of(parts)
+    ranges: dict[int, _Range] = {}
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            _check_plain(leaf)
+            storage = leaf.untyped_storage()
+            ranges.setdefault(storage._cdata, _Range(len(ranges), storage)).add(leaf)
     forms = tuple(_form(leaf, ranges) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     buffers = [one.bytes() for one in ranges.values()]
     return Form(forms, nest, kind, tuple(len(buffer) for buffer in buffers)), buffers
@@ -111,17 +113,8 @@ def unpack(form: Form, buffers: Sequence[Tensor], recording: Recording | None) -
     return values
 
 
-def ranges_of(tensors: Sequence[Tensor]) -> dict[int, StorageRange]:
-    """Return the range of each storage that strided tensors use, by the identity of the storage."""
-    ranges: dict[int, StorageRange] = {}
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        ranges.setdefault(storage._cdata, StorageRange(len(ranges), storage)).add(tensor)
-    return ranges
-
-
-class StorageRange:
-    """The range of one storage that some tensors use, which begins at a multiple of 64 bytes."""
+class _Range:
+    """The range of one storage that the tensors of a message use."""
 
     def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
         self.number = number
@@ -141,19 +134,15 @@ class StorageRange:
         self.first = min(self.first, first - first % _ALIGNMENT)
         self.end = max(self.end, first + (reach + 1) * size)
 
-    @property
-    def size(self) -> int:
-        """Bytes in the range."""
-        return max(self.end - self.first, 0)
-
     def bytes(self) -> Tensor:
-        """Return the range as a tensor of bytes."""
-        offset = self.first if self.size else 0
+        """Return the range as bytes."""
+        count = max(self.end - self.first, 0)
+        offset = self.first if count else 0
         made: Any = torch.empty(0, dtype=torch.uint8, device=self._device)
-        return made.set_(self._storage, offset, (self.size,))
+        return made.set_(self._storage, offset, (count,))
 
 
-def _form(tensor: Tensor, ranges: dict[int, StorageRange]) -> TensorForm:
+def _form(tensor: Tensor, ranges: dict[int, _Range]) -> TensorForm:
     own = ranges[tensor.untyped_storage()._cdata]
     size = tensor.element_size()
     offset = int(tensor.storage_offset()) - own.first // size if tensor.numel() else 0
