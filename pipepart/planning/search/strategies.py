@@ -232,15 +232,11 @@ def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Sort candidates by likely step, in turns of all numbers of devices and of stages a device, most devices first.
 
     The effort of a request may end the search, so each number of devices gets its likeliest schedules before any gets
-    the others. Where memory is limited, the most devices get 1F1B in the first turn, too: it needs the least memory.
+    the others.
     """
-    most = max((candidate.devices for candidate in candidates), default=0)
     turn: dict[Candidate, int] = {}
     classes: dict[tuple[int, int], int] = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.likely_step):
-        if candidate.schedule == "1f1b" and candidate.is_limited and candidate.devices >= most - 1:
-            turn[candidate] = 1
-            continue
         key = candidate.devices, candidate.chunks
         turn[candidate] = classes[key] = classes.get(key, 0) + 1
     return sorted(turn, key=lambda candidate: (turn[candidate], -candidate.devices, candidate.chunks))
