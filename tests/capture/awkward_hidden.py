@@ -208,6 +208,23 @@ class BlocksHaveOneHook(Base):
             block.register_forward_hook(hook)
 
 
+@refused(r"use\.__self__ of module 'blocks\.2' changes outside of the calls of that module")
+class HooksThatAreMethods(Base):
+    """What the hook of one block leaves on the model, the hook of another one reads."""
+
+    mean = None
+
+    def make(self):
+        self.blocks[0].register_forward_hook(self.keep)
+        self.blocks[2].register_forward_hook(self.use)
+
+    def keep(self, module, args, output):
+        self.mean = output.detach().mean()
+
+    def use(self, module, args, output):
+        return output * self.mean
+
+
 @refused(r"others\[0\] of module 'blocks\.2' changes outside of the calls of that module, in another one")
 class ReadsAnotherBlockFromABlock(OfRemembers):
     """By a list, so that it is no part of it."""

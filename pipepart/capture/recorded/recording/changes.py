@@ -141,7 +141,11 @@ class Changes:
     def accept_after(self, module: nn.Module, path: str) -> None:
         """Accept the changes that a module makes to its values within its own call."""
         if differences := self._own[path].differences():
-            self._by_whole.update(_place(one) for one in differences if not one.is_of_another)
+            self._by_whole.update(
+                _place(one)
+                for one in differences
+                if not one.is_of_another or id(one.holder.owner) in self._open
+            )
             self.changing.add(path)
             self._own[path] = self._snapshot(module)
 
