@@ -1,8 +1,9 @@
 """`python -m tests.gpu.sanitized [WAIT]`: schedules on one GPU under torch's stream sanitizer.
 
 The sanitizer follows which stream has waited for which, and raises where a kernel reads or writes a tensor that another
-stream may still use. It stays on for the rest of a process, so this is a program. With the name of a wait, that wait is
-left out, and the program is to fail. It prints the number of kernels that it looked at.
+stream may still use. It sees no memory of the host, so no wait for copies from there. It stays on for the rest of a
+process, so this is a program. With the name of a wait, that wait is left out, and the program is to fail. It prints the
+number of kernels that it looked at.
 """
 
 import sys
@@ -39,7 +40,7 @@ class Sanitizer(CUDASanitizerDispatchMode):
                 self.kernels += 1
                 return look(stream, *launch)
 
-        self.event_handler._handle_kernel_launch = one_at_a_time
+        self.event_handler._handle_kernel_launch = one_at_a_time  # type: ignore
 
 
 def on_all_workers(sanitizer: Sanitizer) -> None:
@@ -51,7 +52,7 @@ def on_all_workers(sanitizer: Sanitizer) -> None:
         with entered(given), sanitizer:
             yield
 
-    modes.Modes.entered = and_sanitized
+    modes.Modes.entered = and_sanitized  # type: ignore
 
 
 def steps(sanitizer: Sanitizer, schedule: str, **options: Any) -> None:
