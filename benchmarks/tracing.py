@@ -50,7 +50,12 @@ def main(
 def measure(name: str, micro_batches: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """CPU and wall seconds of a step of each way and round; the order turns from round to round."""
     workload = models.build(name)
-    made = plan(profiled(workload, micro_batches), Cluster.virtual(DEVICES, threads=1), schedule="1f1b")
+    made = plan(
+        profiled(workload, micro_batches),
+        Cluster.virtual(DEVICES, threads=1),
+        schedule="1f1b",
+        stages=DEVICES,
+    )
     samples: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     steps = STEPS.get(name, 1)
     with Pipeline(workload.model, made, loss_fn=workload.loss_fn) as pipe:

@@ -37,7 +37,10 @@ def make_plans(profile: Profile) -> dict[str, Plan]:
         f"pipepart {schedule}": pipepart.plan(profile, cluster, schedule=schedule, cut_before=cut)
         for schedule in SCHEDULES
     }
-    return {**plans, AUTO: pipepart.plan(profile, cluster)}
+    auto = pipepart.plan(profile, cluster)
+    if auto.unused_devices:  # the tiny model gains nothing, but the overhead of two devices is what it is for
+        auto = pipepart.plan(profile, cluster, stages=DEVICES)
+    return {**plans, AUTO: auto}
 
 
 def predicted_seconds(plan: Plan, profile: Profile) -> float:
