@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def test_bench_times_both_and_leaves_what_replan_needs(run: Run, planned: str, d
 def test_bench_profiles_and_plans_without_a_plan(run: Run) -> None:
     result = run("bench models.py:recorded --devices 2 --schedule gpipe --micro-batches 3 --steps 1")
     assert result.exit_code == 0, result.output
-    assert "pipeline on 2 devices, gpipe" in result.stdout
+    assert re.search(
+        r"pipeline on \d devices?, gpipe", result.stdout
+    )  # of so small a model one may be the fastest
     assert "plain on virtual:0, 3 micro-batches" in result.stdout
     assert "What limits the step" in result.stdout
