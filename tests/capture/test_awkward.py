@@ -7,9 +7,10 @@ import torch
 
 from pipepart.capture import CaptureError
 from tests.capture import (  # they fill the tables
+    awkward_blocks,
     awkward_calls,
     awkward_code,  # noqa: F401
-    awkward_hidden,
+    awkward_hidden,  # noqa: F401
     awkward_reads,  # noqa: F401
     awkward_sizes,  # noqa: F401
     awkward_state,  # noqa: F401
@@ -57,9 +58,9 @@ def test_refused(name):
 @pytest.mark.parametrize(
     "kind",
     [
-        awkward_hidden.BlocksCountForThemselves,
-        awkward_hidden.NamesAnAttributeOfItsOwnAsBlocksDo,
-        awkward_hidden.CallsABlockThatCountsTwice,
+        awkward_blocks.BlocksCountForThemselves,
+        awkward_blocks.NamesAnAttributeOfItsOwnAsBlocksDo,
+        awkward_blocks.CallsABlockThatCountsTwice,
         awkward_calls.SequentialCallsALayerThatCountsTwice,
     ],
 )
@@ -71,4 +72,4 @@ def test_a_refusal_offers_the_whole_model_as_one_layer():
     with pytest.raises(
         CaptureError, match=r"As a last resort, layers=\[\"\"\] makes the whole model one layer"
     ):
-        chain_for(awkward_hidden.SetsTheModeOfABlock(), X, loss_fn=loss_fn)
+        chain_for(awkward_blocks.SetsTheModeOfABlock(), X, loss_fn=loss_fn)

@@ -1,9 +1,13 @@
 """Layers that delay their GPU, so that a missing wait between streams shows in the numbers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pipepart import Pipeline
+from tests.support.on_devices import CHUNKS, cut_on
 
 CYCLES = 2_000_000  # about a millisecond
 
@@ -43,3 +47,18 @@ def late_chain(stages: int, width: int = 64) -> nn.Sequential:
 def borders(stages: int) -> list[int]:
     """Where the stages of :func:`late_chain` begin, but for the first."""
     return [3 * stage for stage in range(1, stages)]
+
+
+def cut_late_chain(model: nn.Sequential, devices: Sequence[str], schedule: str, **options: Any) -> Pipeline:
+    """Return a pipeline of a :func:`late_chain` with the stages that a schedule has on these devices."""
+    chunks = CHUNKS[schedule]
+    return cut_on(
+        devices,
+        model,
+        borders(len(devices) * chunks),
+        nn.MSELoss(),
+        micro_batches=8,
+        schedule=schedule,
+        chunks=chunks,
+        **options,
+    )

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.cuda._sanitizer import CUDASanitizerDispatchMode
 
 from pipepart.workers import modes
 from pipepart.workers.streams import Wait, waits
-from tests.gpu.late import borders, late_chain
-from tests.support.on_devices import CHUNKS, cut_on, sample
+from tests.gpu.late import cut_late_chain, late_chain
+from tests.support.on_devices import CHUNKS, sample
 
 DEVICES = ("cuda:0", "cuda:0")
 
@@ -57,18 +56,8 @@ def on_all_workers(sanitizer: Sanitizer) -> None:
 
 def steps(sanitizer: Sanitizer, schedule: str, **options: Any) -> None:
     """Train for two steps, with what the caller does between them under the sanitizer too."""
-    stages = len(DEVICES) * CHUNKS[schedule]
-    model = late_chain(stages)
-    with cut_on(
-        DEVICES,
-        model,
-        borders(stages),
-        nn.MSELoss(),
-        micro_batches=8,
-        schedule=schedule,
-        chunks=CHUNKS[schedule],
-        **options,
-    ) as pipe:
+    model = late_chain(len(DEVICES) * CHUNKS[schedule])
+    with cut_late_chain(model, DEVICES, schedule, **options) as pipe:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             x, y = sample(32, 64)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from tests.gpu.late import Late, borders, late_chain
+from tests.gpu.late import Late, borders, cut_late_chain, late_chain
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.support.delayed import DelayedTraining, batches, borders_of
@@ -28,19 +28,9 @@ def numbers(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("schedule", CHUNKS)
 def test_every_schedule_trains_as_the_plain_model(devices, schedule, recompute):
     """Several steps, between which the optimizer writes the weights on the caller's streams."""
-    stages = len(devices) * CHUNKS[schedule]
-    model = late_chain(stages)
+    model = late_chain(len(devices) * CHUNKS[schedule])
     reference = plain.twin(model)
-    with cut_on(
-        devices,
-        model,
-        borders(stages),
-        nn.MSELoss(),
-        micro_batches=8,
-        schedule=schedule,
-        chunks=CHUNKS[schedule],
-        recompute=recompute,
-    ) as pipe:
+    with cut_late_chain(model, devices, schedule, recompute=recompute) as pipe:
         ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference))
         for _ in range(3):
             x, y = sample(32, 64)

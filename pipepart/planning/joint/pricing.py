@@ -13,7 +13,6 @@ from schedules.searching.problem import Memory, Problem
 
 from ..costs.layer_ranges import split_share
 from ..costs.stage_memory import Mode, least_memory
-from ..partition.reductions import runs_all_reduce
 from ..plans.stage_plan import StagePlan, copy_seconds
 from ..search.parts import Part
 from .layout import Layout
@@ -49,8 +48,7 @@ class Pricing:
     def __init__(self, part: Part) -> None:
         costs, cluster = part.costs, part.groups.cluster
         self._costs, self._cluster = costs, cluster
-        self._summed = 1 if runs_all_reduce(part.groups.all_devices) else part.groups.replicas
-        self._scale = part.costs.scale if part.groups.replicas == 1 else ()
+        self._summed, self._scale = part.summed_replicas, part.scale
         self.micro_batches, self.layers = part.micro_batches, costs.layers
         self._forward, self._input, self._weight, self._split = costs.sums.tolist()
         self._split_costs = costs.split is not None and bool((costs.split > 0).any())

@@ -16,7 +16,6 @@ from ...units import counted
 from ..costs.cut_costs import Borders, CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Floats, Ints, Mode, ModeChoice, StashCounts, with_modes
-from ..partition.reductions import runs_all_reduce
 from ..plans.plan import Plan
 from ..request import ASYNCHRONOUS, BIDIRECTIONAL, DEFERRING
 from .parts import FEW_DEVICES, Part
@@ -162,8 +161,8 @@ class Candidate:
         """Computes the memory and modes of cuts. The mode of a stage does not affect the stash counts of the others."""
         # Without memory limits the fastest mode always fits.
         modes = MODE_SETS[self.choice][: None if self.is_limited else 1]
-        groups, bare = self.part.groups, self.bare_schedule
-        summed = (1 if runs_all_reduce(groups.all_devices) else groups.replicas) * bare.replicas
+        bare = self.bare_schedule
+        summed = self.part.summed_replicas * bare.replicas
         counts: dict[Mode, StashCounts] = {
             mode: self.part.once(
                 ("counts", self.structure, mode),
@@ -178,8 +177,7 @@ class Candidate:
         """Simulates one step of one replica for many cuts at once."""
         key = "levels", self.structure, self.cut_costs.may_recompute
         recompute, on_links = self.cut_costs.may_recompute, has_bandwidth(self.cluster)
-        scale = self.costs.scale if self.part.groups.replicas == 1 else ()
-        levels = self.part.once(key, lambda: Levels(self.bare_schedule, scale, recompute, on_links))
+        levels = self.part.once(key, lambda: Levels(self.bare_schedule, self.part.scale, recompute, on_links))
         return StepTimes(self.cut_costs, levels)
 
     @property

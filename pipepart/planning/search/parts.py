@@ -16,6 +16,7 @@ from ..costs.step_bound import step_bound
 from ..overhead import most_on_a_host, with_overhead
 from ..partition.chain_dp import order_spaces
 from ..partition.order_search import OrderSpaces
+from ..partition.reductions import runs_all_reduce
 from ..partition.replica_groups import ReplicaGroups, fastest_devices, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
@@ -61,6 +62,16 @@ class Part:
         if self.computing is not None:
             return self.computing
         return 1 + _most_computing(self.request) if self.groups.identical and self.groups.replicas == 1 else 1
+
+    @property
+    def scale(self) -> tuple[float, ...]:
+        """Seconds of each micro-batch of a replica relative to the mean; empty for equal ones, and with replicas."""
+        return self.costs.scale if self.groups.replicas == 1 else ()
+
+    @property
+    def summed_replicas(self) -> int:
+        """The number of replicas whose gradients meet on the devices of the first; 1 if they are all-reduced."""
+        return 1 if runs_all_reduce(self.groups.all_devices) else self.groups.replicas
 
     @property
     def modes(self) -> tuple[Mode, ...]:
