@@ -25,7 +25,7 @@ from .emulation import DeviceEmulation, MemoryUse
 from .loss import LossError, Reduction, StepLoss, add_loss, collecting
 from .planning import Plan
 from .runtime.engine import Engine
-from .runtime.failure.out_of_memory import frees_memory
+from .runtime.failure.out_of_memory import public_call
 from .runtime.observe.recorder import Recorder
 from .runtime.observe.trace import Trace, Traces
 from .runtime.order import Orders
@@ -54,7 +54,7 @@ class Calls(AsModule):
     _traces: Traces
     _emulation: DeviceEmulation | None
 
-    @frees_memory
+    @public_call
     def step(
         self,
         *args: Any,
@@ -150,7 +150,7 @@ class Calls(AsModule):
         graph_cut.backward_of_caller(batch.inputs, self._side.input_gradients(step, batch, factor))
         return sink, recorder
 
-    @frees_memory
+    @public_call
     def evaluate(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
         """Return the loss of a mini-batch in evaluation mode. Changes no gradient, mode or running statistic.
 
@@ -185,7 +185,7 @@ class Calls(AsModule):
         with torch.inference_mode(False), torch.no_grad():
             return self._engine.exclusively(lambda: self._evaluating(run))
 
-    @frees_memory
+    @public_call
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output for a mini-batch, computed micro-batch by micro-batch.
 

@@ -25,7 +25,7 @@ from .distributed.single_process import Agreed
 from .loss import add_loss, collecting
 from .restoring import restoring
 from .runtime.engine import Engine
-from .runtime.failure.out_of_memory import frees_memory
+from .runtime.failure.out_of_memory import public_call
 from .runtime.sinks import OutputSink
 from .runtime.step import Step
 from .workers.modes import Modes
@@ -137,7 +137,7 @@ class _Call:
             for items, spec in flattened
         ]
 
-    @frees_memory
+    @public_call
     def backward(self, gradients: Sequence[Tensor | None], parameters: bool) -> list[Tensor | None]:
         """Return the gradients of the inputs' leaves from the gradients of the output tensors."""
         if self._run is None:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import pipepart
@@ -165,6 +166,25 @@ def test_an_interrupt_at_any_call_restores_the_model_and_frees_the_pipeline(call
             assert not model[1]._forward_pre_hooks
             assert all(module.training for module in model.modules())
     assert len(held) > 15
+
+
+def test_an_interrupt_within_no_grad_leaves_gradients_enabled():
+    """Python raises it in torch's own code, between the call that disables gradients and the end of ``__enter__``."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+
+    def interrupt(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_return" and function.__name__ == "_set_grad_enabled":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
+        for call in (pipe.step, pipe.evaluate):
+            sys.setprofile(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call(x, target=y)
+            assert torch.is_grad_enabled()
+            pipe.step(x, target=y)
 
 
 def test_an_interrupt_in_a_drop_in_forward_and_backward():

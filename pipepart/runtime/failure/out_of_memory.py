@@ -45,18 +45,25 @@ def explained(step: Step, plan: Plan) -> BaseException:
     return failure
 
 
-def frees_memory(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function: an out-of-memory error that leaves it keeps no local variables alive."""
+def public_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a method that users call: what it raises leaves nothing behind.
+
+    An out-of-memory error keeps no local variables alive. Gradients are enabled as before: an interrupt that arrives
+    while ``torch.no_grad`` is entered or left is raised inside of torch, which does not put them back.
+    """
 
     @wraps(function)
-    def freeing(*args: P.args, **kwargs: P.kwargs) -> R:
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        enabled = torch.is_grad_enabled()
         try:
             return function(*args, **kwargs)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            _clear_frames(error)
+        except BaseException as error:
+            torch._C._set_grad_enabled(enabled)
+            if isinstance(error, torch.OutOfMemoryError | MemoryError):
+                _clear_frames(error)
             raise
 
-    return freeing
+    return called
 
 
 def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
