@@ -76,6 +76,24 @@ def plan_command(
             group="Schedule",
         ),
     ] = "1",
+    tensor: Annotated[
+        int,
+        option(
+            "N",
+            "Consecutive devices that share the layers of each stage (tensor parallelism), planned as one device.",
+            min=1,
+            show_default=True,
+            group="Schedule",
+        ),
+    ] = 1,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard",
+            help="Shard the parameters of each stage over its replicas (fully_shard).",
+            rich_help_panel="Schedule",
+        ),
+    ] = False,
     max_micro_batches: Annotated[
         int | None, option("N", "Upper limit for --micro-batches auto.", min=1, group="Schedule")
     ] = None,
