@@ -53,6 +53,7 @@ class MiniBatchLoss:
         self._targets = [leaves_of(target) for target in batch.targets]
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
+        self._first: int | None = None  # the micro-batch that was taken first
         self._totals: list[float | Tensor] | None = None
         # By term: the counts of all micro-batches, where they were computed from the targets.
         self._counts: dict[int, list[float | Tensor]] = {}
@@ -70,8 +71,10 @@ class MiniBatchLoss:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
         taken = self._computed(micro_batch, output, target)
-        self._check_alike(taken)
-        self._replays = self._replays or taken.replays
+        if self._first is None:
+            self._first, self._replays = micro_batch, taken.replays
+        else:
+            self._check_alike(taken)
         self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
         return taken
 
@@ -98,14 +101,10 @@ class MiniBatchLoss:
                 self._loss.function, "it computes something else for some micro-batches than for others"
             )
 
-    def roots(self, micro_batch: int) -> list[Tensor]:
-        """Return the tensors from which the backward of a micro-batch starts, without their graphs."""
-        taken = self._taken[micro_batch]
-        assert taken is not None
-        return taken.roots
+    def weights(self, micro_batch: int) -> list[tuple[float | Tensor, Tensor]]:
+        """Return the gradients from which the backward of a micro-batch starts, and the tensors that they are of.
 
-    def weights(self, micro_batch: int) -> list[float | Tensor]:
-        """Return the gradients from which the backward of a micro-batch starts.
+        The tensors have no graphs any more.
 
         Raises:
             LossError: it has several terms, and not all of their totals are known.
@@ -115,8 +114,11 @@ class MiniBatchLoss:
         if self._totals is None:
             self._totals = self._known_or_assumed(micro_batch, taken)
             self._replays = ()
-        pairs = zip(taken.terms, self._totals, strict=True)
-        return [term.weight(total) for term, total in pairs if term.tensor.requires_grad]
+        return [
+            (term.weight(total), term.tensor)
+            for term, total in zip(taken.terms, self._totals, strict=True)
+            if term.tensor.requires_grad
+        ]
 
     def correction(self) -> float:
         """Return the factor for all gradients of the step, after the losses of all micro-batches are known.
@@ -164,7 +166,7 @@ class MiniBatchLoss:
         parts = [
             (root * weight).sum().to(total.device, total.dtype)
             for index, one in enumerate(taken)
-            for root, weight in zip(one.roots, self.weights(index), strict=True)
+            for root, (weight, _) in zip(one.roots, self.weights(index), strict=True)
         ]
         if not parts:
             return total
@@ -259,7 +261,7 @@ class MiniBatchLoss:
         self, value: Any, pattern: Pattern, found: Values, counts: Mapping[int, float | Tensor]
     ) -> MicroBatchLoss:
         """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
-        if not is_pair(value):
+        if isinstance(value, Tensor) or not is_pair(value):
             return pattern.loss(value, found, counts)
         (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
         assert term.divisor is not None
@@ -277,16 +279,17 @@ class MiniBatchLoss:
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
-        for index, other in enumerate(self._taken):
-            if other is None:
-                continue
-            if other.key != taken.key or len(other.terms) != len(taken.terms):
-                raise refusal(
-                    self._loss.function,
-                    f"it computes something else than for micro-batch {index}: other functions, numbers or "
-                    "constants, as where it keeps state from call to call",
-                )
+        assert self._first is not None
+        other = self._taken[self._first]
+        assert other is not None
+        if other.key is taken.key:  # of one pattern
             return
+        if other.key != taken.key or len(other.terms) != len(taken.terms):
+            raise refusal(
+                self._loss.function,
+                f"it computes something else than for micro-batch {self._first}: other functions, numbers or "
+                "constants, as where it keeps state from call to call",
+            )
 
     def _known_or_assumed(self, micro_batch: int, taken: MicroBatchLoss) -> list[float | Tensor]:
         """Return the totals of the terms, before the first backward."""

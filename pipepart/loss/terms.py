@@ -52,7 +52,7 @@ class Term(NamedTuple):
             weight = self.coefficient * share / total
             # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
             return torch.where(torch.as_tensor(self.empty), 0.0, weight) if self.divided else weight
-        if self.empty:
+        if not share:
             return 0.0
         return self.coefficient * share / total if total else float("inf")
 
@@ -109,7 +109,8 @@ class MicroBatchLoss(NamedTuple):
 
 
 def _without_graph(tensor: Tensor) -> Tensor:
-    return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
+    kept = without_slack(tensor.detach())
+    return kept.requires_grad_() if tensor.requires_grad else kept
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
@@ -123,8 +124,11 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
     with torch.no_grad():
         values = torch.stack([term.tensor.to(home) for term in terms])
     values = values.to(torch.promote_types(values.dtype, torch.float32))
-    empty = _row([term.empty for term in terms], home, torch.bool)
     weights = _row([term.weight(total) for term in terms], home, values.dtype)
+    empties = [term.empty for term in terms]
+    if all(empty is False for empty in empties):
+        return (values * weights).sum()
+    empty = _row(empties, home, torch.bool)
     whole = (values.masked_fill(empty, 0.0) * weights).sum()
     return torch.where(empty.all(), values[0], whole)  # nothing counts at all: as torch has it
 
