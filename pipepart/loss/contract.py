@@ -59,8 +59,8 @@ class MiniBatchLoss:
         self._counts: dict[int, list[float | Tensor]] = {}
         self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
-    def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
-        """Compute the loss of a micro-batch and add it to the step.
+    def take(self, micro_batch: int, output: Any, target: Any) -> list[Tensor]:
+        """Compute the loss of a micro-batch and add it to the step; return the tensors where its backward starts.
 
         Args:
             micro_batch: which.
@@ -75,8 +75,10 @@ class MiniBatchLoss:
             self._first, self._replays = micro_batch, taken.replays
         else:
             self._check_alike(taken)
-        self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
-        return taken
+        roots = taken.roots
+        taken.drop_graph()  # whoever holds a step that failed holds this
+        self._taken[micro_batch] = taken
+        return roots
 
     def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
         """Return the losses computed here, by micro-batch, copied to a device."""
@@ -152,21 +154,22 @@ class MiniBatchLoss:
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
         if has_streams(value.device):  # workers have computed them, and the caller's streams read them
-            hold_for_caller(tensors([(one.value, one.terms, one.shift) for one in taken]))
+            numbers = [(term.tensor, term.coefficient, term.divisor) for one in taken for term in one.terms]
+            hold_for_caller(tensors([numbers, [(one.value, one.shift) for one in taken]]))
         columns = enumerate(zip(*(one.terms for one in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
         return (total + taken[0].shift).to(value.device, value.dtype)
 
-    def differentiable_total(self, taken: Sequence[MicroBatchLoss]) -> Tensor:
-        """Return the loss of the mini-batch with the graph of the losses of all micro-batches."""
+    def differentiable_total(self, roots: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Return the loss of the mini-batch with the graph of the roots of all micro-batches."""
         total = self.total().detach()
         if not torch.is_grad_enabled():
             return total
         parts = [
             (root * weight).sum().to(total.device, total.dtype)
-            for index, one in enumerate(taken)
-            for root, (weight, _) in zip(one.roots, self.weights(index), strict=True)
+            for index, own in enumerate(roots)
+            for root, (weight, _) in zip(own, self.weights(index), strict=True)
         ]
         if not parts:
             return total
@@ -266,7 +269,8 @@ class MiniBatchLoss:
         (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
         assert term.divisor is not None
         taken = self._divided(total, count, term.divisor, term.least)
-        return taken._replace(key=pattern.key, replays=pattern.replays)
+        taken.key, taken.replays = pattern.key, pattern.replays
+        return taken
 
     def _divided(
         self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = -math.inf

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
 Replay = Callable[[Targets, int], Any]  # computes a count of any micro-batch of a step, from the targets
 
 
-class Term(NamedTuple):
+@dataclass(slots=True)
+class Term:
     """One term of the loss of a micro-batch. It is divided by the sum of the counts of all micro-batches.
 
     Attributes:
@@ -57,7 +59,8 @@ class Term(NamedTuple):
         return self.coefficient * share / total if total else float("inf")
 
 
-class MicroBatchLoss(NamedTuple):
+@dataclass(slots=True)
+class MicroBatchLoss:
     """The loss of one micro-batch: a sum of terms.
 
     Attributes:
@@ -80,17 +83,15 @@ class MicroBatchLoss(NamedTuple):
         """The tensors from which the backward starts."""
         return [term.tensor for term in self.terms if term.tensor.requires_grad]
 
-    def without_graph(self) -> MicroBatchLoss:
-        """Return a copy whose tensors do not keep the graph alive. They require a gradient if those with it do."""
-        value = _without_graph(self.value)
-        terms = [  # the loss is often its only term
-            Term(value if term.tensor is self.value else _without_graph(term.tensor), *term[1:])
-            for term in self.terms
-        ]
-        return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
+    def drop_graph(self) -> None:
+        """Replace its tensors by copies that do not keep the graph alive, and still say whether they had one."""
+        value, self.value = self.value, _without_graph(self.value)
+        for term in self.terms:  # the loss is often its only term
+            term.tensor = self.value if term.tensor is value else _without_graph(term.tensor)
+        self.replays = ()
 
     def on(self, device: torch.device) -> MicroBatchLoss:
-        """Return a copy of :meth:`without_graph` on a device; in host memory it can be sent to other processes."""
+        """Return a copy without graph on a device; in host memory it can be sent to other processes."""
 
         def moved(number: Any) -> Any:
             return number.to(device) if isinstance(number, Tensor) else number

@@ -23,7 +23,7 @@ from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import Replica
 from .state.shared_parameters import SharedParameters
 
-_grad, _requires_grad, _shape = attrgetter("grad"), attrgetter("requires_grad"), attrgetter("shape")
+_requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")
 _MOST_LAYOUTS = 256  # that are remembered: sequences may have any length
 
 
@@ -135,11 +135,8 @@ class Stage:
             self._writes_input[training] = versions != [version(part) for part in parts]
         return output, repeatable, (leaves, caught)
 
-    def gradients_of(self, entered: Entered) -> list[Tensor | None]:
-        """Return the gradients of an input after the backward; None for a leaf that was not used."""
-        leaves, caught = entered
-        if caught is None:
-            return list(map(_grad, leaves))
+    def caught_gradients(self, leaves: Sequence[Tensor], caught: list[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients that were caught for an input, and remember it if they have its layout."""
         pairs = zip(leaves, caught, strict=True)
         if all(gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs):
             if len(self._layouts) >= _MOST_LAYOUTS:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -44,10 +46,12 @@ from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
 _NOTHING = nullcontext()
+_grad = attrgetter("grad")
 _CPU_QUEUE = CopyQueue()
 
 
-class Stash(NamedTuple):
+@dataclass(slots=True)
+class Stash:
     """The graph of one micro-batch, kept from its forward to its backward.
 
     Attributes:
@@ -223,15 +227,19 @@ class StageRun:
         self, micro_batch: int, gradients: graph_cut.Gradients, defers_weights: bool = False
     ) -> graph_cut.Gradients:
         """B: run the backward from the gradients of the output; return the gradients of the input."""
-        entered, roots, added, saved = self.stashes.pop(micro_batch)
-        if saved is not None:
-            saved.return_()
-        roots, gradients = roots + added, graph_cut.move_gradients(gradients, self.stage.device)
+        stash = self.stashes.pop(micro_batch)
+        if stash.saved is not None:
+            stash.saved.return_()
+        roots, gradients = (
+            stash.roots + stash.added,
+            graph_cut.move_gradients(gradients, self.stage.device),
+        )
         if defers_weights:
             self.deferred[micro_batch] = backward_inputs(roots, gradients)
         else:
             graph_cut.backward(roots, gradients, here=self._is_on_cpu)
-        return self.stage.gradients_of(entered)
+        leaves, caught = stash.entered
+        return list(map(_grad, leaves)) if caught is None else self.stage.caught_gradients(leaves, caught)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """I: run the backward without the deferred weight gradients; return the gradients of the input."""
@@ -274,8 +282,7 @@ class StageRun:
 
     def add_root(self, micro_batch: int, tensor: Tensor) -> None:
         """Have the backward of a micro-batch start at one more tensor."""
-        stash = self.stashes[micro_batch]
-        self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
+        self.stashes[micro_batch].added += graph_cut.roots(tensor)
 
     def forget(self) -> None:
         """Release all tensors."""

@@ -59,7 +59,7 @@ def backward_of_all(
     taken = {}
 
     def backward(index: int) -> None:
-        roots = [root for root in taken[index].roots if root.requires_grad]
+        roots = taken[index]
         weights = loss.weights(index)
         seeds = [torch.as_tensor(w, dtype=r.dtype) for (w, _), r in zip(weights, roots, strict=True)]
         torch.autograd.backward(roots, seeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class MicroBatchLossSink(LossSink):
             self._use_own_loss(micro_batch, value)
         loss, number = self._places[micro_batch]
         try:
-            taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
+            roots = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
         except BaseException as error:
             add_note(error, f"{LAYER}in the forward of the loss")
             raise
@@ -89,9 +90,8 @@ class MicroBatchLossSink(LossSink):
                 "what the loss is divided by was only known behind the first backward of its group, too late for an "
                 "asynchronous schedule: return (sum, count) with a count of the target alone"
             )
-        roots = tuple([graph_cut.root(term.tensor) for term in taken.terms if term.tensor.requires_grad])
         self._trains |= bool(roots)
-        return roots
+        return tuple(map(graph_cut.root, roots))
 
     def _use_own_loss(self, micro_batch: int, output: Any) -> None:
         """Let a worker on an accelerator have its own loss for a micro-batch. Called with ``receiving`` held."""
@@ -118,7 +118,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        return [self._seed(*pair) for pair in weights]
+        return list(starmap(self._seed, weights))
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
