@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Pipeline
 from tests.support import plain
-from tests.support.chains import plan_by_hand
+from tests.support.chains import on_devices, plan_by_hand
 from tests.support.deferred import initialize, twins
-from tests.support.on_devices import cut_on, gradients, on_devices, sample
+from tests.support.on_devices import cut_on, gradients, sample
 from tests.support.recorded import chain_for, plainly
 from tests.vdev import devices as vdev
 from tests.vdev.devices import delayed
