@@ -86,7 +86,7 @@ def check_whole(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], **how
     """
     losses = [loss_fn] if isinstance(loss_fn, nn.Module) else []
     theirs = twin(nn.ModuleList([pipe.module, *losses]))
-    reference, plain_loss = theirs[0], theirs[1] if losses else loss_fn
+    reference, plain_loss = [*theirs.children(), loss_fn][:2]
     found = pipe.step(x, target=y, **how)
     with collect_losses() as added:
         output = call(reference, x)

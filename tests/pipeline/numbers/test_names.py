@@ -14,7 +14,9 @@ LAYERS = ["embed", "body.0", "body.1.0", "body.1.1.0", "body.2", "head.norm", "h
 
 def nested() -> nn.Sequential:
     norm = nn.Sequential(nn.ReLU(), nn.Sequential(nn.LayerNorm(4)))
-    head = OrderedDict(norm=nn.BatchNorm1d(3), flat=nn.Flatten(), out=nn.Linear(12, 2))
+    head: OrderedDict[str, nn.Module] = OrderedDict(
+        norm=nn.BatchNorm1d(3), flat=nn.Flatten(), out=nn.Linear(12, 2)
+    )
     body = nn.Sequential(nn.Linear(4, 4), norm, nn.Identity())
     return nn.Sequential(OrderedDict(embed=nn.Embedding(9, 4), body=body, head=nn.Sequential(head)))
 
