@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.functional import l1_loss
 
 from pipepart.loss import LossError
-from pipepart.loss.straight_line import is_straight
+from pipepart.loss.straight_line import code_of_straight_line
 from pipepart.loss.tape import Tape
 from tests.loss import by_parts
 from tests.loss.batches import classes, numbers, tokens
@@ -105,16 +105,16 @@ def enclosing() -> Callable[..., Any]:
     ],
 )
 def test_a_function_whose_calls_may_change_is_not_straight(loss_fn: Callable[..., Any]) -> None:
-    assert not is_straight(loss_fn)
+    assert not code_of_straight_line(loss_fn)
 
 
 def test_a_function_in_the_place_of_torchs_is_not_straight(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss_fn(o: Tensor, t: Tensor) -> Tensor:
         return F.mse_loss(o, t)
 
-    assert is_straight(loss_fn)
+    assert code_of_straight_line(loss_fn)
     monkeypatch.setattr(F, "mse_loss", lambda o, t: (o - t).square().mean() * SCALE)
-    assert not is_straight(loss_fn)
+    assert not code_of_straight_line(loss_fn)
 
 
 def test_a_number_of_a_global_that_changes_within_a_step_is_seen() -> None:
