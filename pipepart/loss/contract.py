@@ -75,10 +75,8 @@ class MiniBatchLoss:
             self._first, self._replays = micro_batch, taken.replays
         else:
             self._check_alike(taken)
-        roots = taken.roots
-        taken.drop_graph()  # whoever holds a step that failed holds this
         self._taken[micro_batch] = taken
-        return roots
+        return taken.drop_graph()  # whoever holds a step that failed holds what was taken
 
     def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
         """Return the losses computed here, by micro-batch, copied to a device."""
@@ -314,7 +312,7 @@ class MiniBatchLoss:
             if isinstance(known, Tensor):  # computed from targets, which may be on another device
                 known = known.to(term.tensor.device)
             totals.append(known)
-        if not self.certain and len(taken.roots) > 1:
+        if not self.certain and sum(term.tensor.requires_grad for term in taken.terms) > 1:
             raise refusal(
                 self._loss.function,
                 "it has several terms, and what one of them is divided by depends on the outputs of later "

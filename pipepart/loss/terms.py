@@ -78,17 +78,21 @@ class MicroBatchLoss:
     key: Hashable = None
     replays: tuple[Replay | None, ...] = ()
 
-    @property
-    def roots(self) -> list[Tensor]:
-        """The tensors from which the backward starts."""
-        return [term.tensor for term in self.terms if term.tensor.requires_grad]
+    def drop_graph(self) -> list[Tensor]:
+        """Replace its tensors by copies that do not keep the graph alive, and still say whether they had one.
 
-    def drop_graph(self) -> None:
-        """Replace its tensors by copies that do not keep the graph alive, and still say whether they had one."""
+        Returns:
+            The tensors from which the backward starts, with their graph.
+        """
+        roots = []
         value, self.value = self.value, _without_graph(self.value)
         for term in self.terms:  # the loss is often its only term
-            term.tensor = self.value if term.tensor is value else _without_graph(term.tensor)
+            tensor = term.tensor
+            if tensor.requires_grad:
+                roots.append(tensor)
+            term.tensor = self.value if tensor is value else _without_graph(tensor)
         self.replays = ()
+        return roots
 
     def on(self, device: torch.device) -> MicroBatchLoss:
         """Return a copy without graph on a device; in host memory it can be sent to other processes."""
