@@ -155,7 +155,6 @@ class Annealing:
                 if ordered.seconds < best.seconds:
                     best = ordered
                     self._ordered.append(best)
-                    allowance.tell(best.seconds)
 
     def _reorder(self) -> None:
         """Anneal the order of the best layouts, in rounds with fewer layouts and more work for each."""
