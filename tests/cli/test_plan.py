@@ -39,9 +39,7 @@ def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
 
 def test_devices_micro_batches_and_stages_are_those_asked_for(run: Run, saved: str) -> None:
     made = Plan.model_validate_json(
-        run(
-            f"plan {saved} --devices cpu,cpu,cpu --stages 2 --max-micro-batches 3 --schedule 1f1b --json"
-        ).stdout
+        run(f"plan {saved} --devices cpu,cpu,cpu --stages 2 --micro-batches 2 --schedule 1f1b --json").stdout
     )
     assert [device.name for device in made.cluster.devices] == [
         device.name for device in Cluster.of(["cpu"] * 3).devices

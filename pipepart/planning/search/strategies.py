@@ -30,7 +30,6 @@ _SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
 _LIMITED_FACTOR = 2.0  # times the effort if memory is limited: many candidates have no plan
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
-_WITHOUT_PLAN = 2.5  # times the effort to spend as long as no plan fits
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
@@ -154,7 +153,6 @@ def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: C
     results, skipped = _Results(), []
     factor = _LIMITED_FACTOR if any(candidate.is_limited for candidate in candidates) else 1.0
     effort = factor * _effort_seconds(request)
-    reserve = (_WITHOUT_PLAN - factor) * _effort_seconds(request)
     if request.searches_orders:
         clock = clock.part(0.5)
     for candidate in candidates:
@@ -162,16 +160,19 @@ def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: C
             results.unfinished[candidate] = candidate.bound
             continue
         needed = candidate.effort_seconds
-        left = effort if results.plans else effort + reserve
-        if needed > left or not clock.has(candidate.simulation_seconds):
+        if needed > effort or not clock.has(candidate.simulation_seconds):
             skipped.append(candidate)
             continue
         if candidate.impossible_reason:
             continue
         results.try_candidate(candidate, clock)
         effort -= needed
-    for candidate in _cheapest(skipped)[:_LAST_TRIES]:
-        if not results.plans:
+    # 1F1B needs the least memory, so it is planned even if the effort is spent.
+    frugal = [each for each in skipped if _is_frugal(each, clock)][:1]
+    if any(candidate.schedule == "1f1b" for candidate in results.plans):
+        frugal = []
+    for candidate in dict.fromkeys((*frugal, *_cheapest(skipped)[:_LAST_TRIES])):
+        if candidate in frugal or not results.plans:
             results.try_candidate(candidate, clock)
             skipped.remove(candidate)
     results.unfinished |= {candidate: candidate.bound for candidate in skipped}
@@ -229,6 +230,12 @@ def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
         key = candidate.devices, candidate.chunks
         turn[candidate] = classes[key] = classes.get(key, 0) + 1
     return sorted(turn, key=lambda candidate: (turn[candidate], -candidate.devices, candidate.chunks))
+
+
+def _is_frugal(candidate: Candidate, clock: Clock) -> bool:
+    """Return True for 1F1B under memory limits, if there is time to plan it."""
+    limited = candidate.is_limited and candidate.schedule == "1f1b"
+    return limited and clock.seconds_left > candidate.simulation_seconds
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:
