@@ -39,6 +39,8 @@ def plan(
     stages: int | Literal["auto"] = "auto",
     chunks: int | None = None,
     replicas: int | Literal["auto"] = 1,
+    tensor: int = 1,
+    shard: bool = False,
     colocate: Sequence[Collection[str]] = (),
     cut_before: Sequence[str] | None = None,
     allow_split_ties: bool = False,
@@ -81,6 +83,11 @@ def plan(
         replicas: number of replicas of the model that train in parallel, each on separate devices with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the fastest divisor of the number of devices; 1
             for a model with a BatchNorm in training, as replicas would have different statistics.
+        tensor: number of devices that share the layers of each stage, by ``Pipeline(..., parallelize=f)`` under
+            torchrun. Each group of so many consecutive devices is planned as one device, with the name of its first
+            member; its members must be alike. A device of the plan is then such a group, also for ``replicas``.
+        shard: shard the parameters of each stage over its replicas, by ``Pipeline(..., parallelize=f)`` with
+            ``fully_shard`` under torchrun. Needs two replicas at least.
         colocate: groups of layers that stay in one stage.
         cut_before: first layer of each stage from the second on; defines the whole cut.
         allow_split_ties: allow layers that share a parameter to be in different stages if cuts that keep them together
@@ -111,6 +118,8 @@ def plan(
         stages=stages,
         chunks=chunks,
         replicas=replicas,
+        tensor=tensor,
+        shard=shard,
         colocate=in_order(colocate),
         cut_before=in_order(cut_before),
         allow_split_ties=allow_split_ties,

@@ -69,6 +69,24 @@ def plan_command(
             group="Schedule",
         ),
     ] = "1",
+    tensor: Annotated[
+        int,
+        option(
+            "N",
+            "Consecutive devices that share the layers of each stage (tensor parallelism), planned as one device.",
+            min=1,
+            show_default=True,
+            group="Schedule",
+        ),
+    ] = 1,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard",
+            help="Shard the parameters of each stage over its replicas (fully_shard).",
+            rich_help_panel="Schedule",
+        ),
+    ] = False,
     offload: Annotated[
         Literal["auto", "never", "stash"],
         option(
@@ -176,8 +194,8 @@ def plan_command(
     keywords = {field.name: context.params[field.name] for field in fields(PlanOptions)}
     keywords["compress"] = _compressed(compress or [])
     asked = {name: value for name, value in keywords.items() if value not in (None, (), [])}
-    made = plan(profile, where, **asked)
-    deliver(made, lambda: plan_reports(made, compact=True), as_json=as_json, path=output)
+    planned = plan(profile, where, **asked)
+    deliver(planned, lambda: plan_reports(planned, compact=True), as_json=as_json, path=output)
 
 
 def _compressed(texts: list[str]) -> str | dict[str, str] | None:
