@@ -92,7 +92,7 @@ def test_a_schedule_and_a_large_timeline_stay_small_and_a_cut_shows_its_stages()
     assert "a step of 1.72e+03 s" in words
     assert "1f1b has 64 and 65,536: draw one replica or fewer micro-batches" in words
     graph = nx.path_graph([f"n{number}" for number in range(6)], create_using=nx.DiGraph)
-    nx.set_node_attributes(graph, 1e-3, "seconds")
+    nx.set_node_attributes(graph, dict.fromkeys(graph, 1e-3), "seconds")
     cut = planning.cut(graph, Cluster.virtual(2))
     assert "Cut into 2 stages: bottleneck 3 ms, no cut has a smaller one" in shown(cut).words
     assert [row[2] for row in rows(cut)[1:]] == ["n0 – n2", "n3 – n5"]
