@@ -20,7 +20,6 @@ from tests.support.chains import cut_by_hand, on_device, plan_by_hand
 from tests.support.pieces import WIDTH, Noise, linear
 from tests.support.two_parts import Calls
 
-EAGER = {"backend": "eager"}
 LOSS = nn.MSELoss()
 X, Y = torch.randn(2, 6, WIDTH).double()
 
