@@ -117,7 +117,7 @@ def test_the_error_says_what_the_plan_predicts():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), large)
     profile = pipepart.profile(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=4, seconds=0.01)
     cluster = pipepart.Cluster.virtual(2, memory="1MiB", threads=1)
-    plan = pipepart.plan(profile, cluster, micro_batches=4, pin={"2": 1, "1": 0}, schedule="gpipe")
+    plan = pipepart.plan(profile, cluster, micro_batches=4, cut_before=["2"], schedule="gpipe")
     large.calls, large.fails_at = 0, 2
     with Pipeline(model, plan, nn.MSELoss()) as pipe, pytest.raises(torch.OutOfMemoryError) as caught:
         pipe.step(X, target=Y)
