@@ -1,5 +1,6 @@
 """Messages between stages: how gradients are laid out, and what a message to another rank is sent as."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from pipepart.runtime.transport.wire import pack, whole_buffer
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.pieces import OtherLayout
 
 
 class Strides(nn.Module):
@@ -26,8 +26,17 @@ class Strides(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("after", [OtherLayout, nn.Tanh])
-def test_a_gradient_comes_back_in_the_layout_that_it_has_without_stages(after: type[nn.Module]) -> None:
+class Turned(nn.Linear):
+    """Multiplies from the left, so that the gradient of its input is a transposed matrix."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight @ x.t()).t()
+
+
+@pytest.mark.parametrize("after", [lambda: Turned(6, 6), nn.Tanh], ids=["turned", "as it is"])
+def test_a_gradient_comes_back_in_the_layout_that_it_has_without_stages(
+    after: Callable[[], nn.Module],
+) -> None:
     """In every micro-batch and step, not only where a stage first sees its input: sums depend on the layout."""
     model = nn.Sequential(nn.Linear(6, 6), Strides(), after(), nn.Linear(6, 6))
     reference = plain.twin(model)
