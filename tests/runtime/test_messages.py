@@ -30,7 +30,7 @@ class Turned(nn.Linear):
     """Multiplies from the left, so that the gradient of its input is a transposed matrix."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.weight @ x.t()).t()
+        return (self.weight @ x.t().contiguous()).t()
 
 
 @pytest.mark.parametrize("after", [lambda: Turned(6, 6), nn.Tanh], ids=["turned", "as it is"])
