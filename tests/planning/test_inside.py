@@ -106,3 +106,28 @@ def test_an_edited_plan_is_checked():
     moved = tuple(stage.model_copy(update={"device": "virtual:1"}) for stage in plan.stages[:1])
     with pytest.raises(ValueError, match="is on device 'virtual:1'"):
         Plan(**{**fields, "stages": (*moved, *plan.stages[1:])})
+
+
+def test_sharded_parameters_take_their_memory():
+    """Each replica holds all parameters and gradients during the step, and a shard of parameters and state."""
+    layers = [Layer(parameters=100)] * 4
+    plan = pipepart.plan(
+        profile_of(layers, [3], optimizer="adam"),
+        Cluster.virtual(6),
+        schedule="1f1b",
+        stages=2,
+        replicas=3,
+        shard=True,
+    )
+    each = 100 + 34 + 100 + 67
+    assert [stage.static_bytes for stage in plan.all_stages] == [2 * each] * 6
+    assert all(stage.optimizer_bytes == 2 * 67 for stage in plan.all_stages)
+    assert set(plan.predicted.memory_bytes) == {2 * each}
+
+
+def test_sharded_gradients_are_reduced_and_parameters_gathered_once_a_step():
+    cluster = Cluster.parse(["1GiB"] * 4, link="1MB/s", latency=0.001)
+    profile = profile_of([Layer(parameters=1_000_000)] * 2, [4])
+    plan = pipepart.plan(profile, cluster, schedule="1f1b", stages=1, replicas=4, shard=True)
+    # A stage has 2 MB: each of 4 devices sends 3/4 of it twice, in 6 messages.
+    assert plan.stage_costs().reduce_grad == pytest.approx([2 * 0.75 * 2.0 + 6 * 0.001] * 4)

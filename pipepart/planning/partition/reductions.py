@@ -1,8 +1,8 @@
 """Computes the seconds to sum the gradients of a stage over the replicas of the model.
 
 In one process the first replica fetches the gradients of each other replica in turn, adds them, and updates the
-parameters. The other replicas then fetch the parameters. Between hosts each stage runs an all-reduce, and every replica
-steps its own optimizer.
+parameters. The other replicas then fetch the parameters. Between hosts, or if replicas share the parameters, each stage
+runs collectives, and every replica steps its own optimizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def runs_all_reduce(cluster: Cluster) -> bool:
 
 
 def reduce_seconds(
-    stages: Sequence[StagePlan], devices: Sequence[Sequence[str]], cluster: Cluster
+    stages: Sequence[StagePlan], devices: Sequence[Sequence[str]], cluster: Cluster, shard: bool = False
 ) -> list[list[float]]:
     """Return the seconds of the REDUCE_GRAD of each stage of each replica: [replicas][stages].
 
@@ -32,11 +32,13 @@ def reduce_seconds(
         stages: the stages of the first replica.
         devices: the device of each stage, for each replica. The copies of a bidirectional schedule are replicas, too.
         cluster: has the links.
+        shard: whether replicas share the parameters. The gradients are then reduced and scattered, and the parameters
+            gathered before the next step: both together send as much as an all-reduce.
     """
     if len(devices) == 1:
         return [[0.0] * len(stages)]
     groups = list(zip(*devices, strict=True))
-    if runs_all_reduce(cluster):
+    if shard or runs_all_reduce(cluster):
         rings = [sorted(set(group), key=lambda name: cluster.device(name).host) for group in groups]
         sharing = Counter(port for ring in rings for port in _ports(ring, cluster))
         row = [

@@ -115,9 +115,7 @@ class Plan(Document):
             raise InputError(
                 f"{path} holds a plan whose costs are too large:\n  " + "\n  ".join(faults)
             ) from None
-        if faults := list(
-            memory_faults(read.device_bytes(), read.all_stages, len(read.stages), read.cluster)
-        ):
+        if faults := list(memory_faults(read.device_bytes(), read.all_stages, len(read.stages), read.groups)):
             raise InputError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
         return read
 
@@ -159,7 +157,8 @@ class Plan(Document):
     def all_stages(self) -> tuple[StagePlan, ...]:
         """The stages of all replicas, numbered as in the schedule. ``stages`` has only the first replica."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
-        return all_stages(self.stages, names, self.cluster, self.profile is not None)
+        own_state = self.shard or runs_all_reduce(self.cluster)
+        return all_stages(self.stages, names, self.cluster, self.profile is not None, own_state)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -299,7 +298,7 @@ class Plan(Document):
             profile, cluster = self.with_overhead()
             gathers = self.constraints.reduction == "batch"
             measured = profile.at(self.micro_batches)
-            costs = ChainCosts(profile, measured, gathers_outputs=gathers)
+            costs = ChainCosts(profile, measured, gathers_outputs=gathers, shards=self._shards)
         stages = predict_stages(self.stages, profile, costs, tensor_groups(cluster, self.tensor))
         fresh = self.model_copy(update={"stages": stages, "cluster": cluster})
         timeline = fresh.simulate()
@@ -336,7 +335,9 @@ class Plan(Document):
         # Seconds of each micro-batch relative to the mean; empty for equal sizes, or with several replicas.
         entries = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
         scale = next((each.scale for each in entries if each.micro_batches == self.micro_batches), ())
-        return step_costs(self.all_stages, self.build_schedule(), self.groups, self._devices, scale)
+        return step_costs(
+            self.all_stages, self.build_schedule(), self.groups, self._devices, scale, self.shard
+        )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """Return the peak bytes of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
@@ -379,6 +380,11 @@ class Plan(Document):
         return with_overhead(self.profile, self.cluster, self.tensor * most_on_a_host(self.workers) or None)
 
     @property
+    def _shards(self) -> int:
+        """Number of replicas that share the parameters of a stage."""
+        return self.replicas if self.shard else 1
+
+    @property
     def _devices(self) -> list[tuple[str, ...]]:
         """The device names of the stages, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
@@ -386,7 +392,7 @@ class Plan(Document):
     @property
     def _summed_replicas(self) -> int:
         """Number of replicas whose gradients are summed on the devices of the first replica."""
-        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
+        replicas = 1 if self.shard or runs_all_reduce(self.cluster) else self.replicas
         return replicas * self.first_replica.build_schedule().replicas
 
     def _order(self, micro_batches: int) -> StepOrder:
