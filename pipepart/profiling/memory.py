@@ -147,7 +147,7 @@ class MemoryCount(Allocations, Observer):
         self._is_split = False  # whether the running pass has a split backward
         self._pieces: list[_Piece] = []
         self._by_address: dict[int, _Piece] = {}
-        self._collectives: Counter[tuple[CollectiveKind, int]] = Counter()  # not yet counted
+        self._collectives: Counter[tuple[CollectiveKind, int]] = Counter()  # of the running part
         self._known: frozenset[int] = frozenset()  # addresses in use before the current forward
         self._passed: list[_Piece] = []
         self._packed: list[weakref.ref[_Saved]] = []
@@ -237,6 +237,7 @@ class MemoryCount(Allocations, Observer):
                 self._piece(tensor).used_by.add(index)
         self._in_forward = True
         self._known = frozenset(self._by_address)
+        self._collectives.clear()
         self.mark()
 
     def forward_ends(self, index: int, output: Any) -> None:
@@ -265,6 +266,7 @@ class MemoryCount(Allocations, Observer):
         cost.forward_collectives = self._counted()
 
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        self._collectives.clear()
         self.mark()
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
@@ -292,12 +294,11 @@ class MemoryCount(Allocations, Observer):
         self._collectives[kind, size] += 1
 
     def _counted(self) -> tuple[Collective, ...]:
-        """Return the collectives since the last call."""
-        counted = [
-            Collective(kind=kind, bytes=size, count=n) for (kind, size), n in self._collectives.items()
-        ]
-        self._collectives.clear()
-        return tuple(counted)
+        """Return the collectives of the running forward or backward."""
+        return tuple(
+            Collective(kind=kind, bytes=size, count=count)
+            for (kind, size), count in self._collectives.items()
+        )
 
     def _pack(self, tensor: Tensor) -> _Saved:
         """Wrap a tensor that autograd saves. The wrapper is freed if the forward drops its graph."""

@@ -21,7 +21,7 @@ from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import bound_on_cluster
-from ..overhead import most_on_a_host, serial_seconds, with_overhead
+from ..overhead import collectives_of_layers, most_on_a_host, serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replicas import all_stages, stage_devices
 from ..partition.tensor_groups import group_of, tensor_groups
@@ -138,11 +138,36 @@ class Plan(Document):
         return f"activations and gradients as {dtypes}: not the numbers of plain training" if dtypes else ""
 
     @property
-    def inside(self) -> str:
-        """Text for users: how the stages are parallel inside; empty if they are not."""
-        texts = [f"{self.tensor} consecutive devices share its layers"] * (self.tensor > 1)
-        texts += [f"{self.replicas} replicas share its parameters"] * self.shard
-        return f"in each stage, {' and '.join(texts)}" if texts else ""
+    def inside(self) -> tuple[str, ...]:
+        """Texts for users: how the stages are parallel inside, and the seconds of their collectives."""
+        texts = []
+        if self.tensor > 1:
+            texts.append(f"each stage is shared by {self.tensor} consecutive devices, {self._collectives()}")
+        if self.shard:
+            seconds = max(self.stage_costs().reduce_grad)
+            texts.append(
+                f"the parameters of each stage are sharded over {self.replicas} replicas, whose collectives take up to "
+                f"{format_seconds(seconds)} a step"
+            )
+        return tuple(texts)
+
+    def _collectives(self) -> str:
+        if self.profile is None:
+            return "whose collectives are not known"
+        if self.profile.tensor == 1:
+            return (
+                "and planned as if each had the whole layers: profile what one has by "
+                f"pipepart.profile(..., parallelize=f, tensor={self.tensor})"
+            )
+        *layers, loss = map(sum, collectives_of_layers(self.profile, self.cluster, self.micro_batches))
+        ends = np.cumsum([len(stage.layers) for stage in self.stages])
+        taken = [float(sum(part)) for part in np.split(layers, ends[:-1])]
+        taken[-1] += loss
+        stage = int(np.argmax(taken))
+        return (
+            f"whose collectives take up to {format_seconds(taken[stage])} of the "
+            f"{format_seconds(self.stages[stage].load_seconds)} of a micro-batch (stage {stage})"
+        )
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -214,7 +239,7 @@ class Plan(Document):
         if self.profile is None:
             return 0.0
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        return bound_on_cluster(self.profile, self.groups, self.micro_batches, copies, self.tensor)
+        return bound_on_cluster(self.profile, self.cluster, self.micro_batches, copies, self.tensor)
 
     @property
     def step_gap(self) -> float:
@@ -246,7 +271,7 @@ class Plan(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
-        lines += [f"  {text}" for text in (self.inside, *self.queues) if text]
+        lines += [f"  {text}" for text in (*self.inside, *self.queues)]
         if self.compressed:
             lines.append(f"  sends {self.compressed}")
         if self.unused_devices:

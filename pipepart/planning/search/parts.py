@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
-from ...profiling import Profile
+from ...profiling import Overhead, Profile
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
@@ -158,7 +158,7 @@ def parts_of(request: Request) -> Iterator[Part]:
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
     fewer = range(1, _most_computing(request) + 1)
     beside = {
-        computing: with_overhead(request.measured, request.cluster, computing * request.asked.tensor)[0]
+        computing: with_overhead(request.measured, request.all_devices, computing * request.asked.tensor)[0]
         for computing in fewer
     }
     for count, computing in product(request.micro_batches, (None, *fewer)):
@@ -182,7 +182,7 @@ def parts_of(request: Request) -> Iterator[Part]:
 
 def _most_computing(request: Request) -> int:
     """Return the largest number of devices that has a part of its own: layers are faster beside fewer devices."""
-    if request.profile is request.measured:
+    if request.measured.overhead == Overhead():
         return 0
     return min(most_on_a_host(request.cluster.devices) - 1, len(request.cluster) - 1, FEW_DEVICES)
 
