@@ -90,10 +90,10 @@ def test_a_cache_is_refused_with_the_words_to_write():
 
 
 @pytest.mark.parametrize("name", quick(["llama"], ["llama", "gpt2", "t5"]))
-def test_the_default_cache_is_left_out_in_training_and_that_is_said_once(name):
+def test_the_default_cache_is_left_out_and_that_is_said_once(name):
     (model, sample), (plain, _) = build(name), build(name)
     model.config.use_cache = True
-    with pytest.warns(UserWarning, match=r"config\.use_cache of .* is taken as False in training") as said:
+    with pytest.warns(UserWarning, match=r"config\.use_cache of .* is taken as False") as said:
         pipe = piped(model, sample)
     with pipe:
         loss = pipe.step(**sample)
