@@ -103,6 +103,24 @@ def test_the_default_cache_is_left_out_and_that_is_said_once(name):
     assert differing(model, plain) == []
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_text_is_continued_through_the_stages_as_by_generate(name):
+    """The ids have their final length from the start, so that the model is recorded once."""
+    model, sample = build(name)
+    model.config.use_cache = True  # the default of transformers
+    ids = sample["input_ids"][:, :3]
+    wanted = copy.deepcopy(model).eval().generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    with pytest.warns(UserWarning, match="is taken as False"):
+        pipe = piped(model, sample)
+    with pipe, torch.no_grad():
+        pipe.eval()
+        found = torch.nn.functional.pad(ids, (0, 4))
+        for n in range(3, 7):
+            found[:, n] = pipe(input_ids=found).logits[:, n - 1].argmax(-1)
+        assert torch.isfinite(pipe.evaluate(input_ids=found, labels=found))
+    assert torch.equal(found, wanted)
+
+
 def test_a_target_beside_the_models_own_loss_is_refused():
     model, sample = build("llama")
     with piped(model, sample) as pipe, pytest.raises(TypeError, match="computes its own loss"):
