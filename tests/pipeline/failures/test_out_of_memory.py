@@ -125,7 +125,7 @@ def fail_with_a_plan(fails_at: int, **how: Any) -> tuple[str, pipepart.Plan]:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Large())
     profile = pipepart.profile(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=4, seconds=0.01)
     cluster = pipepart.Cluster.virtual(2, memory="1MiB", threads=1)
-    plan = pipepart.plan(profile, cluster, micro_batches=4, pin={"2": 1, "1": 0}, **how)
+    plan = pipepart.plan(profile, cluster, micro_batches=4, cut_before=["2"], **how)
     layer = model[3]
     assert isinstance(layer, Large)
     layer.calls, layer.fails_at = 0, fails_at
