@@ -9,7 +9,7 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Plan, Profile
-from pipepart.planning import replan
+from pipepart.planning import estimate, replan
 from pipepart.profiling.costs import Collective
 
 from .problems import Layer, profile_of
@@ -250,3 +250,18 @@ def test_auto_leaves_out_numbers_that_make_no_groups():
         pipepart.plan(profiles[2:], Cluster.virtual(6), tensor="auto")
     with pytest.raises(ValueError, match="chooses from several profiles, got none"):
         pipepart.plan([], Cluster.virtual(6), tensor="auto")
+
+
+def test_collectives_of_a_size_that_was_not_measured_are_estimated():
+    small, large = (
+        shared(
+            profile_of([Layer(output=1)], [count]), 2, [Collective(kind="all-reduce", bytes=size)], []
+        ).costs[0]
+        for count, size in ((8, 100), (2, 400))
+    )
+    profile = profile_of([Layer(output=1)], [8]).model_copy(
+        update={"costs": (small, large.model_copy(update={"samples": 4})), "tensor": 2}
+    )
+    (cost,) = estimate(profile, 4).at(4).layers
+    assert cost.forward_collectives == (Collective(kind="all-reduce", bytes=200),)
+    assert cost.backward_collectives == ()
