@@ -20,7 +20,7 @@ from .checkpoint import finish
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
-from .distributed import join, making, planned_once
+from .distributed import Parallelize, check_parallelize, join, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
@@ -119,6 +119,7 @@ class Pipeline(Calls):
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
         initialize: Initialize | None = None,
+        parallelize: Parallelize | None = None,
     ) -> None:
         ranks = join_ranks(timeout)
         options = {
@@ -135,10 +136,12 @@ class Pipeline(Calls):
             "varying_shapes": varying_shapes,
             "verify": verify,
             "initialize": initialize,
+            "parallelize": parallelize,
         }
         with making(ranks, plan, model, options):
             check_runs(plan, reduction, optimizer, timeout)
             check_functions(loss_fn=loss_fn, split=split, merge=merge)
+            check_parallelize(parallelize, plan, ranks is not None, options)
             self._plan = plan
             infos = plan.profile.layers if plan.profile is not None else ()
             self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
@@ -155,8 +158,8 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes, strict)
-            if not side.has_whole and isinstance(chain, RecordedChain):
+            self._side = side = join(ranks, plan, chain, varying_shapes, strict, parallelize)
+            if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)
             self._stages = build_stages(
@@ -184,7 +187,7 @@ class Pipeline(Calls):
                 timeout,
                 side.links,
             )
-        side.connect()
+        side.connect(self._stages)
 
     @classmethod
     def auto(

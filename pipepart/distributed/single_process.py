@@ -13,6 +13,7 @@ from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
 from ..runtime.sinks import BeforeBackward
+from ..runtime.stage import Stage
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
@@ -83,7 +84,7 @@ class SingleProcess:
         self.part = ModelPart(chain.model)
         self.has_whole = True
 
-    def connect(self) -> None:
+    def connect(self, stages: Sequence[Stage]) -> None:
         """Called after the pipeline is constructed."""
 
     def begin(self, call: Call) -> Agreed:

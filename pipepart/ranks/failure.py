@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 _OF_THE_CPU = "can't allocate memory"  # in the RuntimeError that torch raises there
 _NOTE = "pipepart: "  # begins our notes: stage, layer, micro-batch
@@ -29,6 +30,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
+
+
+def broke(error: BaseException) -> bool:
+    """Return True for an error of torch.distributed that says that a connection to another rank broke."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and not isinstance(error, RankError) and "gloo" in str(error)
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:

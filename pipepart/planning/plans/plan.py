@@ -71,6 +71,8 @@ class Plan(Document):
     chunks: int = Field(default=1, ge=1)
     actions: tuple[tuple[str, ...], ...] = ()
     replica_devices: tuple[tuple[str, ...], ...] = ()
+    tensor: int = Field(default=1, ge=1)
+    shard: bool = False
     prediction: Prediction | None = None
     profile: Profile | None = None
     alternatives: tuple[Alternative, ...] = ()
