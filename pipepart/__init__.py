@@ -94,8 +94,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    return found
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

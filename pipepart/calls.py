@@ -248,13 +248,13 @@ class Calls(AsModule):
         Raises:
             RuntimeError: the pipeline is not ``strict``, or its devices are real.
         """
-        found = self._emulation.memory() if self._emulation else {}
-        if not found:
+        used = self._emulation.memory() if self._emulation else {}
+        if not used:
             raise RuntimeError(
                 "memory is counted on virtual devices whose pipeline is made with strict=True: "
                 "Pipeline(model, plan, ..., strict=True); accelerators count theirs themselves"
             )
-        return found
+        return used
 
     def _device_here(self, stage: int) -> torch.device | None:
         """Return the device of a stage; None if that belongs to another rank, which alone may use it."""

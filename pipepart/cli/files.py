@@ -39,11 +39,11 @@ def read_schedule(path: Path) -> Schedule:
     """
     text = _text(path, "schedule")
     try:
-        found = Schedule.from_json(text) if path.suffix == ".json" else Schedule.from_csv(text, path.stem)
-        schedules.check(found)
+        schedule = Schedule.from_json(text) if path.suffix == ".json" else Schedule.from_csv(text, path.stem)
+        schedules.check(schedule)
     except ScheduleError as error:
         raise UsageError(f"{path} holds no schedule that runs: {error}") from None
-    return found
+    return schedule
 
 
 def read_step(path: Path, plan: Plan, plan_path: Path) -> Timeline:

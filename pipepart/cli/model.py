@@ -104,7 +104,7 @@ def measure(
         note("no loss function: the backward starts with ones at the output, or at the model's own loss")
     with user_output_to_stderr(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: note(str(message))
-        found = profile(
+        measured = profile(
             loaded.model,
             loaded.sample,
             loss_fn=loaded.loss_fn,
@@ -112,9 +112,9 @@ def measure(
             micro_batches=micro_batches(batch_size(Arguments.of(loaded.sample), loaded.target)),
             **options,
         )
-    for text in found.notes:
+    for text in measured.notes:
         note(text)
-    return found
+    return measured
 
 
 def make_sample(text: str) -> Tensor:
@@ -191,8 +191,8 @@ def _import_module(name: str) -> ModuleType:
 def _functions(module: ModuleType) -> str:
     """Return the names of the module's own functions, for messages."""
     functions = inspect.getmembers(module, inspect.isfunction)
-    own = [name for name, value in functions if value.__module__ == module.__name__ and name[0] != "_"]
-    return ", ".join(own) or "none"
+    names = [name for name, value in functions if value.__module__ == module.__name__ and name[0] != "_"]
+    return ", ".join(names) or "none"
 
 
 def _check_call(

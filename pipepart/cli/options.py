@@ -218,9 +218,9 @@ Output = Annotated[
 
 def set_by_user(context: typer.Context, *parameters: str) -> list[str]:
     """Return those of the named parameters that are on the command line, as ``--option``."""
-    found = []
+    options = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in parameters and source is not None and source.name == "COMMANDLINE":
-            found.append(parameter.opts[0])
-    return found
+            options.append(parameter.opts[0])
+    return options

@@ -81,13 +81,13 @@ class Cluster(Document):
         vars(copied).pop("places", None)
         return copied
 
-    def link_between(self, one: str, other: str) -> Link:
+    def link_between(self, sender: str, receiver: str) -> Link:
         """Return the link between two devices, by their names.
 
         Raises:
             KeyError: no device has one of the names.
         """
-        return self.places.link(one, other)
+        return self.places.link(sender, receiver)
 
     def __len__(self) -> int:
         return len(self.devices)

@@ -57,29 +57,29 @@ class Places:
             for position, name in enumerate(names)
         }
 
-    def tier(self, one: str, other: str) -> int:
+    def tier(self, first: str, second: str) -> int:
         """Return the lowest tier that contains both devices: 0 for one host, 1 for ``network[0]``."""
-        here, there = self.groups[one], self.groups[other]
+        here, there = self.groups[first], self.groups[second]
         if here == there:
             return 0
         return 1 + max(tier for tier in range(len(here)) if here[tier] != there[tier])
 
-    def link(self, one: str, other: str) -> Link:
+    def link(self, sender: str, receiver: str) -> Link:
         """Return the link between two devices."""
-        pair = self._pairs.get((one, other)) if self._pairs else None
-        return self._links[self.tier(one, other)] if pair is None else pair
+        pair = self._pairs.get((sender, receiver)) if self._pairs else None
+        return self._links[self.tier(sender, receiver)] if pair is None else pair
 
-    def route(self, one: str, other: str) -> Route:
+    def route(self, sender: str, receiver: str) -> Route:
         """Return the ports that a message passes; empty within a host, or if ``links`` has the pair."""
-        if one == other or (one, other) in self._pairs:
+        if sender == receiver or (sender, receiver) in self._pairs:
             return ()
         return tuple(
             (
                 (self.groups[name][tier], self._ports[tier][name], way),
                 self._network[tier].bandwidth or math.inf,
             )
-            for tier in range(self.tier(one, other))
-            for name, way in ((one, "out"), (other, "in"))
+            for tier in range(self.tier(sender, receiver))
+            for name, way in ((sender, "out"), (receiver, "in"))
         )
 
 

@@ -65,17 +65,17 @@ class Arguments:
         return f"Arguments({', '.join([*map(repr, self.args), *named])})"
 
 
-def _flatten(given: Arguments) -> tuple[list[Any], tuple[int, tuple[str, ...]]]:
-    return [*given.args, *given.kwargs.values()], (len(given.args), tuple(given.kwargs))
+def _flatten(arguments: Arguments) -> tuple[list[Any], tuple[int, tuple[str, ...]]]:
+    return [*arguments.args, *arguments.kwargs.values()], (len(arguments.args), tuple(arguments.kwargs))
 
 
 def _unflatten(values: Any, names: tuple[int, tuple[str, ...]]) -> Arguments:
-    given = list(values)
-    return Arguments(*given[: names[0]], **dict(zip(names[1], given[names[0] :], strict=True)))
+    remaining = list(values)
+    return Arguments(*remaining[: names[0]], **dict(zip(names[1], remaining[names[0] :], strict=True)))
 
 
-def _flatten_with_keys(given: Arguments) -> tuple[list[tuple[Any, Any]], tuple[int, tuple[str, ...]]]:
-    values, names = _flatten(given)
+def _flatten_with_keys(arguments: Arguments) -> tuple[list[tuple[Any, Any]], tuple[int, tuple[str, ...]]]:
+    values, names = _flatten(arguments)
     keys = [*map(pytree.SequenceKey, range(names[0])), *map(pytree.MappingKey, names[1])]
     return list(zip(keys, values, strict=True)), names
 
@@ -88,7 +88,7 @@ def call(layer: Any, value: Any) -> Any:
     return layer(*value.args, **value.kwargs) if type(value) is Arguments else layer(value)
 
 
-def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any = None) -> None:
+def check_arguments(name: str, layer: nn.Module, arguments: Arguments, target: Any = None) -> None:
     """Check that the first layer of a model accepts these arguments.
 
     Nothing is checked if the layer has hooks that may change its arguments, or no signature.
@@ -109,16 +109,16 @@ def check_arguments(name: str, layer: nn.Module, given: Arguments, target: Any =
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(*given.args, **given.kwargs)
+        signature.bind(*arguments.args, **arguments.kwargs)
     except TypeError as error:
         hint = ""
-        if given.kwargs and not given.args:
+        if arguments.kwargs and not arguments.args:
             hint = ". If its argument is a dict, the sample is (dict,) or pipepart.Arguments(dict)"
-        elif target is None and len(given.args) > 1:
+        elif target is None and len(arguments.args) > 1:
             hint = ". Pass the target of the loss by its name: target=..."
-        named = f" and the keywords {', '.join(given.kwargs)}" if given.kwargs else ""
+        named = f" and the keywords {', '.join(arguments.kwargs)}" if arguments.kwargs else ""
         who = f"the model's first layer {name!r}" if name else "the model"
         raise InputTypeError(
-            f"{who} ({type(layer).__name__}) takes {signature} and was given {len(given.args)} positional "
+            f"{who} ({type(layer).__name__}) takes {signature} and was given {len(arguments.args)} positional "
             f"arguments{named}: {error}{hint}"
         ) from None

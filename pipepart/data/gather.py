@@ -49,7 +49,7 @@ def gather(outputs: Sequence[Any], batch: MicroBatches, merge: Merger | None = N
     for output in outputs:
         check_nest(output, "the output", f"return its tensors themselves, or say how to join it, {_TO_MERGE}")
     columns = [
-        pytree.tree_flatten_with_path(output, is_leaf=lambda one: isinstance(one, PackedSequence))
+        pytree.tree_flatten_with_path(output, is_leaf=lambda value: isinstance(value, PackedSequence))
         for output in outputs
     ]
     spec = columns[0][1]
@@ -69,7 +69,7 @@ def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
     """Join one leaf of the output from those of the micro-batches."""
     first = column[0]
     if not isinstance(first, Tensor):
-        if not all(one is first or _equal(one, first) for one in column):
+        if not all(value is first or _equal(value, first) for value in column):
             raise InputError(
                 f"{name} differs between micro-batches, and is no tensor that could be joined: {list(column)}. Return "
                 f"a tensor [samples, ...], or say how to join it, {_TO_MERGE}"
@@ -90,8 +90,8 @@ def _gathered(name: str, column: Sequence[Any], samples: Sequence[int]) -> Any:
     return together(column)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     try:
-        return type(one) is type(other) and bool(one == other)
+        return type(first) is type(second) and bool(first == second)
     except Exception:
         return False

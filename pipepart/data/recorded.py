@@ -30,16 +30,16 @@ def entered(chain: Chain, batch: MicroBatches) -> MicroBatches:
     if not isinstance(chain, RecordedChain):
         return batch
     calls = [Arguments.of_input(value) for value in batch.inputs]
-    found = chain.bind_all([(given.args, given.kwargs) for given in calls])
-    batch = batch._replace(inputs=[one.live for one in found])
-    if all(one.live.recording.loss is None for one in found):
+    bound = chain.bind_all([(arguments.args, arguments.kwargs) for arguments in calls])
+    batch = batch._replace(inputs=[call.live for call in bound])
+    if all(call.live.recording.loss is None for call in bound):
         return batch
     if batch.target is not None:
         raise InputTypeError(
             f"the {type(chain.model).__name__} computes its own loss from the arguments that it was given, and there "
             "is a target=... as well: leave out one of them, or pass loss_fn=..."
         )
-    return batch._replace(targets=[one.rest for one in found], target=Apart())
+    return batch._replace(targets=[call.rest for call in bound], target=Apart())
 
 
 def gathered(

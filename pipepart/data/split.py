@@ -91,13 +91,13 @@ class Batching:
             TypeError, ValueError: the first layer does not take the arguments, or they cannot be split.
         """
         is_one = len(args) == 1 and not kwargs and isinstance(args[0], Arguments)
-        given = args[0] if is_one else Arguments(*args, **kwargs)
-        form = len(given.args), tuple(given.kwargs)
+        arguments = args[0] if is_one else Arguments(*args, **kwargs)
+        form = len(arguments.args), tuple(arguments.kwargs)
         if form not in self._accepted:
-            check_arguments(*self._first_layer, given, target)
+            check_arguments(*self._first_layer, arguments, target)
             self._accepted.add(form)
         least = least_samples(self._norms)
-        return micro_batches_of(given.input, target, self._micro_batches, self._splitter, least)
+        return micro_batches_of(arguments.input, target, self._micro_batches, self._splitter, least)
 
 
 def micro_batches_of(
@@ -124,16 +124,16 @@ def micro_batches_of(
         _check_splittable(target, "the target", batch)
         parts = max(1, min(most, batch // least_samples))
         return MicroBatches(split(value, parts), split(target, parts), sizes(batch, parts), _bare(target))
-    found = list(splitter((value, target), most))
-    if not 1 <= len(found) <= most:
-        raise InputError(f"split returned {len(found)} parts of the mini-batch, 1 to {most} were asked for")
-    for part in found:
+    pieces = list(splitter((value, target), most))
+    if not 1 <= len(pieces) <= most:
+        raise InputError(f"split returned {len(pieces)} parts of the mini-batch, 1 to {most} were asked for")
+    for part in pieces:
         if not isinstance(part, tuple) or len(part) != 2:
             raise InputTypeError(f"split must return pairs (input, target), got a {type(part).__name__}")
-    targets = [_bare(part) for _, part in found]
-    counts = [batch_size(*part) for part in found]
+    targets = [_bare(part) for _, part in pieces]
+    counts = [batch_size(*part) for part in pieces]
     by_samples = _samples(value) in (None, sum(counts))
-    return MicroBatches([_bare(part) for part, _ in found], targets, counts, _joined(targets), by_samples)
+    return MicroBatches([_bare(part) for part, _ in pieces], targets, counts, _joined(targets), by_samples)
 
 
 def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
@@ -145,7 +145,11 @@ def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
         modules: of the model.
         training: count a BatchNorm in evaluation mode as well.
     """
-    return 2 if any(isinstance(one, _BATCH_NORMS) and (training or one.training) for one in modules) else 1
+    return (
+        2
+        if any(isinstance(module, _BATCH_NORMS) and (training or module.training) for module in modules)
+        else 1
+    )
 
 
 def batch_size(sample: Any, target: Any = None) -> int:
@@ -186,15 +190,15 @@ def _common_size(nest: Any, what: str, size: int | None) -> int | None:
         if isinstance(leaf, np.ndarray):
             raise InputTypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
         if isinstance(leaf, PackedSequence):
-            found = int(leaf.batch_sizes[0])
+            samples = int(leaf.batch_sizes[0])
         elif isinstance(leaf, Tensor) and leaf.dim():
-            found = leaf.shape[0]
+            samples = leaf.shape[0]
         else:
             continue
-        size = found if size is None else size
-        if found != size:
+        size = samples if size is None else size
+        if samples != size:
             raise InputError(
-                f"{what}{_path_of(nest, place)} has {found} samples where the input has {size}; a tensor whose first "
+                f"{what}{_path_of(nest, place)} has {samples} samples where the input has {size}; a tensor whose first "
                 "dimension is not that of samples goes whole to every micro-batch as pipepart.Whole(tensor)"
             )
     return size
@@ -215,7 +219,7 @@ def _check_splittable(nest: Any, what: str, samples: int) -> None:
         TypeError: a list or tuple with one entry a sample and no tensor, a PackedSequence, or a sparse or nested
             tensor.
     """
-    for leaf in pytree.tree_leaves(nest, is_leaf=lambda one: _is_kept(one) or _is_row_of_values(one)):
+    for leaf in pytree.tree_leaves(nest, is_leaf=lambda value: _is_kept(value) or _is_row_of_values(value)):
         if isinstance(leaf, list | tuple) and len(leaf) == samples > 1:
             raise InputTypeError(
                 f"{what} holds a {type(leaf).__name__} of {samples} {type(leaf[0]).__name__}, as many as there are "
@@ -289,7 +293,7 @@ def _joined(targets: Sequence[Any]) -> Any:
 
 def _in_common(column: Sequence[Any]) -> Any:
     first = column[0]
-    if not isinstance(first, Tensor) or all(one is first for one in column):
+    if not isinstance(first, Tensor) or all(value is first for value in column):
         return first
     return together(column)
 

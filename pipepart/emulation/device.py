@@ -99,10 +99,10 @@ class StrictDevice(DispatchMode):
             torch.OutOfMemoryError: the device's limit would be exceeded.
         """
         with self.unchecked():
-            made = tensor.clone()
+            copy = tensor.clone()
         if not to_host:
-            self._adopt(made, "a copy")
-        return made
+            self._adopt(copy, "a copy")
+        return copy
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -112,14 +112,16 @@ class StrictDevice(DispatchMode):
             return func(*args, **kwargs)
         is_view = _is_view(func)  # reads no values, so it is checked only if it had to copy
         on_host = not is_view and self._is_on_host(func, args, kwargs)
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if on_host:
-            return made
-        new = [one for one in _flat(made) if any(tag_of(storage) is None for storage in storages(one))]
+            return result
+        new = [
+            value for value in _flat(result) if any(tag_of(storage) is None for storage in storages(value))
+        ]
         if new and not (is_view and self._is_on_host(func, args, kwargs)):
             for tensor in new:
                 self._adopt(tensor, f"{func}, which makes a tensor")
-        return made
+        return result
 
     def _adopt(self, tensor: Tensor, what: str) -> None:
         for storage in list(storages(tensor)):
@@ -193,17 +195,19 @@ class ExplicitMoves(TorchFunctionMode):
         if constructs and kwargs.get("device") is None and not any(map(self._device.is_home, _flat(args))):
             with self._device.unchecked():
                 return func(*args, **kwargs)
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         names_device = "device" in kwargs or any(
-            isinstance(one, torch.device | str | int | Tensor) for one in args[1:2]
+            isinstance(argument, torch.device | str | int | Tensor) for argument in args[1:2]
         )
         if (
             func is Tensor.type_as
             or (func is Tensor.to and names_device)
             or (constructs and kwargs.get("device") is not None)
-        ) and (isinstance(made, Tensor) and made.device.type == "cpu" and not self._device.is_home(made)):
-            return _Moved.apply(made, self._device, False)
-        return made
+        ) and (
+            isinstance(result, Tensor) and result.device.type == "cpu" and not self._device.is_home(result)
+        ):
+            return _Moved.apply(result, self._device, False)
+        return result
 
 
 class _Moved(torch.autograd.Function):
@@ -225,12 +229,15 @@ def _flat(nest: Iterable[Any] | Any) -> Iterator[Tensor]:
         if isinstance(item, Tensor):
             yield item
         elif isinstance(item, list | tuple):
-            yield from (one for one in item if isinstance(one, Tensor))
+            yield from (tensor for tensor in item if isinstance(tensor, Tensor))
 
 
 @cache
 def _is_view(func: Any) -> bool:
-    return any(made.alias_info is not None and not made.alias_info.is_write for made in func._schema.returns)
+    return any(
+        returned.alias_info is not None and not returned.alias_info.is_write
+        for returned in func._schema.returns
+    )
 
 
 @cache

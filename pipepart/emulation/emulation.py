@@ -60,7 +60,7 @@ class DeviceEmulation:
         names = [device.name for device in plan.workers]
         self._speeds = [device.speed if plan.cluster.emulated else 1.0 for device in plan.workers]
         self._links = (
-            [[plan.cluster.link_between(one, other) for other in names] for one in names]
+            [[plan.cluster.link_between(sender, receiver) for receiver in names] for sender in names]
             if plan.cluster.emulated
             else None
         )
@@ -150,7 +150,9 @@ class DeviceEmulation:
     def _assign(self, stage: int, values: Iterable[object], category: str) -> None:
         """Count the tensors among values of a stage, unless they live on another device of this pipeline."""
         ledger = self._ledgers[self._device_of[stage]]
-        for storage in (found for value in values if isinstance(value, Tensor) for found in storages(value)):
+        for storage in (
+            own_storage for value in values if isinstance(value, Tensor) for own_storage in storages(value)
+        ):
             tag = tag_of(storage)
             if tag is None or tag.ledger not in self._ledgers:  # the caller's, or another pipeline's
                 ledger.enter(storage, category, lambda: f"one of the {category} of stage {stage}")

@@ -135,8 +135,8 @@ def owner_of(tensor: Tensor, layers: Iterable[tuple[str, nn.Module]]) -> str:
     wanted = {storage._cdata for storage in storages(tensor)}
     for name, layer in layers:
         for path, part in layer.named_modules():
-            own = vars(part)
-            attributes = {key: own[key] for key in own.keys() - {"_parameters", "_buffers", "_modules"}}
+            values = vars(part)
+            attributes = {key: values[key] for key in values.keys() - {"_parameters", "_buffers", "_modules"}}
             groups = ("parameter", part._parameters), ("buffer", part._buffers), ("attribute", attributes)
             for kind, group in groups:
                 for key, held in group.items():

@@ -135,9 +135,9 @@ def _groups(graph: nx.DiGraph, ties: Sequence[tuple[Hashable, Hashable]]) -> tup
     A group has tied nodes and all nodes on paths between them, because a path that leaves a stage must not return to
     it. Groups are the strongly connected components of the graph with two-way edges between tied nodes.
     """
-    given = {node: index for index, node in enumerate(graph)}
+    index_of = {node: index for index, node in enumerate(graph)}
     # This is the order of the graph's nodes if that is an execution order.
-    order = list(nx.lexicographical_topological_sort(graph, key=given.__getitem__))
+    order = list(nx.lexicographical_topological_sort(graph, key=index_of.__getitem__))
     if not ties:
         return tuple((node,) for node in order)
     position = {node: index for index, node in enumerate(order)}

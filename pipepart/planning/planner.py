@@ -40,6 +40,8 @@ def plan(
     stages: int | Literal["auto"] = "auto",
     chunks: int | None = None,
     replicas: int | Literal["auto"] = 1,
+    tensor: int = 1,
+    shard: bool = False,
     max_micro_batches: int | None = None,
     pin: Mapping[str, int] | None = None,
     colocate: Sequence[Collection[str]] = (),
@@ -85,6 +87,11 @@ def plan(
         replicas: number of replicas of the model that train in parallel, each on separate devices with a part of the
             micro-batches; their gradients are summed. ``"auto"`` for the fastest divisor of the number of devices; 1
             for a model with a BatchNorm in training, as replicas would have different statistics.
+        tensor: number of devices that share the layers of each stage, by ``Pipeline(..., parallelize=f)`` under
+            torchrun. Each group of so many consecutive devices is planned as one device, with the name of its first
+            member; its members must be alike. A device of the plan is then such a group, also for ``replicas``.
+        shard: shard the parameters of each stage over its replicas, by ``Pipeline(..., parallelize=f)`` with
+            ``fully_shard`` under torchrun. Needs two replicas at least.
         max_micro_batches: upper limit for ``micro_batches="auto"``.
         pin: the stage of a layer, by the layer's name.
         colocate: groups of layers that stay in one stage.
@@ -118,6 +125,8 @@ def plan(
         stages=stages,
         chunks=chunks,
         replicas=replicas,
+        tensor=tensor,
+        shard=shard,
         max_micro_batches=max_micro_batches,
         pin=pin or None,
         colocate=in_order(colocate),

@@ -17,7 +17,9 @@ from .compression import compressed_tiers
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .overhead import with_overhead
+from .partition.tensor_groups import tensor_groups
 from .plans.options import PlanOptions
+from .plans.plan_faults import NOT_INSIDE
 from .plans.searched_order import SEARCH
 
 # Default stages per device of each schedule that ``"auto"`` tries; None for schedules with one stage per device. The
@@ -60,8 +62,10 @@ class Request:
     """The checked arguments of ``plan``: the input of the search.
 
     Attributes:
-        profile, cluster, schedule, stages, chunks: as in :func:`pipepart.plan`. The seconds of ``profile`` are those
-            of layers while all devices compute.
+        profile, schedule, stages, chunks: as in :func:`pipepart.plan`. The seconds of ``profile`` are those of layers
+            while all devices compute.
+        cluster: the devices, or their groups for tensor parallelism.
+        all_devices: the devices that each group has; equal to ``cluster`` without groups.
         measured: the profile as measured.
         micro_batches, replicas: the numbers to try.
         seconds: time limit of the search; None to derive the effort from the size of the problem.
@@ -72,6 +76,7 @@ class Request:
     profile: Profile
     measured: Profile
     cluster: Cluster
+    all_devices: Cluster
     schedule: str
     micro_batches: tuple[int, ...]
     stages: int | Literal["auto"]
@@ -90,7 +95,8 @@ class Request:
     def may_split_ties(self) -> bool:
         """True if layers share parameters and may be in different stages."""
         tied = any(info.shares_with for info in self.profile.layers)
-        return tied and self.asked.allow_split_ties and self.schedule not in ASYNCHRONOUS
+        together = self.schedule in ASYNCHRONOUS or self.asked.inside
+        return tied and self.asked.allow_split_ties and not together
 
     @property
     def mode_choices(self) -> tuple[ModeChoice, ...]:
@@ -137,7 +143,8 @@ def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> R
         TypeError, ValueError: as :func:`pipepart.plan` does.
     """
     check_arguments(measured, cluster, options)
-    profile, cluster = with_overhead(measured, cluster)
+    profile, all_devices = with_overhead(measured, cluster)
+    cluster = tensor_groups(all_devices, options.tensor)
     constraints = read_constraints(
         profile, options.pin, options.colocate, options.no_cut_before, options.cut_before
     )
@@ -147,8 +154,8 @@ def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> R
             f"cut_before is the whole cut and makes {counted(constraints.stages, 'stage')}, got stages={stages!r}: "
             "leave stages out"
         )
-    replicas = _replicas(options.replicas, len(cluster))
-    if options.replicas == "auto" and profile.writes_statistics:
+    replicas = _replicas(options.replicas, len(cluster), least=2 if options.shard else 1)
+    if options.replicas == "auto" and profile.writes_statistics and not options.shard:
         replicas = (1,)  # each replica would see its own micro-batches only
     devices, layers = len(cluster) // replicas[0], len(profile.layers)
     default = layers if options.schedule in ("auto", SEARCH) else CHUNKS.get(options.schedule) or 1
@@ -162,6 +169,7 @@ def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> R
         profile=profile,
         measured=measured,
         cluster=cluster,
+        all_devices=all_devices,
         schedule=options.schedule,
         micro_batches=_micro_batches(profile, options.micro_batches, options.max_micro_batches),
         stages=stages,
@@ -217,7 +225,9 @@ def check_options(options: PlanOptions, cluster: Cluster) -> None:
         isinstance(options.seconds, int | float) and 0 < options.seconds < math.inf
     ):
         raise InputError(f"seconds must be None or a finite number above 0, got {options.seconds!r}")
-    _replicas(options.replicas, len(cluster))
+    groups = len(tensor_groups(cluster, options.tensor)) if is_count(options.tensor) else 0
+    _check_inside(options, groups)
+    _replicas(options.replicas, groups)
     if options.reduction == "batch" and (
         options.replicas != 1
         or options.schedule == SEARCH
@@ -254,6 +264,27 @@ def refuse_asynchronous(schedule: str) -> None:
             f"schedule {schedule!r} is asynchronous and wants an optimizer a stage: make the pipeline with "
             "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
+
+
+def _check_inside(options: PlanOptions, groups: int) -> None:
+    """Check that stages can be parallel inside as the request asks."""
+    if not groups:
+        raise InputError(f"tensor must be a whole number of at least 1, got {options.tensor!r}")
+    if options.shard and (groups < 2 or options.replicas == 1):
+        raise InputError(
+            "shard=True shards the parameters of each stage over its replicas: it needs replicas='auto' or at least 2, "
+            f"and devices for them; got replicas={options.replicas!r} and {counted(groups, 'device')}"
+            + (f" of {options.tensor} processes" if options.tensor > 1 else "")
+        )
+    if not options.inside:
+        return
+    if options.schedule in NOT_INSIDE:
+        raise InputError(
+            f"schedule {options.schedule!r} has several versions or copies of the weights, and tensor= and shard= need "
+            "one: choose another schedule"
+        )
+    if options.offload == "stash":
+        raise InputError("offload='stash' cannot be combined with tensor= or shard=: use recompute=")
 
 
 def _check_offload(options: PlanOptions, cluster: Cluster) -> None:
@@ -293,9 +324,9 @@ def _check_pins(pins: Mapping[int, int], profile: Profile, stages: int, schedule
             raise InputError(f"{pinned} only {counted(layer, 'layer')} for the stages before it")
 
 
-def _replicas(replicas: int | Literal["auto"], devices: int) -> tuple[int, ...]:
+def _replicas(replicas: int | Literal["auto"], devices: int, least: int = 1) -> tuple[int, ...]:
     if replicas == "auto":
-        return tuple(count for count in range(1, devices + 1) if devices % count == 0)
+        return tuple(count for count in range(least, devices + 1) if devices % count == 0)
     if not is_count(replicas) or replicas > devices:
         raise InputError(
             f"replicas must be between 1 and the number of devices, {devices}, or 'auto', got {replicas!r}"

@@ -210,7 +210,7 @@ class Changes:
         if estimated and count != "auto":
             profile = estimate(profile, count)
         if devices:
-            cluster = cluster.with_more(devices)
+            cluster = cluster.with_more(devices * changed.tensor)
         if memory_bytes:
             cluster = cluster.with_memory(memory_bytes)
         try:

@@ -61,7 +61,9 @@ def bench_table(result: BenchResult) -> FittingTable:
     ]
     if result.plain_seconds is None:
         notes.append(f"The mini-batch as a whole does not fit {result.device} without a pipeline.")
-    off = [f"{one / other - 1:+.0%}" if one and other else NONE for one, other in rows.values()]
+    off = [
+        f"{pipelined / other - 1:+.0%}" if pipelined and other else NONE for pipelined, other in rows.values()
+    ]
     rates = [f"{result.samples / seconds:,.0f}" if seconds else NONE for seconds in measured]
     return FittingTable(
         f"Training {result.model}",

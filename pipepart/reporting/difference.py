@@ -32,22 +32,22 @@ def difference_reports(before: Plan, after: Plan, names: tuple[str, str]) -> lis
         than = "" if how == "as long as" else " than"
         reports.append(Text(f"The step of {names[1]} is predicted {how}{than} that of {names[0]}."))
     pairs = zip(_choices(before).items(), _choices(after).values(), strict=True)
-    rows = [(what, one, other, "") for (what, one), other in pairs if one != other]
+    rows = [(what, first, second, "") for (what, first), second in pairs if first != second]
     figures = zip(_figures(before).items(), _figures(after).values(), strict=True)
     rows += [
-        (what, text, other_text, f"{other / one - 1:+.1%}" if one and other else "")
-        for (what, (text, one)), (other_text, other) in figures
+        (what, text, other_text, f"{second / first - 1:+.1%}" if first and second else "")
+        for (what, (text, first)), (other_text, second) in figures
         if text != other_text
     ]
     moved = _moved_table(before, after, names)
     if not rows and moved is None:
         return [Text("The plans are equal: the same stages, devices, schedule and predictions.")]
     if rows:
-        what, own, other, change = zip(*rows, strict=True)
+        what, firsts, seconds, change = zip(*rows, strict=True)
         columns = [
             Column("figure", what, text=True),
-            Column(names[0], own, text=True),
-            Column(names[1], other, text=True),
+            Column(names[0], firsts, text=True),
+            Column(names[1], seconds, text=True),
             Column("change", change, rank=1),
         ]
         reports.append(FittingTable("What differs", columns))
@@ -93,7 +93,7 @@ def _numbers(stages: Sequence[bool]) -> str:
 
 def _moved_table(before: Plan, after: Plan, names: tuple[str, str]) -> FittingTable | None:
     """Make a table of the layers in another stage or on another device, one row for each run of them."""
-    one, other = (
+    first, second = (
         {
             layer: f"stage {number} on {stage.device}"
             for number, stage in enumerate(plan.stages)
@@ -101,19 +101,19 @@ def _moved_table(before: Plan, after: Plan, names: tuple[str, str]) -> FittingTa
         }
         for plan in (before, after)
     )
-    moved = [layer for layer in {**one, **other} if one.get(layer) != other.get(layer)]
+    moved = [layer for layer in {**first, **second} if first.get(layer) != second.get(layer)]
     if not moved:
         return None
     runs = [
         (", ".join(each.label for each in fold(list(layers))), *places)
-        for places, layers in groupby(moved, lambda layer: (one.get(layer, NONE), other.get(layer, NONE)))
+        for places, layers in groupby(moved, lambda layer: (first.get(layer, NONE), second.get(layer, NONE)))
     ]
-    layers, own, others = zip(*runs, strict=True)
+    layers, firsts, seconds = zip(*runs, strict=True)
     return FittingTable(
         f"{counted(len(moved), 'layer')} in another stage or on another device",
         [
             Column("layers", layers, text=True),
-            Column(names[0], own, text=True),
-            Column(names[1], others, text=True),
+            Column(names[0], firsts, text=True),
+            Column(names[1], seconds, text=True),
         ],
     )

@@ -32,21 +32,21 @@ def findings(plan: Plan, trace: Trace | None = None) -> tuple[str, ...]:
     Raises:
         ValueError: no step of the plan's number of micro-batches was traced.
     """
-    found = []
+    sentences = []
     if trace is not None and trace.predicted is not None:
-        found.append(_measured(plan, trace, trace.predicted))
+        sentences.append(_measured(plan, trace, trace.predicted))
     if plan.profile is None or plan.prediction is None or not plan.prediction.step_seconds:
-        return tuple(found)
+        return tuple(sentences)
     slower = _slower_than_one_device(
         plan, plan.predicted.step_seconds if trace is None else trace.median.makespan
     )
     if trace is not None:
         steps = [step for step in trace.steps if step.schedule.micro_batches == plan.micro_batches]
         plan = plan.model_copy(update={"profile": refine(plan.profile, plan, steps)}).predict()
-    found += [*slower, _limit(plan)]
+    sentences += [*slower, _limit(plan)]
     if len(plan.cluster) > 1:
-        found.append(_change(plan, measured=trace is not None))
-    return tuple(found[:3])
+        sentences.append(_change(plan, measured=trace is not None))
+    return tuple(sentences[:3])
 
 
 def _limit(plan: Plan) -> str:
@@ -62,7 +62,7 @@ def _limit(plan: Plan) -> str:
     for (stage, kind), seconds in action_seconds(timeline).items():
         if kind == Kind.REDUCE_GRAD:
             sums[timeline.schedule.device_of[stage]] += sum(seconds)
-    work = [busy - own for busy, own in zip(timeline.busy, sums, strict=True)]
+    work = [busy - reduction for busy, reduction in zip(timeline.busy, sums, strict=True)]
     row = max(range(len(work)), key=lambda device: work[device])
     device, mean, most = plan.workers[row].name, sum(work) / len(work), work[row]
     numbers = sorted({number % len(plan.stages) for number in timeline.schedule.stages_of(row)})
@@ -141,20 +141,20 @@ def _measured(plan: Plan, trace: Trace, predicted: Timeline) -> str:
     if abs(off) < _NOTICED * predicted.makespan:
         return f"{text}."
     than = f"{text} than predicted" if how != "as predicted" else text
-    own, expected = (
+    measured, expected = (
         {key: sum(seconds) for key, seconds in action_seconds(step).items() if key[0] < len(plan.stages)}
         for step in (median, predicted)
     )
-    key = max(own, key=lambda key: (own[key] - expected.get(key, 0.0)) * (1 if off > 0 else -1))
+    key = max(measured, key=lambda key: (measured[key] - expected.get(key, 0.0)) * (1 if off > 0 else -1))
     late = sum(each.delay for each in median.idle) / len(median.idle)
-    if off > 0 and late > max(own[key] - expected.get(key, 0.0), _NOTICED * median.makespan):
+    if off > 0 and late > max(measured[key] - expected.get(key, 0.0), _NOTICED * median.makespan):
         return f"{than}: actions start late, for {_part(late / median.makespan)} of the devices' time."
-    if not expected.get(key) or abs(own[key] - expected[key]) < abs(off) / 4:
+    if not expected.get(key) or abs(measured[key] - expected[key]) < abs(off) / 4:
         return f"{than}: no stage explains it alone."
     stage, kind = key
     return (
         f"{than}: each {WORDS.get(kind, kind.value)} of stage {stage} on {plan.stages[stage].device} takes "
-        f"{own[key] / expected[key]:.2f} times what was profiled."
+        f"{measured[key] / expected[key]:.2f} times what was profiled."
     )
 
 

@@ -41,7 +41,7 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
         (re.sub(r"\d+", "#", name), kind)
         for name, kind in zip(names, kinds or [""] * len(names), strict=True)
     ]
-    found, at = [], 0
+    folds, at = [], 0
     while at < len(names):
         block, times = _repeated(signs, at)
         layers = block * times
@@ -49,9 +49,9 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[Fold]:
         if times > 1:
             each = f"{times} × {block}" if block > 1 else str(times)
             label = f"{_between(names[at : at + layers])}, {each} alike"
-        found.append(Fold(label, at, layers))
+        folds.append(Fold(label, at, layers))
         at += layers
-    return found
+    return folds
 
 
 def span(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> str:
@@ -65,7 +65,7 @@ def span(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> str:
     'embed – drop; h.0 – 5, 6 alike; norm – head'
     """
     pieces, at = [], 0
-    for each in (*(one for one in fold(names, kinds) if one.layers > 1), Fold("", len(names), 0)):
+    for each in (*(run for run in fold(names, kinds) if run.layers > 1), Fold("", len(names), 0)):
         pieces += [_between(names[at : each.first])] if at < each.first else []
         pieces += [each.label] if each.layers else []
         at = each.first + each.layers
@@ -93,8 +93,8 @@ def _between(names: Sequence[str]) -> str:
         return first
     parts = last.split(".")
     shared = 0
-    for one, other in zip(first.split("."), parts[:-1], strict=False):
-        if one != other:
+    for left, right in zip(first.split("."), parts[:-1], strict=False):
+        if left != right:
             break
         shared += 1
     return f"{first} – {'.'.join(parts[shared:])}"

@@ -96,7 +96,9 @@ def size_table(profile: Profile) -> FittingTable:
             Column("samples\nin each", [str(costs.samples) for costs in profile.costs]),
             times("micro-batch", each, TimeUnit.for_all(each)),
             times("mini-batch", whole, TimeUnit.for_all(whole)),
-            sizes("saved for\nbackward", [sum(one.bytes for one in costs.saved) for costs in profile.costs]),
+            sizes(
+                "saved for\nbackward", [sum(value.bytes for value in costs.saved) for costs in profile.costs]
+            ),
             *([] if profile.roofline else [repeats]),
         ],
     )
@@ -126,11 +128,11 @@ def _layers(profile: Profile, costs: Costs) -> list[_Row]:
 
 def _folded(rows: Sequence[_Row]) -> list[_Row]:
     """One row for each four or more blocks that are alike; the others as they are."""
-    found: list[_Row] = []
+    folded: list[_Row] = []
     for each in fold([row.name for row in rows], [(row.kind, row.parameters) for row in rows]):
         run = rows[each.first : each.first + each.layers]
-        found += [_together(each.label, run)] if each.layers > 1 else run
-    return found
+        folded += [_together(each.label, run)] if each.layers > 1 else run
+    return folded
 
 
 def _together(name: str, run: Sequence[_Row]) -> _Row:
@@ -138,7 +140,9 @@ def _together(name: str, run: Sequence[_Row]) -> _Row:
 
     def added(part: str) -> Timing:
         timings: list[Timing] = [getattr(cost, part) for cost in costs]
-        return Timing(seconds=sum(one.seconds for one in timings), spread=sum(one.spread for one in timings))
+        return Timing(
+            seconds=sum(timing.seconds for timing in timings), spread=sum(timing.spread for timing in timings)
+        )
 
     cost = LayerCost(
         forward=added("forward"),

@@ -94,7 +94,7 @@ def action_table(trace: Trace) -> FittingTable:
     measured = _medians(_whole(trace))
     predicted = _medians([trace.predicted] if trace.predicted else [])
     counts = Counter((action.stage, action.kind) for row in trace.median.schedule.actions for action in row)
-    more = {key: counts[key] * (found - predicted.get(key, 0.0)) for key, found in measured.items()}
+    more = {key: counts[key] * (seconds - predicted.get(key, 0.0)) for key, seconds in measured.items()}
     keys = sorted(measured, key=lambda key: -abs(more[key]) if trace.predicted else key[0])
     unit = TimeUnit.for_all([*measured.values(), *predicted.values()])
     columns = [
@@ -119,17 +119,17 @@ def _whole(trace: Trace) -> list[Timeline]:
 
 def _medians(timelines: Sequence[Timeline]) -> dict[tuple[int, Kind], float]:
     """Return the median seconds of the actions of each stage and kind."""
-    found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    durations: dict[tuple[int, Kind], list[float]] = defaultdict(list)
     for timeline in timelines:
         for key, seconds in action_seconds(timeline).items():
-            found[key] += seconds
-    return {key: statistics.median(seconds) for key, seconds in found.items()}
+            durations[key] += seconds
+    return {key: statistics.median(seconds) for key, seconds in durations.items()}
 
 
 def action_seconds(timeline: Timeline) -> dict[tuple[int, Kind], list[float]]:
     """Return the seconds of each action, by stage and kind."""
-    found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+    durations: dict[tuple[int, Kind], list[float]] = defaultdict(list)
     for row in zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True):
         for action, start, end in zip(*row, strict=True):
-            found[action.stage, action.kind].append(end - start)
-    return found
+            durations[action.stage, action.kind].append(end - start)
+    return durations

@@ -81,9 +81,9 @@ def _work(
         return
     bound.put(None)
     with kept_memory if device.type == "cpu" else nullcontext():
-        while (given := jobs.get()) is not None:
-            job, then = given
-            del given
+        while (item := jobs.get()) is not None:
+            job, then = item
+            del item
             try:
                 job()
             except BaseException:  # the thread lives on: the next job would wait for ever

@@ -88,11 +88,11 @@ def waits(timeline: TimedSchedule) -> list[list[Wait]]:
     for device, first in enumerate(graph.offsets[:-1]):
         begin, row = timeline.origin, []
         for number, (_, start, end) in enumerate(timeline.row(device), first):
-            made, _, source = max(inputs[number], default=(begin, begin, None))
+            ready, _, source = max(inputs[number], default=(begin, begin, None))
             there = max((arrived for _, arrived, _ in inputs[number]), default=begin)
             free = max(start, begin)
-            producer = min(max(made, begin), free) - begin
-            transfer = min(max(there, made, begin), free) - begin - producer
+            producer = min(max(ready, begin), free) - begin
+            transfer = min(max(there, ready, begin), free) - begin - producer
             delay = free - begin - producer - transfer
             row.append(Wait(begin, producer, transfer, delay, None if source is None else actions[source]))
             begin = max(begin, end)

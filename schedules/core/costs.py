@@ -83,14 +83,14 @@ class StageCosts:
             "recompute": self.forward,
             "backward": parts if len(parts) == stages else (),
         }
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name in _SHARED:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name in _SHARED:
                 continue
-            given = value if len(value) else left_out.get(one.name, ())
-            numbers = tuple(map(float, given)) or zeros
-            _check_numbers(one.name, numbers, stages)
-            object.__setattr__(self, one.name, numbers)
+            entries = value if len(value) else left_out.get(entry.name, ())
+            numbers = tuple(map(float, entries)) or zeros
+            _check_numbers(entry.name, numbers, stages)
+            object.__setattr__(self, entry.name, numbers)
         for source, target, size in self.skips:
             if not (0 <= source < target - 1 < stages - 1 and 0 <= size < float("inf")):
                 raise ScheduleError(
@@ -149,9 +149,9 @@ class StageCosts:
                 f"the costs are for {self.stages} stages, {schedule.name} has {schedule.model_stages}"
             )
         per_stage = {
-            one.name: getattr(self, one.name) * schedule.replicas
-            for one in fields(self)
-            if one.name not in _SHARED
+            field.name: getattr(self, field.name) * schedule.replicas
+            for field in fields(self)
+            if field.name not in _SHARED
         }
         return replace(self, **per_stage)
 

@@ -72,7 +72,7 @@ class Schedule:
         stages: dict[int, list[int]] = {}
         for stage, device in enumerate(self.device_of):
             stages.setdefault(device, []).append(stage)
-        return {device: tuple(own) for device, own in stages.items()}
+        return {device: tuple(stages_here) for device, stages_here in stages.items()}
 
     def previous_stage(self, stage: int) -> int | None:
         """Return the stage whose output feeds `stage`; None for the first stage of the model."""

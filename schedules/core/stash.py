@@ -54,8 +54,10 @@ def stash_peaks(graph: Dependencies, costs: StageCosts) -> list[tuple[float, int
     change = stash_changes(graph, costs)
     peaks = []
     for first, last in pairwise(graph.offsets):
-        own = change[first:last]
-        levels = np.cumsum(own) - np.minimum(own, 0)  # while the action runs: it releases when it ends
+        change_here = change[first:last]
+        levels = np.cumsum(change_here) - np.minimum(
+            change_here, 0
+        )  # while the action runs: it releases when it ends
         where = int(levels.argmax()) if levels.size else 0
         peaks.append((float(levels[where]) if levels.size else 0.0, where))
     return peaks

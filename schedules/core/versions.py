@@ -21,14 +21,14 @@ def older_versions(schedule: Schedule, stage: int) -> tuple[frozenset[int], ...]
     leaves = [leaf for leaf in schedule.leaves[schedule.device_of[stage]] if leaf.stage == stage]
     steps = sum(leaf.kind is Kind.OPT_STEP for leaf in leaves)
     needed: set[int] = set()
-    found = []
+    versions = []
     for leaf in reversed(leaves):
         if leaf.kind is Kind.OPT_STEP:
-            found.append(frozenset(version for version in needed if version < steps))
+            versions.append(frozenset(version for version in needed if version < steps))
             steps -= 1
         elif leaf.micro_batch is not None:
             needed.add(schedule.versions[stage][leaf.micro_batch])
-    return tuple(reversed(found))
+    return tuple(reversed(versions))
 
 
 def live_versions(schedule: Schedule) -> tuple[int, ...]:

@@ -58,12 +58,12 @@ def _repeated(name: str, block: list[list[int]], micro_batches: int) -> Schedule
 def _actions(devices: int, device: int, row: _Row) -> tuple[Action, ...]:
     """The actions in the order of their slots; W's of chunk 1 go before those of chunk 0."""
     down, up = device, 2 * devices - 1 - device
-    made = [(slot, forward(down, k)) for k, slot in enumerate(row[_F0])]
-    made += [(slot, forward(up, k)) for k, slot in enumerate(row[_F1])]
-    made += [(slot, backward_input(up, k)) for k, slot in enumerate(row[_I1])]
-    made += [(slot, backward_input(down, k)) for k, slot in enumerate(row[_I0])]
-    made += _weights(row, down, up)
-    return tuple(action for _, action in sorted(made))
+    actions = [(slot, forward(down, k)) for k, slot in enumerate(row[_F0])]
+    actions += [(slot, forward(up, k)) for k, slot in enumerate(row[_F1])]
+    actions += [(slot, backward_input(up, k)) for k, slot in enumerate(row[_I1])]
+    actions += [(slot, backward_input(down, k)) for k, slot in enumerate(row[_I0])]
+    actions += _weights(row, down, up)
+    return tuple(action for _, action in sorted(actions))
 
 
 def _weights(row: _Row, down: int, up: int) -> list[tuple[int, Action]]:

@@ -88,9 +88,9 @@ def _without_gradients(
         own, code = graph.stage[first:last] == stage, graph.code[first:last]
         makes = own & np.isin(code, [CODE[Kind.B], CODE[Kind.I], CODE[Kind.W]])
         clears = own & (code == CODE[Kind.OPT_STEP])
-        made = np.cumsum(makes)
-        cleared = np.maximum.accumulate(np.where(clears, made, 0))
-        missing[:, column] = made - makes == np.r_[0, cleared[:-1]]
+        count = np.cumsum(makes)
+        cleared = np.maximum.accumulate(np.where(clears, count, 0))
+        missing[:, column] = count - makes == np.r_[0, cleared[:-1]]
     return missing
 
 

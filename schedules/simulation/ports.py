@@ -36,9 +36,9 @@ def journeys(schedule: Schedule, costs: StageCosts, graph: Dependencies, content
     sizes: dict[tuple[int, int], float] = {}
     numbers: dict[Hashable, int] = {}
     routes: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    for one, other, size in _messages(schedule, costs):
-        sizes[one, other] = size
-        for ends in ((one, other), (other, one)):
+    for sender, receiver, size in _messages(schedule, costs):
+        sizes[sender, receiver] = size
+        for ends in ((sender, receiver), (receiver, sender)):
             devices = schedule.device_of[ends[0]], schedule.device_of[ends[1]]
             longest = on_link = costs.occupancy_between(*devices, size)
             named = [(("port", name), size / speed) for name, speed in costs.ports.get(devices, ())]
@@ -56,8 +56,8 @@ def journeys(schedule: Schedule, costs: StageCosts, graph: Dependencies, content
         routes[stage, stage] = [(engine, copying)] if copying else []
     passing = np.flatnonzero(graph.is_copy | (contention & (graph.source_stage != graph.target_stage)))
     pairs = zip(graph.source_stage[passing].tolist(), graph.target_stage[passing].tolist(), strict=True)
-    found = zip(passing.tolist(), (routes.get(pair) for pair in pairs), strict=True)
-    return Journeys(travel, {edge: route for edge, route in found if route}, sizes)
+    passed = zip(passing.tolist(), (routes.get(pair) for pair in pairs), strict=True)
+    return Journeys(travel, {edge: route for edge, route in passed if route}, sizes)
 
 
 def _messages(schedule: Schedule, costs: StageCosts) -> Iterator[tuple[int, int, float]]:

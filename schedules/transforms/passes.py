@@ -109,12 +109,12 @@ def insert_reduce_grad(schedule: Schedule) -> Schedule:
         return schedule
     if schedule.replicas == 1:
         return _each_row(schedule, _with_reductions)
-    own: list[list[int]] = [[] for _ in schedule.actions]
+    reductions: list[list[int]] = [[] for _ in schedule.actions]
     for stage in sorted(range(schedule.stages), key=lambda stage: stage % schedule.model_stages):
-        own[schedule.device_of[stage]].append(stage)
+        reductions[schedule.device_of[stage]].append(stage)
     rows = [
         (*row, *(Action(Kind.REDUCE_GRAD, stage) for stage in stages))
-        for row, stages in zip(schedule.actions, own, strict=True)
+        for row, stages in zip(schedule.actions, reductions, strict=True)
     ]
     return replace(schedule, actions=tuple(rows))
 

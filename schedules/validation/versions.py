@@ -54,10 +54,10 @@ def check_versions(schedule: Schedule, place: Mapping[Action, Place]) -> None:
             first = number + 1
         for micro_batch, version in enumerate(schedule.versions[stage]):
             forward = Action(Kind.F, stage, micro_batch)
-            made = sum(place[step] < place[forward] for step in steps)
-            if not 0 <= version <= made:
+            steps_before = sum(place[step] < place[forward] for step in steps)
+            if not 0 <= version <= steps_before:
                 raise ScheduleError(
-                    f"{forward} at {place[forward]} uses version {version}, but {made} exist by then"
+                    f"{forward} at {place[forward]} uses version {version}, but {steps_before} exist by then"
                 )
 
 

@@ -54,7 +54,7 @@ def bench_command(
     if plan is not None and (fixed := options.set_by_user(context, *planned)):
         raise UsageError(f"{', '.join(fixed)}: the plan says that, leave it out or leave --plan out")
     if plan is not None:
-        made = read(Plan, plan)
+        chosen = read(Plan, plan)
         loaded = load(model, sample)
     else:
         where = make_cluster(devices or (None if cluster else "2"), cluster)
@@ -68,7 +68,7 @@ def bench_command(
             threads=where.devices[0].threads,
             devices=len(where),
         )
-        made = make_plan(
+        chosen = make_plan(
             profile,
             where,
             schedule=schedule or "auto",
@@ -77,12 +77,12 @@ def bench_command(
             allow_split_ties=True,
         )
     with user_output_to_stderr():
-        found, steps_of_pipeline = time_steps(loaded, made, steps, reduction=reduction)
+        result, steps_of_pipeline = time_steps(loaded, chosen, steps, reduction=reduction)
     if trace is not None:
         save(steps_of_pipeline.save, trace)
     deliver(
-        found,
-        lambda: [bench_table(found), *findings_report(made, steps_of_pipeline)],
+        result,
+        lambda: [bench_table(result), *findings_report(chosen, steps_of_pipeline)],
         as_json=as_json,
         path=output,
     )

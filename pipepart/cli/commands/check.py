@@ -89,19 +89,19 @@ def check_command(
     if plan is not None and fixed:
         raise UsageError(f"{', '.join(fixed)}: the plan says that, leave it out or leave --plan out")
     lists: dict[str, Any] = {"schedules": schedules, "recompute": recompute, "dtypes": dtypes}
-    made, where = read(Plan, plan) if plan else None, None
+    chosen, where = read(Plan, plan) if plan else None, None
     if devices or cluster:
         where = make_cluster(devices, cluster)
-    elif made is None and not under_torchrun():
+    elif chosen is None and not under_torchrun():
         where = make_cluster("2")
     loaded = load(model, sample)
     with user_output_to_stderr():
-        found = check(
+        outcome = check(
             loaded.model,
             loaded.sample,
             target=loaded.target,
             loss_fn=loaded.loss_fn,
-            plan=made,
+            plan=chosen,
             devices=where,
             layers=layers,
             micro_batches=micro_batches,
@@ -112,6 +112,6 @@ def check_command(
             **{name: value for name, value in lists.items() if value},
         )
     if not under_torchrun() or torch.distributed.get_rank() == 0:
-        deliver(found, lambda: [check_table(found)], as_json=as_json, path=output)
-    if not found.ok:
+        deliver(outcome, lambda: [check_table(outcome)], as_json=as_json, path=output)
+    if not outcome.ok:
         raise typer.Exit(1)

@@ -45,11 +45,11 @@ def cluster_command(
     if (hosts > 1) != bool(network):
         raise UsageError("--hosts N and --network 25GB/s go together: hosts are joined by a network")
     if described and not (devices or cluster):
-        found = Cluster.parse(
+        result = Cluster.parse(
             described, link=bandwidth, hosts=hosts, devices_per_host=devices_per_host, network=network
         )
     elif devices or cluster or described:
-        found = make_cluster(devices, cluster, described or (), bandwidth)
+        result = make_cluster(devices, cluster, described or (), bandwidth)
     else:
-        found = Cluster.local()
-    deliver(found, lambda: [cluster_report(found)], as_json=as_json, path=output)
+        result = Cluster.local()
+    deliver(result, lambda: [cluster_report(result)], as_json=as_json, path=output)

@@ -44,5 +44,5 @@ def _environment() -> Iterator[tuple[str, str]]:
     yield "accelerators", f"{count} × {accelerator.type}" if accelerator else "none"
     if accelerator and accelerator.type == "cuda":
         for index in range(count):
-            found = torch.cuda.get_device_properties(index)
-            yield f"  cuda:{index}", f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
+            properties = torch.cuda.get_device_properties(index)
+            yield f"  cuda:{index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

@@ -46,9 +46,9 @@ def explain_command(
         if trace is not None:
             raise UsageError(f"--trace {trace} goes with one plan: explain each of the two with its own")
         stems = [path.stem for path in plans]
-        one, other = stems if len(set(stems)) == 2 else map(str, plans)
+        first, second = stems if len(set(stems)) == 2 else map(str, plans)
         before, after = read_plans
-        show(*difference_reports(before, after, (one, other)))
+        show(*difference_reports(before, after, (first, second)))
         return
     (plan,) = read_plans
     traced = Trace(plan, [read_step(trace, plan, plans[0])]) if trace else None

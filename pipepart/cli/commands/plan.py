@@ -76,6 +76,24 @@ def plan_command(
             group="Schedule",
         ),
     ] = "1",
+    tensor: Annotated[
+        int,
+        option(
+            "N",
+            "Consecutive devices that share the layers of each stage (tensor parallelism), planned as one device.",
+            min=1,
+            show_default=True,
+            group="Schedule",
+        ),
+    ] = 1,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard",
+            help="Shard the parameters of each stage over its replicas (fully_shard).",
+            rich_help_panel="Schedule",
+        ),
+    ] = False,
     max_micro_batches: Annotated[
         int | None, option("N", "Upper limit for --micro-batches auto.", min=1, group="Schedule")
     ] = None,
@@ -196,17 +214,17 @@ def plan_command(
     keywords = {field.name: context.params[field.name] for field in fields(PlanOptions)}
     keywords |= {"pin": _stages_of(pin or []), "compress": _compressed(compress or [])}
     asked = {name: value for name, value in keywords.items() if value not in (None, (), [])}
-    made = plan(profile, where, **asked)
-    deliver(made, lambda: plan_reports(made, compact=True), as_json=as_json, path=output)
+    planned = plan(profile, where, **asked)
+    deliver(planned, lambda: plan_reports(planned, compact=True), as_json=as_json, path=output)
 
 
 def _stages_of(pins: list[tuple[str, int]]) -> dict[str, int] | None:
     """Return the stage of each pinned layer."""
-    found: dict[str, int] = {}
+    stages: dict[str, int] = {}
     for layer, stage in pins:
-        if found.setdefault(layer, stage) != stage:
-            raise UsageError(f"layer {layer!r} is pinned to stage {found[layer]} and to stage {stage}")
-    return found or None
+        if stages.setdefault(layer, stage) != stage:
+            raise UsageError(f"layer {layer!r} is pinned to stage {stages[layer]} and to stage {stage}")
+    return stages or None
 
 
 def _compressed(texts: list[str]) -> str | dict[str, str] | None:

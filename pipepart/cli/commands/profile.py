@@ -48,7 +48,7 @@ def profile_command(
     from ..output import check_writable, deliver
 
     check_writable(output)
-    found = measure(
+    profile = measure(
         load(model, sample),
         lambda _: micro_batches,
         roofline,
@@ -58,5 +58,5 @@ def profile_command(
         threads=threads,
         seconds=time_budget,
     )
-    sizes = [size_table(found)] if len(found.costs) > 1 else []
-    deliver(found, lambda: [*sizes, layer_table(found, folded=True)], as_json=as_json, path=output)
+    sizes = [size_table(profile)] if len(profile.costs) > 1 else []
+    deliver(profile, lambda: [*sizes, layer_table(profile, folded=True)], as_json=as_json, path=output)

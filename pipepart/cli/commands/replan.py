@@ -60,17 +60,17 @@ def replan_command(
     where = read(Cluster, cluster) if cluster else None
     asked = {name: context.params[name] for name in ("schedule", "micro_batches", "recompute", "seconds")}
     chosen = {name: value for name, value in asked.items() if value is not None}
-    made = make_replan(ran, steps, measured, cluster=where, **chosen)
+    replanned = make_replan(ran, steps, measured, cluster=where, **chosen)
     before = ran
     if ran.profile is not None:
         before = ran.model_copy(update={"profile": refine(ran.profile, ran, steps)}).predict()
     deliver(
-        made,
+        replanned,
         lambda: [
-            *difference_reports(before, made, (f"{plan.stem}, by the trace", "replanned")),
-            *findings_report(made),
-            plan_summary(made),
-            stage_table(made),
+            *difference_reports(before, replanned, (f"{plan.stem}, by the trace", "replanned")),
+            *findings_report(replanned),
+            plan_summary(replanned),
+            stage_table(replanned),
         ],
         as_json=as_json,
         path=output,

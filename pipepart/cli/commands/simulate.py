@@ -115,10 +115,10 @@ def simulate_command(
     if plan is not None:
         if ignored := options.set_by_user(context, *described):
             raise UsageError(f"{', '.join(ignored)} cannot change {plan}: leave out one or the other")
-        made = read(Plan, plan)
-        if made.profile is None:
+        saved = read(Plan, plan)
+        if saved.profile is None:
             raise UsageError(f"{plan} has no profile to compute costs from: it was written by hand")
-        steps = [on_plan(made, name, micro_batches) for name in schedule or [None]]
+        steps = [on_plan(saved, name, micro_batches) for name in schedule or [None]]
     else:
         numbers = {
             "forward": forward,

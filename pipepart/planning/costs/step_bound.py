@@ -14,7 +14,9 @@ from ..overhead import most_on_a_host, with_overhead
 _ROUNDING = 1e-12  # the step of one device is the same sum as its bound, in another order
 
 
-def bound_on_cluster(profile: Profile, cluster: Cluster, micro_batches: int, copies: int) -> float:
+def bound_on_cluster(
+    profile: Profile, cluster: Cluster, micro_batches: int, copies: int, tensor: int = 1
+) -> float:
     """Return a lower bound in seconds of a step of any plan on a cluster, with what the runtime adds.
 
     Layers are faster beside fewer devices, so the bound is the smallest of those for each number of devices that
@@ -25,11 +27,12 @@ def bound_on_cluster(profile: Profile, cluster: Cluster, micro_batches: int, cop
         cluster: the devices.
         micro_batches: their number.
         copies: of the model, which share the micro-batches.
+        tensor: number of devices that each device of the cluster stands for.
     """
     action = min(device.action_seconds for device in cluster.devices)
     bounds: list[float] = []
     for computing in range(max(most_on_a_host(cluster.devices), 1), 0, -1):
-        costs = with_overhead(profile, cluster, computing)[0].at(micro_batches)
+        costs = with_overhead(profile, cluster, computing * tensor)[0].at(micro_batches)
         speeds = [device.speed for device in _fastest_on_each_host(cluster.devices, computing)]
         if bounds and (profile.overhead == Overhead() or len(speeds) < copies):
             break

@@ -26,6 +26,8 @@ class PlanOptions:
     stages: int | Literal["auto"] = "auto"
     chunks: int | None = None
     replicas: int | Literal["auto"] = 1
+    tensor: int = 1
+    shard: bool = False
     max_micro_batches: int | None = None
     pin: Mapping[str, int] | None = None
     colocate: tuple[tuple[str, ...], ...] = ()
@@ -42,6 +44,11 @@ class PlanOptions:
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
 
+    @property
+    def inside(self) -> bool:
+        """True if the stages are parallel inside: their layers or parameters are shared by several processes."""
+        return self.shard or self.tensor != 1
+
     def mode_choices(self, cluster: Cluster, asynchronous: bool = False) -> tuple[ModeChoice, ...]:
         """Return the sets of stage modes to plan with; the fastest plan over all sets is returned to the user.
 
@@ -53,7 +60,8 @@ class PlanOptions:
             return ("stash",)
         bound = any(device.memory_bytes is not None for device in cluster.devices)
         known = all(device.host_bandwidth is not None for device in cluster.devices)
-        may_offload = self.offload == "auto" and self.recompute in ("auto", "never") and not asynchronous
+        may_offload = self.offload == "auto" and self.recompute in ("auto", "never")
+        may_offload = may_offload and not asynchronous and not self.inside
         return (self.recompute, "offload") if may_offload and bound and known else (self.recompute,)
 
 

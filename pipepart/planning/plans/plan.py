@@ -24,9 +24,10 @@ from ..costs.step_bound import bound_on_cluster
 from ..overhead import most_on_a_host, serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replicas import all_stages, stage_devices
+from ..partition.tensor_groups import group_of, tensor_groups
 from .export import Export
 from .options import PlanOptions
-from .plan_faults import memory_faults, structure_faults
+from .plan_faults import inside_faults, memory_faults, structure_faults
 from .prediction import Alternative, Prediction
 from .searched_order import StepOrder, build_order, even_counts
 from .stage_plan import StagePlan, predict_stages, sizes_of, with_peaks
@@ -54,6 +55,9 @@ class Plan(Document):
             ``schedules.Action``, for one replica and without recomputes. Devices may have different numbers of stages.
         replica_devices: for each replica after the first, the device name of each stage. Each micro-batch runs through
             one replica; gradients are summed over replicas.
+        tensor: number of devices that share the layers of each stage: the device of a stage and those that follow it in
+            the cluster. 1 without tensor parallelism.
+        shard: True if the parameters of each stage are sharded over its replicas.
         prediction: None for a plan written by hand.
         profile: the layers and their costs at this micro-batch size; None for a plan written by hand.
         alternatives: other plans that were considered, fastest first.
@@ -82,7 +86,9 @@ class Plan(Document):
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         order = self._order(self.micro_batches)
-        faults = list(structure_faults(self.stages, self._devices, self.cluster, order, self.profile))
+        groups = self.groups  # raises if there are none
+        faults = list(structure_faults(self.stages, self._devices, groups, order, self.profile))
+        faults += inside_faults(self.tensor, self.shard, self.replicas, self.schedule, self.stages)
         memory = self.prediction.memory_bytes if self.prediction else ()
         if not self.profile and self.prediction and len(memory) != len(self.cluster):
             faults.append(
@@ -134,6 +140,13 @@ class Plan(Document):
         return f"activations and gradients as {dtypes}: not the numbers of plain training" if dtypes else ""
 
     @property
+    def inside(self) -> str:
+        """Text for users: how the stages are parallel inside; empty if they are not."""
+        texts = [f"{self.tensor} consecutive devices share its layers"] * (self.tensor > 1)
+        texts += [f"{self.replicas} replicas share its parameters"] * self.shard
+        return f"in each stage, {' and '.join(texts)}" if texts else ""
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """Texts for users: the stages for which more messages may wait than the plan has stages."""
         return tuple(
@@ -154,10 +167,16 @@ class Plan(Document):
         return tuple(self.cluster.device(stage.device) for stage in self.stages)
 
     @property
+    def groups(self) -> Cluster:
+        """The cluster with one device for each group of ``tensor`` devices; the cluster itself without groups."""
+        return tensor_groups(self.cluster, self.tensor)
+
+    @property
     def unused_devices(self) -> tuple[str, ...]:
         """The names of the cluster's devices that no stage is on."""
         used = {stage.device for stage in self.stages}.union(*self.replica_devices)
-        return tuple(device.name for device in self.cluster.devices if device.name not in used)
+        firsts = (device.name for device in self.groups.devices if device.name not in used)
+        return tuple(member.name for name in firsts for member in group_of(self.cluster, name, self.tensor))
 
     @property
     def workers(self) -> tuple[Device, ...]:
@@ -196,7 +215,7 @@ class Plan(Document):
         if self.profile is None:
             return 0.0
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        return bound_on_cluster(self.profile, self.cluster, self.micro_batches, copies)
+        return bound_on_cluster(self.profile, self.groups, self.micro_batches, copies, self.tensor)
 
     @property
     def step_gap(self) -> float:
@@ -228,7 +247,7 @@ class Plan(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
-        lines += [f"  {text}" for text in self.queues]
+        lines += [f"  {text}" for text in (self.inside, *self.queues) if text]
         if self.compressed:
             lines.append(f"  sends {self.compressed}")
         if self.unused_devices:
@@ -281,7 +300,7 @@ class Plan(Document):
             gathers = self.constraints.reduction == "batch"
             measured = profile.at(self.micro_batches)
             costs = ChainCosts(profile, measured, gathers_outputs=gathers)
-        stages = predict_stages(self.stages, profile, costs, cluster)
+        stages = predict_stages(self.stages, profile, costs, tensor_groups(cluster, self.tensor))
         fresh = self.model_copy(update={"stages": stages, "cluster": cluster})
         timeline = fresh.simulate()
         counts = fresh._stash_counts(timeline)
@@ -293,7 +312,10 @@ class Plan(Document):
         needs = fresh._device_bytes(counts)
         prediction = Prediction(
             step_seconds=timeline.makespan + cluster.step_seconds,
-            memory_bytes=tuple(needs.get(device.name, 0) for device in cluster.devices),
+            memory_bytes=tuple(
+                needs.get(cluster.devices[number - number % self.tensor].name, 0)
+                for number in range(len(cluster))
+            ),
             bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),
             serial_seconds=serial_seconds(profile, self.micro_batches),
@@ -314,7 +336,7 @@ class Plan(Document):
         # Seconds of each micro-batch relative to the mean; empty for equal sizes, or with several replicas.
         entries = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
         scale = next((each.scale for each in entries if each.micro_batches == self.micro_batches), ())
-        return step_costs(self.all_stages, self.build_schedule(), self.cluster, self._devices, scale)
+        return step_costs(self.all_stages, self.build_schedule(), self.groups, self._devices, scale)
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """Return the peak bytes of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
@@ -354,7 +376,7 @@ class Plan(Document):
         The profile of a plan keeps the seconds of a layer that computes alone.
         """
         assert self.profile is not None
-        return with_overhead(self.profile, self.cluster, most_on_a_host(self.workers) or None)
+        return with_overhead(self.profile, self.cluster, self.tensor * most_on_a_host(self.workers) or None)
 
     @property
     def _devices(self) -> list[tuple[str, ...]]:

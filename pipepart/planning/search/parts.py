@@ -137,7 +137,9 @@ class Part:
         )
         draft = Plan.model_construct(
             stages=stages,
-            cluster=groups.all_devices,
+            cluster=self.request.all_devices,
+            tensor=self.request.asked.tensor,
+            shard=self.request.asked.shard,
             micro_batches=self.costs.micro_batches,
             replica_devices=tuple(
                 tuple(groups.members[home][replica] for home in homes)
@@ -155,7 +157,8 @@ def parts_of(request: Request) -> Iterator[Part]:
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
     fewer = range(1, _most_computing(request) + 1)
     beside = {
-        computing: with_overhead(request.measured, request.cluster, computing)[0] for computing in fewer
+        computing: with_overhead(request.measured, request.cluster, computing * request.asked.tensor)[0]
+        for computing in fewer
     }
     for count, computing in product(request.micro_batches, (None, *fewer)):
         priced = request.profile if computing is None else beside[computing]

@@ -61,7 +61,7 @@ def _parts(plan: Plan) -> list[Part]:
     buffers = part("buffers", "static-3", "buffer_bytes")
     static = part("", "", "static_bytes").values
     others = zip(static, parameters.values, optimizer.values, buffers.values, strict=True)
-    gradients = [total - own - state - other for total, own, state, other in others]
+    gradients = [total - weights - state - other for total, weights, state, other in others]
     above = [need - fixed for (need, _), fixed in zip(owned, static, strict=True)]
     # Stages of further replicas have the workspace of the first one, which sums gradients.
     workspace = [

@@ -65,7 +65,7 @@ def report_html(*runs: Run) -> str:
         .get_template("page.html")
         .render(
             title=_title(runs),
-            sections={title: found for title, found in values.items() if found is not None},
+            sections={title: content for title, content in values.items() if content is not None},
             style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
             script=Markup(script),
             script_hash=f"sha256-{digest}",

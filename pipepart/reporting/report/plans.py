@@ -41,21 +41,21 @@ class Differences(NamedTuple):
 
 def stages_section(runs: Sequence[Run]) -> list[Tables]:
     """Return the stages of each plan, what crosses their borders, and measured against predicted times of actions."""
-    found = []
+    groups = []
     for number, run in enumerate(runs):
         tables = [] if have_one_plan(runs) and number else [stage_table(run.plan), borders_table(run.plan)]
         if run.trace is not None:
             tables.append(action_table(run.trace))
-        found.append(Tables(run.name, [table for table in tables if table is not None]))
-    return found
+        groups.append(Tables(run.name, [table for table in tables if table is not None]))
+    return groups
 
 
 def differences_section(runs: Sequence[Run]) -> Differences | None:
     """Return the differences between two plans; None for one run."""
     if len(runs) < 2:
         return None
-    one, other = runs
-    reports = difference_reports(one.plan, other.plan, (one.name, other.name))
+    first, second = runs
+    reports = difference_reports(first.plan, second.plan, (first.name, second.name))
     return Differences(
         [report.plain for report in reports if isinstance(report, Text)],
         [report for report in reports if isinstance(report, FittingTable)],

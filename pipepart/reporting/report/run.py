@@ -74,10 +74,10 @@ def timelines_of(runs: Sequence[Run]) -> list[tuple[Run, str, Timeline]]:
     The prediction of two runs of one plan is there once.
     """
     one_plan = have_one_plan(runs)
-    found = []
+    timelines = []
     for number, run in enumerate(runs):
         if run.predicted is not None and not (one_plan and number):
-            found.append((run, "predicted" if one_plan else f"{run.prefix}predicted", run.predicted))
+            timelines.append((run, "predicted" if one_plan else f"{run.prefix}predicted", run.predicted))
         if run.measured is not None:
-            found.append((run, f"{run.prefix}measured", run.measured))
-    return found
+            timelines.append((run, f"{run.prefix}measured", run.measured))
+    return timelines
