@@ -164,7 +164,7 @@ class Pipeline(Calls):
             values = InitialValues.of(chain.model, weights, initialize)
             self._stages = build_stages(
                 chain.layers,
-                plan,
+                side.plan,
                 compile,
                 strict,
                 values,
@@ -179,7 +179,7 @@ class Pipeline(Calls):
             self._orders = Orders(plan, with_optimizers=optimizer is not None)
             # Last of what can fail: it starts the workers.
             self._engine = Engine(
-                plan,
+                side.plan,
                 self._stages,
                 self._orders,
                 DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),

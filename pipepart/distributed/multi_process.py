@@ -75,6 +75,7 @@ class MultiProcess(SingleProcess):
         self.stages, self.replica = own.stages, own.replica
         self.has_whole = len(own.stages) == len(plan.stages)
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
+        self.plan = plan = own.plan_of_lane()
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         lane = own.of_lanes(own.rank_of)[own.lane]
         self.links = self._links = Links(ranks, lane, homes, varying_shapes, own.tensor)
@@ -86,14 +87,14 @@ class MultiProcess(SingleProcess):
         self.part: RankPart = RankPart(chain.model, own, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
-        self._plan, self._chain = plan, chain
+        self._chain = chain
         self._parallelize = parallelize
         self._shards: StageShards | None = None
         self._home = homes[self._links.local[0]]
         if parallelize is not None and len(self._links.local) > 1:
             raise InputError(
                 f"rank {ranks.rank} drives {len(self._links.local)} devices of the plan, and under parallelize= a rank "
-                f"drives one: start {len(plan.cluster) * plan.tensor} processes"
+                f"drives one: start {len(plan.cluster)} processes"
             )
         # By number of micro-batches: whether the gradients of the last such step needed no correction, whatever came.
         self._certain: dict[int, bool] = {}
@@ -143,7 +144,7 @@ class MultiProcess(SingleProcess):
         """Parallelize the layers of this rank, and wait until all ranks have."""
         ranks, own, mesh = self._ranks, self._ownership, self.mesh
         assert mesh is not None
-        device_of = self._plan.build_schedule().device_of
+        device_of = self.plan.build_schedule().device_of
         here = [stage for stage in stages if device_of[stage.index] in self._links.local]
         try:
             with ranks.adopting():

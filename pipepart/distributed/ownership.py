@@ -47,7 +47,7 @@ class Ownership:
 
     def __init__(self, plan: Plan, chain: Chain, rank: int, size: int) -> None:
         self.tensor = tensor = plan.tensor
-        self.rank_of = [place * tensor for place in _rank_of(plan, size)]
+        self.rank_of = _rank_of(plan, size)
         self.lane = rank % tensor
         rank -= self.lane
         schedule, count = plan.build_schedule(), len(plan.stages)
@@ -63,6 +63,21 @@ class Ownership:
         self._place = self.ranks[self.replica].index(rank)
         own = self.rank_of_stage[self.replica * count :][:count]
         self.stages = frozenset(stage for stage, owner in enumerate(own) if owner == rank)
+
+    def plan_of_lane(self) -> Plan:
+        """Return the plan in which each group of devices has, under its name, the device of the lane of this process."""
+        if self.tensor == 1:
+            return self._plan
+        cluster = self._plan.cluster
+        devices = [
+            device.model_copy(update={"torch_device": member.torch_device, "threads": member.threads})
+            for device, member in zip(
+                cluster.devices, (*cluster.devices[self.lane :], *cluster.devices[: self.lane]), strict=True
+            )
+        ]
+        return self._plan.model_copy(
+            update={"cluster": cluster.model_copy(update={"devices": tuple(devices)})}
+        )
 
     def of_lanes(self, ranks: Sequence[int]) -> list[list[int]]:
         """Return the ranks in the places of ``ranks`` of lane 0, for each lane."""
@@ -138,19 +153,17 @@ def _by_replica(rank_of_stage: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _rank_of(plan: Plan, size: int) -> list[int]:
-    """Return the process, or the group of ``plan.tensor`` processes, that drives each worker of the plan.
+    """Return the rank that drives each worker of the plan, or the first of ``plan.tensor`` ranks that do.
 
     Raises:
         ValueError: the devices cannot be shared out, or a rank would have none with a stage.
     """
     count, tensor = len(plan.cluster), plan.tensor
-    if tensor > 1:
-        if size != count * tensor:
-            raise InputError(
-                f"the plan's cluster has {count} devices of tensor={tensor} processes each, and torchrun started "
-                f"{size} processes: start {count * tensor} (torchrun --nproc-per-node {count * tensor})"
-            )
-        size = count
+    if tensor > 1 and size != count:
+        raise InputError(
+            f"the plan was made with tensor={tensor} for {count} devices, each of which needs a process, and torchrun "
+            f"started {size}: start {count} (torchrun --nproc-per-node {count})"
+        )
     if count % size:
         raise InputError(
             f"the plan's cluster has {count} devices and torchrun started {size} processes, of which each drives "
@@ -158,7 +171,7 @@ def _rank_of(plan: Plan, size: int) -> list[int]:
         )
     places = {device.name: place for place, device in enumerate(plan.cluster.devices)}
     found = [places[device.name] * size // count for device in plan.workers]
-    idle = sorted(set(range(size)) - set(found))
+    idle = sorted(set(range(size)) - {first + lane for first in found for lane in range(tensor)})
     if idle:
         raise InputError(
             f"no stage is on a device of rank {idle[0]}: the plan leaves out {', '.join(plan.unused_devices)}, as the "

@@ -66,6 +66,7 @@ class SingleProcess:
         chain: the layers of the model.
 
     Attributes:
+        plan: with the devices that this process drives, where a device of the plan is a group of several.
         part: of the model, that this process has.
         stages: of this process; None for all.
         replica: of the model, that this process has stages of; None for all.
@@ -81,6 +82,7 @@ class SingleProcess:
     shares_out: bool = False
 
     def __init__(self, plan: Plan, chain: Chain) -> None:
+        self.plan = plan
         self.part = ModelPart(chain.model)
         self.has_whole = True
 

@@ -50,8 +50,7 @@ def sp(layers, mesh):
 
 def pipe_of(f, replicas=1, tensor=2, borders=(4,), m=4, schedule="1f1b", mod=None, chunks=1, **how):
     mod = mod or tp_model()
-    plan = plan_by_hand([n for n, _ in flatten(mod)], list(borders), micro_batches=m, schedule=schedule, replicas=replicas, chunks=chunks)
-    plan = plan.model_copy(update={"tensor": tensor})
+    plan = plan_by_hand([n for n, _ in flatten(mod)], list(borders), micro_batches=m, schedule=schedule, replicas=replicas, chunks=chunks, tensor=tensor)
     return Pipeline(mod, plan, nn.MSELoss(), parallelize=f, timeout=TIMEOUT, **how)
 
 def run(f, replicas, tensor, borders, schedule, m, chunks=1, steps=3):

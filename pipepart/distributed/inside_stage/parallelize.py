@@ -45,7 +45,7 @@ def check_parallelize(
         return
     if not callable(parallelize):
         raise InputTypeError(f"parallelize must be a function of layers and a mesh, got {parallelize!r:.80}")
-    count = len(plan.cluster) * plan.tensor
+    count = len(plan.cluster)
     if not under_torchrun:
         raise InputError(
             f"parallelize= shares layers out among processes, and this is one: start torchrun --nproc-per-node {count}"
