@@ -82,8 +82,8 @@ class MultiProcess(SingleProcess):
         owners, count = own.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        everywhere = [list(chained.from_iterable(own.of_lanes(some))) for some in (firsts, lasts)]
-        self._sync = CallSync(ranks, chain.model, *everywhere, strict)
+        every_first, every_last = ([*chained(*own.of_lanes(some))] for some in (firsts, lasts))
+        self._sync = CallSync(ranks, chain.model, every_first, every_last, strict)
         self.part: RankPart = RankPart(chain.model, own, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None

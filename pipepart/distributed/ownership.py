@@ -65,7 +65,7 @@ class Ownership:
         self.stages = frozenset(stage for stage, owner in enumerate(own) if owner == rank)
 
     def plan_of_lane(self) -> Plan:
-        """Return the plan in which each group of devices has, under its name, the device of the lane of this process."""
+        """Return the plan in which a group of devices is, under its name, the device of this process's lane."""
         if self.tensor == 1:
             return self._plan
         cluster = self._plan.cluster

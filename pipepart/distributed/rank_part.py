@@ -120,7 +120,7 @@ class RankPart(ModelPart):
     ) -> Tensor:
         """Clip the gradients of this rank by the norm over all ranks; return the norm, equal to that of one process."""
 
-        def own() -> dict[str, Any]:
+        def own() -> dict[Any, Any]:
             float(max_norm)
             # Of one gradient each: the sum over all of them is then taken in the order of the model's parameters.
             norms: dict[tuple[torch.device, torch.dtype], dict[tuple[str, tuple[int, ...]], Tensor]] = {}
