@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...input_error import InputError, InputTypeError
 from ...planning import Plan
 from ...runtime.state.shared_parameters import SharedParameters
+from .borders import wait_at_borders
 from .units import Unit, units_of
 
 Parallelize = Callable[[Mapping[str, nn.Module], DeviceMesh], object]
@@ -98,6 +99,8 @@ def parallelize_layers(
     _check_parameters(layers, before, foreign)
     for shared in stages:
         _check_shadows(shared, before)
+        if "tp" in (mesh.mesh_dim_names or ()):
+            wait_at_borders(shared.layers[0][1], shared.layers[-1][1])
     units = {shared: units_of(shared.originals, mesh) for shared in stages}
     _check_own(units)
     return units
