@@ -13,23 +13,35 @@ import torch
 
 import pipepart
 from pipepart.checkpoint.manifest import MANIFEST, Manifest
-from tests.checkpoint.training import assert_equal, model, training
+from tests.checkpoint.training import model, training
+from tests.support import plain
 from tests.support.seeds import seeds
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two checkpoints: the weights of the first are those of the model, plus one in the second."""
+    """Two checkpoints, of step 1 and of step 2."""
     with (made := training()).pipe:
-        made.train(0, 1)
-        pipepart.save(tmp_path / "run", made.pipe, made.optimizer, step=1, scheduler=made.scheduler)
-        made.train(1, 2)
-        pipepart.save(tmp_path / "run", made.pipe, made.optimizer, step=2, scheduler=made.scheduler)
+        for step in (1, 2):
+            made.train(step - 1, step)
+            made.save(tmp_path / "run", step)
     return tmp_path / "run"
 
 
-def test_truncations_and_flips_are_found_and_named(folder: Path) -> None:
-    module = model()
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def check_falls_back(folder: Path, path: Path, words: str) -> None:
+    """The newest checkpoint is refused for a file, and the one before is loaded with a warning of it."""
+    with pytest.raises(pipepart.CheckpointError, match=words):
+        pipepart.load(folder / "step-2", model())
+    with pytest.warns(UserWarning, match=f"step-1' is loaded.*{re.escape(path.name)}"):
+        assert pipepart.load(folder, model()).step == 1
+
+
+def test_truncations_and_flips_and_missing_files_are_found_and_named(folder: Path) -> None:
+    """Even a space in the manifest counts."""
     files = sorted((folder / "step-2").iterdir())
     sound = {path: path.read_bytes() for path in files}
     for number, seed in enumerate(seeds(60, "damage")):
@@ -42,24 +54,17 @@ def test_truncations_and_flips_are_found_and_named(folder: Path) -> None:
         else:
             del content[place:]
         path.write_bytes(content)
-        with pytest.raises(pipepart.CheckpointError, match=re.escape(str(path))):
-            pipepart.load(folder / "step-2", module)
-        with pytest.warns(UserWarning, match=re.escape(str(path))):
-            assert pipepart.load(folder, module).step == 1
+        check_falls_back(folder, path, re.escape(str(path)))
         path.write_bytes(sound[path])
-    assert pipepart.load(folder, module).step == 2
-
-
-def test_missing_files_are_named(folder: Path) -> None:
-    module = model()
-    for path in sorted((folder / "step-2").iterdir()):
-        content = path.read_bytes()
+    for path in files:
         path.unlink()
-        with pytest.raises(pipepart.CheckpointError, match=re.escape(f"{str(path)!r} is missing")):
-            pipepart.load(folder / "step-2", module)
-        with pytest.warns(UserWarning, match=f"step-1' is loaded.*{re.escape(path.name)}"):
-            assert pipepart.load(folder, module).step == 1
-        path.write_bytes(content)
+        check_falls_back(folder, path, re.escape(f"{str(path)!r} is missing"))
+        path.write_bytes(sound[path])
+    manifest = folder / "step-2" / MANIFEST
+    manifest.write_bytes(sound[manifest].replace(b'"step": 2', b'"step":  2'))
+    check_falls_back(folder, manifest, r"manifest\.json.* is damaged")
+    manifest.write_bytes(sound[manifest])
+    assert pipepart.load(folder, model()).step == 2
 
 
 def test_if_none_is_sound_all_are_named_and_nothing_changes(folder: Path) -> None:
@@ -69,7 +74,7 @@ def test_if_none_is_sound_all_are_named_and_nothing_changes(folder: Path) -> Non
         (folder / step / "rank-0.json").write_bytes(b"{}")
     with pytest.raises(pipepart.CheckpointError, match=r"step-2.rank-0\.json.*step-1.rank-0\.json"):
         pipepart.load(folder, module)
-    assert_equal(module.state_dict(), before)
+    plain.assert_same(module.state_dict(), before)
 
 
 def test_the_link_to_the_latest_is_followed(folder: Path) -> None:
@@ -83,72 +88,56 @@ def test_a_directory_in_the_place_of_the_link_is_refused_before_anything_is_writ
     """As a copy that follows links has one."""
     (folder / "latest").unlink()
     (folder / "latest").mkdir()
-    before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(ValueError, match=r"latest' is a directory.* remove it"):
         pipepart.save(folder, model(), step=99)
-    assert sorted(path.name for path in folder.iterdir()) == before
+    assert names(folder) == ["latest", "step-1", "step-2"]
     assert pipepart.load(folder, model()).step == 2
 
 
-def test_a_file_too_many_and_a_wrong_link_do_no_harm(folder: Path) -> None:
+def test_what_is_no_checkpoint_does_no_harm_and_what_was_not_finished_is_removed_by_the_next_save(
+    folder: Path,
+) -> None:
     (folder / "step-2" / "tokenizer.json").write_text("{}")
     (folder / "latest").unlink()
     (folder / "latest").symlink_to("step-9")
     (folder / "step-10").write_text("no directory")
     (folder / "step-007").mkdir()
-    assert pipepart.load(folder, model()).step == 2
-
-
-def test_directories_that_were_not_finished_are_never_taken_and_removed_by_the_next_save(
-    folder: Path,
-) -> None:
-    module = model()
     shutil.copytree(folder / "step-2", folder / "step-3.tmp-0a1b")
     (folder / "latest.tmp-0a1b").symlink_to("step-3")
-    assert pipepart.load(folder, module).step == 2
-    pipepart.save(folder, module, step=3)
-    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-1", "step-2", "step-3"]
+    assert pipepart.load(folder, model()).step == 2
+    pipepart.save(folder, model(), step=3)
+    assert names(folder) == ["latest", "step-007", "step-1", "step-10", "step-2", "step-3"]
 
 
 def test_a_training_that_comes_to_a_damaged_step_again_puts_it_aside(folder: Path) -> None:
     (folder / "step-2" / "rank-0.json").write_bytes(b"")
-    module = model()
-    with pytest.warns(UserWarning, match="step-1' is loaded"):
-        assert pipepart.load(folder, module).step == 1
     with pytest.warns(UserWarning, match=r"put aside as 'step-2\.broken-\w+'.*rank-0\.json"):
-        pipepart.save(folder, module, step=2)
+        pipepart.save(folder, model(), step=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert pipepart.load(folder, module).step == 2
+        assert pipepart.load(folder, model()).step == 2
 
 
 def test_the_last_are_kept(tmp_path: Path) -> None:
-    module = model()
     for step in range(5):
-        pipepart.save(tmp_path, module, step=step, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-3", "step-4"]
+        pipepart.save(tmp_path, model(), step=step, keep=2)
+    assert names(tmp_path) == ["latest", "step-3", "step-4"]
     assert (tmp_path / "latest").resolve() == tmp_path / "step-4"
-
-
-def test_files_are_hashed_as_they_lie_and_not_as_they_are_loaded(folder: Path) -> None:
-    """Even a space in the manifest counts."""
-    manifest = folder / "step-2" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"step": 2', b'"step":  2'))
-    with pytest.raises(pipepart.CheckpointError, match=r"manifest\.json.* is damaged"):
-        pipepart.load(folder / "step-2", model())
 
 
 def test_the_loaded_tensors_are_not_the_file(folder: Path) -> None:
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), amsgrad=True)
     pipepart.load(folder, module, optimizer)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    averages = [state["exp_avg"].clone() for state in optimizer.state.values()]
+
+    def loaded() -> list[torch.Tensor]:
+        return [*module.state_dict().values(), *(state["exp_avg"] for state in optimizer.state.values())]
+
+    before = [value.clone() for value in loaded()]
     for path in (folder / "step-2").glob("*.safetensors"):
         with path.open("r+b") as file:
             file.write(b"\xff" * path.stat().st_size)
-    assert_equal(module.state_dict(), before)
-    assert all(one["exp_avg"].equal(two) for one, two in zip(optimizer.state.values(), averages, strict=True))
+    assert all(one.equal(other) for one, other in zip(loaded(), before, strict=True))
 
 
 @pytest.mark.parametrize(

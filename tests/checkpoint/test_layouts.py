@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import pipepart
-from tests.checkpoint.training import Training, assert_equal, batch, model, training
-from tests.support.plain import micro_batched_step
+from tests.checkpoint.training import batch, model, training
+from tests.support import plain
 
 LAYOUTS: list[dict[str, Any]] = [
     {"borders": (2, 5)},
@@ -21,75 +23,61 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def resumed(folder: Path, made: Training, start: int = 3, end: int = 6) -> dict[str, torch.Tensor]:
-    """Load into a training, run it to its end and return its state."""
-    with made.pipe:
-        torch.manual_seed(123)  # another state of the generator, which loading has to replace
-        found = pipepart.load(folder, made.pipe, made.optimizer, scheduler=made.scheduler)
-        assert (found.step, found.data) == (start, {"batch": start})
-        made.train(start, end)
-        return made.state()
-
-
 @pytest.mark.parametrize("of_stages", [False, True])
 def test_training_goes_on_as_undisturbed_in_every_other_layout(tmp_path, of_stages):
     for number, layout in enumerate(LAYOUTS):
         folder = tmp_path / str(number)
         with (made := training(of_stages=of_stages, **layout)).pipe:
             made.train(0, 3)
-            pipepart.save(
-                folder, made.pipe, made.optimizer, step=3, scheduler=made.scheduler, data={"batch": 3}
-            )
+            made.save(folder, 3, data={"batch": 3})
             made.train(3, 6)
-            wanted = made.state()
-        other = LAYOUTS[number - 1 - of_stages]
-        assert_equal(resumed(folder, training(of_stages=of_stages, **other)), wanted)
+        with (other := training(of_stages=of_stages, **LAYOUTS[number - 1 - of_stages])).pipe:
+            torch.manual_seed(123)  # another state of the generator, which loading has to replace
+            found = other.load(folder)
+            assert (found.step, found.data) == (3, {"batch": 3})
+            other.train(3, 6)
+            plain.assert_same(other.state(), made.state())
 
 
 @pytest.mark.parametrize("of_stages", [False, True])
 def test_the_optimizers_of_stages_and_one_over_all_have_the_same_files(tmp_path, of_stages):
     with (made := training(of_stages=of_stages)).pipe, (other := training(of_stages=not of_stages)).pipe:
+        made, other = made._replace(scheduler=None), other._replace(scheduler=None)
         made.train(0, 2)
-        pipepart.save(tmp_path, made.pipe, made.optimizer, step=2)
-        pipepart.load(tmp_path, other.pipe, other.optimizer)
-        assert_equal(other.state(), made.state())
-        made = made._replace(scheduler=None)
-        other = other._replace(scheduler=None)
+        made.save(tmp_path, 2)
+        other.load(tmp_path)
+        plain.assert_same(other.state(), made.state())
         made.train(2, 4)
-        pipepart.load(tmp_path, other.pipe, other.optimizer)
+        other.load(tmp_path)
         other.train(2, 4)
-        assert_equal(other.state(), made.state())
+        plain.assert_same(other.state(), made.state())
 
 
-def test_a_plain_module_and_a_plain_optimizer_go_on(tmp_path):
+def test_a_plain_module_is_saved_like_its_pipeline_and_goes_on_with_a_plain_optimizer(tmp_path):
     with (made := training()).pipe:
         made.train(0, 3)
-        pipepart.save(tmp_path, made.pipe, made.optimizer, step=3, scheduler=made.scheduler)
+        made.save(tmp_path / "pipe", 3)
+        own = pipepart.save(
+            tmp_path / "module", made.pipe.module, made.optimizer, step=3, scheduler=made.scheduler
+        )
         made.train(3, 5)
         wanted = made.state()
-    plain = model()
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1.0)
+    paths = tmp_path / "pipe" / "latest", own.path
+    one, two = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in paths)
+    assert one == two
+    module = model()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7])
-    pipepart.load(tmp_path, plain, optimizer, scheduler=scheduler)
+    pipepart.load(own.path, module, optimizer, scheduler=scheduler)
     for number in (3, 4):
-        micro_batched_step(plain, *batch(number), torch.nn.MSELoss(), 4, drawing=True)
+        plain.micro_batched_step(module, *batch(number), torch.nn.MSELoss(), 4, drawing=True)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-    found = {name: value for name, value in plain.state_dict().items() if name in wanted}
-    assert_equal(found, {name: wanted[name] for name in found})
-
-
-def test_a_module_is_saved_like_its_pipeline(tmp_path):
-    with (made := training()).pipe:
-        made.train(0, 1)
-        pipepart.save(tmp_path / "pipe", made.pipe, made.optimizer, step=1)
-        pipepart.save(tmp_path / "module", made.pipe.module, made.optimizer, step=1)
-    files = [
-        {path.name: path.read_bytes() for path in (tmp_path / which / "latest").iterdir()}
-        for which in ("pipe", "module")
-    ]
-    assert files[0] == files[1]
+    found = module.state_dict()
+    plain.assert_same(
+        found, {name: wanted[name] for name in found if name in wanted} | {"7.weight": found["7.weight"]}
+    )
 
 
 def test_groups_of_parameters_may_be_in_another_order(tmp_path):
@@ -114,13 +102,14 @@ def test_groups_of_parameters_may_be_in_another_order(tmp_path):
 
 
 def test_state_keeps_its_dtype_beside_parameters_of_another(tmp_path):
-    module = torch.nn.Linear(3, 3).to(torch.bfloat16)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        module = torch.nn.Linear(3, 3).to(torch.bfloat16)
+        return module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+    (module, optimizer), (other, loaded) = made(), made()
     for parameter in module.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.randn(parameter.shape)
     pipepart.save(tmp_path, module, optimizer, step=0)
-    other = torch.nn.Linear(3, 3).to(torch.bfloat16)
-    loaded = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     pipepart.load(tmp_path, other, loaded)
     for one, two in zip(module.parameters(), other.parameters(), strict=True):
         assert one.equal(two)
@@ -141,6 +130,10 @@ def test_a_weight_saved_once_loads_into_layers_that_do_not_share_it(tmp_path):
         pipepart.load(tmp_path, tied)
 
 
+def draws() -> list[float]:
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(()).item()]
+
+
 def test_scaler_and_random_generators_are_restored(tmp_path):
     module = torch.nn.Linear(2, 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -155,29 +148,30 @@ def test_scaler_and_random_generators_are_restored(tmp_path):
     assert draws() != drawn
 
 
-def draws() -> list[float]:
-    import random
-
-    import numpy as np
-
-    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(()).item()]
-
-
 class Renewed(torch.nn.Linear):
-    """A layer that converts states of its first version, as BatchNorm and others of torch do."""
+    """Converts states of its first version, as BatchNorm and others of torch do; has attributes as a pipeline has."""
 
     _version = 2
+    optimizers = 3
 
-    def _load_from_state_dict(  # type: ignore[override]
-        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
-    ) -> None:
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.module = torch.nn.Linear(2, 2)
+        self.copy = self.module  # a second path to the same tensors
+
+    def meet(self) -> None:
+        raise AssertionError
+
+    def _load_from_state_dict(self, state: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:  # type: ignore[override]
         if local_metadata.get("version", 1) < 2:
-            state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 2
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+            state[prefix + "weight"] = state[prefix + "weight"] * 2
+        super()._load_from_state_dict(state, prefix, local_metadata, *rest)
 
 
-def test_a_checkpoint_is_of_the_newest_version_of_a_layer(tmp_path):
-    one, other = Renewed(3, 3), Renewed(3, 3)
+def test_a_checkpoint_is_of_the_newest_version_of_a_layer_and_attributes_of_a_module_are_its_own(
+    tmp_path: Path,
+) -> None:
+    one, other = Renewed(), Renewed()
     pipepart.save(tmp_path, one, step=0)
     pipepart.load(tmp_path, other)
-    assert_equal(other.state_dict(), one.state_dict())
+    plain.assert_same(other.state_dict(), one.state_dict())

@@ -14,7 +14,6 @@ from torch.optim import lr_scheduler
 import pipepart
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
     "milestones": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4, 4]),
     "function": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
     "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.8),
@@ -128,23 +127,3 @@ def test_schedulers_of_stages_that_are_equal_load_into_another_number(tmp_path: 
     pipepart.save(tmp_path, module, three[0], step=2, scheduler=three[1])
     with pytest.raises(ValueError, match="has 3 schedulers with different states, and 2 are to be loaded"):
         pipepart.load(tmp_path, module, two[0], scheduler=two[1])
-
-
-class Wrapped(nn.Module):
-    """A module whose attributes have the names of those of a pipeline."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(2, 2)
-        self.optimizers = 3
-        self.copy = self.module  # a second path to the same tensors
-
-    def meet(self) -> None:
-        raise AssertionError
-
-
-def test_attributes_of_a_module_are_its_own(tmp_path: Path) -> None:
-    one, other = Wrapped(), Wrapped()
-    pipepart.save(tmp_path, one, step=0)
-    pipepart.load(tmp_path, other)
-    assert other.module.weight.equal(one.module.weight)

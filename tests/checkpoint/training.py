@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+import pipepart
 from pipepart import Pipeline
-from tests.support.chains import plan_by_hand
-
-LAYERS = 8
+from tests.support.chains import cut_by_hand
 
 
 def model(tied: bool = True) -> nn.Sequential:
     """Eight layers. The first and the last linear layer share a weight."""
     torch.manual_seed(0)
-    made = nn.Sequential(
-        nn.Linear(6, 6),
-        nn.Tanh(),
-        nn.Linear(6, 6, bias=False),
-        nn.BatchNorm1d(6),
-        nn.Dropout(0.3),
-        nn.Linear(6, 6),
-        nn.Tanh(),
-        nn.Linear(6, 6),
-    )
+    front = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.Dropout(0.3)]
+    made = nn.Sequential(*front, nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     if tied:
         made[7].weight = made[0].weight
     return made
@@ -56,6 +48,14 @@ class Training(NamedTuple):
             if self.scheduler is not None:
                 self.scheduler.step()
 
+    def save(self, folder: Path, step: int, **how: Any) -> pipepart.checkpoint.Saving:
+        """Save the model, the optimizer and the scheduler."""
+        return pipepart.save(folder, self.pipe, self.optimizer, step=step, scheduler=self.scheduler, **how)
+
+    def load(self, folder: Path) -> Any:
+        """Load all three."""
+        return pipepart.load(folder, self.pipe, self.optimizer, scheduler=self.scheduler)
+
     def state(self) -> dict[str, Tensor]:
         """A copy of the model's state, and of the optimizer's."""
         found = {name: value.clone() for name, value in self.pipe.state_dict().items()}
@@ -76,10 +76,10 @@ def training(
 ) -> Training:
     """A pipeline of four micro-batches, with an optimizer over all or one for each stage."""
     module = model() if module is None else module
-    plan = plan_by_hand([str(layer) for layer in range(LAYERS)], borders, micro_batches=4, **how)
+    how = {"loss_fn": nn.MSELoss(), "micro_batches": 4, **how}
     if of_stages:
-        return Training(Pipeline(module, plan, nn.MSELoss(), optimizer=adam), None, None)
-    pipe = Pipeline(module, plan, nn.MSELoss())
+        return Training(cut_by_hand(module, borders, optimizer=adam, **how), None, None)
+    pipe = cut_by_hand(module, borders, **how)
     optimizer = adam(pipe.parameters())
     return Training(pipe, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]))
 
@@ -87,11 +87,3 @@ def training(
 def adam(parameters: Any) -> torch.optim.Optimizer:
     """Adam with a state of three entries."""
     return torch.optim.AdamW(parameters, lr=0.05, amsgrad=True)
-
-
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """Both have the same names and the same bits."""
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert value.dtype == other[name].dtype, name
-        assert value.equal(other[name]), name

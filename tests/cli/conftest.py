@@ -113,10 +113,16 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
-    """Runs a command line, all after ``pipepart``."""
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command line, all after ``pipepart``, and checks its exit status."""
     monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
-    return lambda line: CliRunner().invoke(app, shlex.split(line))
+
+    def run(line: str, status: int | None = 0) -> Result:
+        result = CliRunner().invoke(app, shlex.split(line))
+        assert status in (None, result.exit_code), result.output
+        return result
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
-"""The files that commands write: documents, the HTML page, and the files of other engines."""
+"""The files that commands write: documents, the HTML page, and the files of other engines; check, bench and replan."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pipepart import CheckReport, Cluster, Plan, Profile, Trace, plan
 from pipepart.cli.simulated import SimulatedSteps
 from pipepart.reporting import BenchResult
 
-Run = Callable[[str], Result]
+Run = Callable[..., Result]
 
 # In order: later commands read what earlier ones have saved.
 DOCUMENTS = {
@@ -27,15 +28,58 @@ DOCUMENTS = {
 }
 
 
-def test_what_json_prints_is_what_is_saved_and_reads_back(run: Run, directory: Path) -> None:
+def test_what_json_prints_is_what_is_saved_and_reads_back(run: Run) -> None:
+    found = {}
     for line, kind in DOCUMENTS.items():
-        result = run(line)
-        assert result.exit_code == 0, result.output
-        document = json.loads(result.stdout)
+        printed = run(line).stdout
+        document = json.loads(printed)
         assert document["version"] == 2
-        file = directory / line.partition("-o ")[2].partition(" ")[0]
+        file = Path(line.partition("-o ")[2].partition(" ")[0])
         assert json.loads(file.read_text()) == document
-        kind.load(file)
+        found[file.stem] = kind.load(file)
+        assert kind.model_validate_json(printed) == found[file.stem]
+    bench, before, replanned = (found[name] for name in ("bench", "plan", "next"))
+    assert (bench.model, bench.samples, bench.steps) == ("Sequential", 12, 2)
+    assert replanned.schedule == "1f1b"
+    assert replanned.profile.costs[0].layers != before.profile.costs[0].layers
+
+
+def test_bench_profiles_and_plans_without_a_plan(run: Run) -> None:
+    shown = run("bench models.py:recorded --devices 2 --schedule gpipe --micro-batches 3 --steps 1").stdout
+    assert re.search(r"pipeline on \d devices?, gpipe", shown)  # of so small a model one may be the fastest
+    assert "plain on virtual:0, 3 micro-batches" in shown
+    assert "What limits the step" in shown
+
+
+FAULTY = """
+import torch
+from torch import nn
+from tests.verify.faults import ForwardOfMainThread
+
+
+def threads():
+    model = nn.Sequential(nn.Linear(8, 8), ForwardOfMainThread(), nn.Linear(8, 4))
+    return model, torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
+"""
+
+
+def test_a_check_ends_with_status_0_or_with_status_1_and_names_the_layer(run: Run) -> None:
+    shown = run("check models.py:whole --steps 1").stdout
+    assert "Check of Sequential: 1 step of sgd, 12 samples in 4 micro-batches, 2 devices" in shown
+    assert "All 6 are bit for bit those of the plain model in the same micro-batches." in shown
+    Path("faulty.py").write_text(FAULTY)
+    shown = run("check faulty.py:threads --schedule gpipe --steps 1 --dtype own", 1).stdout
+    assert "Differs: gpipe in float32: layer '1' (ForwardOfMainThread) is the first to differ" in shown
+    assert "1 of 1 differ from the plain model." in shown
+
+
+def test_options_reach_the_check(run: Run) -> None:
+    options = "--schedule zb-v --devices 1 --micro-batches 3 --steps 2 --dtype bfloat16 --recompute always"
+    printed = run(f"check models.py:whole {options} --tolerance 0.5 --json", None).stdout
+    report = CheckReport.model_validate_json(printed)
+    (row,) = report.rows
+    assert (row.schedule, row.stages, row.dtype, row.recompute) == ("zb-v", 2, "bfloat16", "always")
+    assert (report.micro_batches, report.steps, row.tolerance) == (3, 2, 0.5)
 
 
 @pytest.fixture
@@ -60,28 +104,21 @@ def planned(measured: Profile, directory: Path) -> Plan:
             "one.json two.json --trace one.trace.json --trace two.trace.json",
             ["<h1>one and two</h1>", "Timeline, two: measured"],
         ),
-        (
-            "one.json one.json --trace one.trace.json --trace later.json",
-            ["<h1>one.trace and later</h1>"],
-        ),
+        ("one.json one.json --trace one.trace.json --trace later.json", ["<h1>one.trace and later</h1>"]),
     ],
 )
-def test_the_report_of_plans_and_traces(
-    run: Run, planned: Plan, directory: Path, files: str, shows: list[str]
-) -> None:
-    (directory / "later.json").write_bytes((directory / "one.trace.json").read_bytes())
+def test_the_report_of_plans_and_traces(run: Run, planned: Plan, files: str, shows: list[str]) -> None:
+    Path("later.json").write_bytes(Path("one.trace.json").read_bytes())
     done = run(f"report {files}")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "Saved in report.html.\n")
-    page = (directory / "report.html").read_text(encoding="utf-8")
+    assert (done.stdout, done.stderr) == ("", "Saved in report.html.\n")
+    page = Path("report.html").read_text(encoding="utf-8")
     assert all(text in page for text in shows)
 
 
-def test_the_files_of_other_engines_are_printed_or_saved_in_a_new_folder(
-    run: Run, planned: Plan, directory: Path
-) -> None:
-    assert run("export one.json --to torch-pipelining").stdout == str(planned.export("torch-pipelining"))
+def test_the_files_of_other_engines_are_printed_or_saved_in_a_new_folder(run: Run, planned: Plan) -> None:
+    exported = planned.export("torch-pipelining")
+    assert run("export one.json --to torch-pipelining").stdout == str(exported)
     result = run("export one.json --to torch-pipelining -o out/deep")
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stdout == ""
     assert "Saved in out/deep/torch_stages.py" in result.stderr
-    saved = (directory / "out" / "deep" / "torch_stages.py").read_text()
-    assert saved == planned.export("torch-pipelining").files["torch_stages.py"]
+    assert Path("out/deep/torch_stages.py").read_text() == exported.files["torch_stages.py"]

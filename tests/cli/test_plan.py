@@ -12,65 +12,50 @@ from typer.testing import Result
 from pipepart import Cluster, Plan, Profile, plan
 from pipepart.units import format_bytes, format_seconds
 
-Run = Callable[[str], Result]
+Run = Callable[..., Result]
 
 
-def test_a_saved_profile_is_planned(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --devices 2")
-    assert result.exit_code == 0, result.stderr
+@pytest.fixture
+def planned(run: Run, saved: str) -> Callable[[str], Plan]:
+    """Plans the saved profile with options."""
+    return lambda options: Plan.model_validate_json(run(f"plan {saved} {options} --json").stdout)
+
+
+Planned = Callable[[str], Plan]
+
+
+def test_the_plan_is_that_of_the_library_and_is_printed_whole(run: Run, planned: Planned) -> None:
+    made = planned("--devices 2 --schedule gpipe --micro-batches 4 -o plan.json")
+    expected = plan(Profile.load("saved.json"), Cluster.virtual(2), schedule="gpipe", micro_batches=4)
+    assert made == expected == Plan.load("plan.json")
+    shown = run("plan saved.json --devices 2").stdout
     for title in ("Plan", "Stages: time", "Devices: memory", "Alternatives", "Predicted timeline"):
-        assert title in result.stdout
+        assert title in shown
 
 
-def test_the_plan_is_that_of_the_library(run: Run, saved: str, directory: Path) -> None:
-    result = run(f"plan {saved} --devices 2 --schedule gpipe --micro-batches 4 --json -o plan.json")
-    expected = plan(Profile.load(saved), Cluster.virtual(2), schedule="gpipe", micro_batches=4)
-    assert Plan.model_validate_json(result.stdout) == expected == Plan.load(directory / "plan.json")
-
-
-def test_described_devices_are_planned_for(run: Run, saved: str) -> None:
-    result = run(f"plan {saved} --device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule 1f1b --json")
-    cluster = Plan.model_validate_json(result.stdout).cluster
+def test_described_devices_are_planned_for(planned: Planned) -> None:
+    cluster = planned("--device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule 1f1b").cluster
     assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
     cluster.save("cluster.json")
-    result = run(f"plan {saved} --cluster cluster.json --memory 1GiB --schedule 1f1b --json")
-    assert [d.memory_bytes for d in Plan.model_validate_json(result.stdout).cluster.devices] == [2**30] * 2
+    cluster = planned("--cluster cluster.json --memory 1GiB --schedule 1f1b").cluster
+    assert [device.memory_bytes for device in cluster.devices] == [2**30] * 2
 
 
-def test_devices_micro_batches_and_stages_are_those_asked_for(run: Run, saved: str) -> None:
-    made = Plan.model_validate_json(
-        run(
-            f"plan {saved} --devices cpu,cpu,cpu --stages 2 --max-micro-batches 3 --schedule 1f1b --json"
-        ).stdout
-    )
-    assert [device.name for device in made.cluster.devices] == [
-        device.name for device in Cluster.of(["cpu"] * 3).devices
-    ]
+def test_devices_micro_batches_stages_and_reductions_are_those_asked_for(planned: Planned) -> None:
+    made = planned("--devices cpu,cpu,cpu --stages 2 --max-micro-batches 3 --schedule 1f1b")
+    assert [one.name for one in made.cluster.devices] == [one.name for one in Cluster.of(["cpu"] * 3).devices]
     assert (len(made.stages), made.micro_batches) == (2, 2)
+    made = planned("--devices 2 --reduction batch")
+    assert (made.schedule, made.constraints.reduction) == ("gpipe", "batch")
 
 
-def test_a_loss_of_the_whole_batch_is_planned_for(run: Run, saved: str) -> None:
-    plan = Plan.model_validate_json(run(f"plan {saved} --devices 2 --reduction batch --json").stdout)
-    assert (plan.schedule, plan.constraints.reduction) == ("gpipe", "batch")
-
-
-def test_layers_are_pinned_and_kept_together(run: Run, saved: str) -> None:
-    line = f"plan {saved} --devices 2 --schedule 1f1b --stages 2 --json"
-    pinned = Plan.model_validate_json(run(f"{line} --pin 1=1 --pin 0=0").stdout)
+def test_layers_are_pinned_and_kept_together(planned: Planned) -> None:
+    options = "--devices 2 --schedule 1f1b --stages 2"
+    pinned = planned(f"{options} --pin 1=1 --pin 0=0")
     assert [stage.layers for stage in pinned.stages] == [("0",), ("1", "2", "3", "4")]
-    tied = Plan.model_validate_json(run(f"{line} --colocate 1,2 --colocate 2,3,4").stdout)
-    assert tied.stages == pinned.stages
+    assert planned(f"{options} --colocate 1,2 --colocate 2,3,4").stages == pinned.stages
     barred = " ".join(f"--no-cut-before {layer}" for layer in (2, 3, 4))
-    assert Plan.model_validate_json(run(f"{line} {barred}").stdout).stages == pinned.stages
-
-
-def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> None:
-    line = f"plan {saved} --devices 2 --memory 8300 --schedule gpipe --micro-batches 2 --recompute never"
-    result = run(line)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("The model does not fit: with 2 stages")
-    assert "Options to add that fit, the shortest step first" in result.stderr
-    assert result.stderr.count(". --more-devices 1: ") == 1
+    assert planned(f"{options} {barred}").stages == pinned.stages
 
 
 @pytest.mark.parametrize(
@@ -85,35 +70,34 @@ def test_a_model_that_does_not_fit_is_told_what_would(run: Run, saved: str) -> N
         "--devices 1 --memory 9200 --micro-batches 2 --recompute never --schedule gpipe",
     ],
 )
-def test_each_line_of_options_gives_the_plan_that_it_promises(
-    run: Run, saved: str, request_of: str, monkeypatch: pytest.MonkeyPatch
+def test_each_line_of_options_for_a_model_that_does_not_fit_gives_the_plan_that_it_promises(
+    run: Run, planned: Planned, request_of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")  # the lines stay whole
     monkeypatch.setattr("pipepart.planning.planner.EXPLAINING_SHARE", 60.0)  # no search is cut off
-    told = run(f"plan {saved} {request_of}").stderr
+    told = run(f"plan saved.json {request_of}", 1).stderr
+    assert told.startswith("The model does not fit: with ")
+    assert "Options to add that fit, the shortest step first" in told
     lines = re.findall(r"^  \d+\. (.+): (.+) a step.*, at most (.+) on a device$", told, re.MULTILINE)
     assert lines
     for options, step, memory in lines:
-        result = run(f"plan {saved} {request_of} {options} --json")
-        assert result.exit_code == 0, result.stderr
-        predicted = Plan.model_validate_json(result.stdout).predicted
+        predicted = planned(f"{request_of} {options}").predicted
         assert (step, memory) == (
             format_seconds(predicted.step_seconds),
             format_bytes(max(predicted.memory_bytes)),
         )
 
 
-def test_messages_are_compressed(run: Run, saved: str) -> None:
-    result = run(
-        f"plan {saved} --device 1GiB --device 1GiB --bandwidth 1GB/s --stages 2 --compress int8 --schedule 1f1b"
-    )
-    assert "activations and gradients as int8: not the numbers of plain training" in result.stdout
-    assert "--compress int8" in result.stdout
-    named = run(f"plan {saved} --devices 2 --stages 2 --compress link=bf16 --schedule 1f1b --json")
-    assert Plan.model_validate_json(named.stdout).cluster.compressed == {"link": "bf16"}
+def test_messages_are_compressed(run: Run, planned: Planned) -> None:
+    options = "--device 1GiB --device 1GiB --bandwidth 1GB/s --stages 2 --compress int8 --schedule 1f1b"
+    shown = run(f"plan saved.json {options}").stdout
+    assert "activations and gradients as int8: not the numbers of plain training" in shown
+    assert "--compress int8" in shown
+    named = planned("--devices 2 --stages 2 --compress link=bf16 --schedule 1f1b")
+    assert named.cluster.compressed == {"link": "bf16"}
 
 
-def test_auto_measures_sizes_that_the_mini_batch_has(run: Run) -> None:
+def test_auto_measures_sizes_that_the_mini_batch_has(run: Run, directory: Path) -> None:
     """Of twelve samples: parts have two each at least."""
-    result = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json")
-    assert Plan.model_validate_json(result.stdout).micro_batches in {2, 4, 6}
+    made = run("plan models.py:whole --devices 2 --schedule 1f1b --time-budget 0 --json").stdout
+    assert Plan.model_validate_json(made).micro_batches in {2, 4, 6}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.testing import Result
@@ -18,7 +18,7 @@ import schedules
 from pipepart.cli import app, options
 from pipepart.planning.export import ENGINES
 
-Run = Callable[[str], Result]
+Run = Callable[..., Result]
 
 
 START = """
@@ -66,32 +66,31 @@ def test_each_command_has_examples_that_name_it_and_a_whole_sentence_in_the_list
         assert examples.strip().startswith(f"pipepart {command.name} ")
 
 
-def test_output_that_nobody_reads_on_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(*reports: object) -> None:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    monkeypatch.setattr("pipepart.reporting.show", closed)
-    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
-    assert result.exit_code == 1
-    assert not result.output
+def broken(*arguments: object) -> list[object]:
+    return list(zip([1], [1, 2], strict=True))
 
 
-def test_a_full_device_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*reports: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def fails(error: Exception) -> Callable[..., None]:
+    def fail(*reports: object) -> None:
+        raise error
 
-    monkeypatch.setattr("pipepart.reporting.show", full)
-    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
-    assert result.exit_code == 2
-    assert "no space is left on the device" in result.stderr
+    return fail
 
 
-def test_a_bug_of_pipepart_is_no_mistake_of_the_user(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object) -> list[object]:
-        return list(zip([1], [1, 2], strict=True))
-
-    monkeypatch.setattr("schedules.build", broken)
-    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2")
-    assert result.exit_code == 1
-    assert "zip() argument 2 is longer" in str(result.exception)
-    assert not result.stderr
+@pytest.mark.parametrize(
+    ("where", "instead", "status", "told", "error"),
+    [
+        ("pipepart.reporting.show", fails(BrokenPipeError(errno.EPIPE, "Broken pipe")), 1, "", ""),
+        ("pipepart.reporting.show", fails(OSError(errno.ENOSPC, "No space")), 2, "no space is left on the device", ""),
+        ("schedules.build", broken, 1, "", "zip() argument 2 is longer"),
+    ],
+    ids=["nobody reads on", "full device", "bug of pipepart"],
+)  # fmt: skip
+def test_what_ends_a_command_that_is_no_mistake_of_the_user(
+    run: Run, monkeypatch: pytest.MonkeyPatch, where: str, instead: Any, status: int, told: str, error: str
+) -> None:
+    monkeypatch.setattr(where, instead)
+    result = run("simulate --schedule gpipe --devices 2 --micro-batches 2", status)
+    assert told in result.stderr
+    assert bool(told) == bool(result.output)
+    assert error in str(result.exception)

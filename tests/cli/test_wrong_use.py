@@ -13,7 +13,7 @@ import schedules
 from pipepart import Cluster, Plan, Profile, plan
 from pipepart.document import FORMAT_VERSION
 
-Run = Callable[[str], Result]
+Run = Callable[..., Result]
 SIZES = "--schedule 1f1b --devices 4 --micro-batches 8"
 
 # Of each command: its arguments, and a part of the message.
@@ -184,7 +184,7 @@ def files(directory: Path, texts: dict[str, str]) -> None:
 def test_wrong_use_is_told_in_a_message(run: Run, command: str) -> None:
     before = {*Path().iterdir(), Path("__pycache__")}
     for arguments, says in CASES[command]:
-        result = run(f"{command} {arguments}")
+        result = run(f"{command} {arguments}", None)
         told = " ".join(result.stderr.replace("│", " ").split())
         found = (result.exit_code, says in told, "Traceback" in told, result.stdout)
         assert found == (2, True, False, ""), f"pipepart {command} {arguments} printed\n{result.output}"
@@ -193,8 +193,7 @@ def test_wrong_use_is_told_in_a_message(run: Run, command: str) -> None:
 
 @pytest.mark.parametrize("command", ["profile", "check", "bench"])
 def test_an_exception_of_the_factory_keeps_its_traceback(run: Run, command: str) -> None:
-    result = run(f"{command} models.py:breaks")
-    assert result.exit_code == 1
+    result = run(f"{command} models.py:breaks", 1)
     assert isinstance(result.exception, ValueError)
     assert str(result.exception) == "no data on this disk"
 
@@ -207,8 +206,7 @@ def test_what_cannot_be_written_leaves_the_old_file(
 
     monkeypatch.setattr("os.replace", full)
     before = Path("plan.json").read_text()
-    result = run("plan profile.json --devices 2 --schedule gpipe -o plan.json")
-    assert result.exit_code == 2
+    result = run("plan profile.json --devices 2 --schedule gpipe -o plan.json", 2)
     assert "cannot write 'plan.json': No space left on device" in result.stderr
     assert Plan.load("plan.json")
     assert Path("plan.json").read_text() == before

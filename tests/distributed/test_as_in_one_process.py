@@ -33,8 +33,7 @@ from tests.support.pieces import linear
 from tests.support.ranks import assert_as_in_one_process
 from tests.support.seeds import seeds
 
-for listed in ("callers", "replicas"):
-    import_module(f"tests.distributed.cases.{listed}")
+import_module("tests.distributed.cases.callers")
 
 
 @pytest.mark.parametrize("case", params(CASES.values()))

@@ -18,22 +18,26 @@ from pipepart.ranks import RankError
 from tests.distributed.cases.layers import cut_recorded
 from tests.distributed.cases.models import classifier, labelled
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, rank, small
-from tests.support.chains import plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.deferred import reset_parameters, twins
 from tests.support.local_stages import AsksBetween, AsksForMask, Blocks
 from tests.support.pieces import linear
 from tests.support.ranks import Failed, ranks
-from tests.support.replicas import cut_replicas
 
 X, Y = torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)
+MSE = nn.MSELoss()
 
 
-def model(**other: nn.Module) -> nn.Sequential:
+def model(replaced: dict[int, nn.Module] | None = None) -> nn.Sequential:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    for name, layer in other.items():
-        made[int(name.removeprefix("layer_"))] = layer
+    for place, layer in (replaced or {}).items():
+        made[place] = layer
     return made
+
+
+def chain(count: int) -> nn.Sequential:
+    return nn.Sequential(*(linear() for _ in range(count)))
 
 
 def smooth(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -41,30 +45,26 @@ def smooth(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 # The layers and options of rank 1, and what every rank raises.
-OTHERS: dict[str, tuple[Callable[[], dict[str, nn.Module]], dict[str, Any], str]] = {
+OTHERS: dict[str, tuple[Callable[[], dict[int, nn.Module]], dict[str, Any], str]] = {
     "output": (
-        lambda: {"layer_3": nn.Linear(4, 5)},
+        lambda: {3: nn.Linear(4, 5)},
         {},
         r"layer '3' is Linear\(in_features=4, out_features=5, bias=True\) on rank 1, and layer '3' is Linear\(",
     ),
     "dropout": (
-        lambda: {"layer_1": nn.Dropout(0.2)},
+        lambda: {1: nn.Dropout(0.2)},
         {},
         r"layer '1' is Dropout\(p=0.2, inplace=False\) on rank 1, and layer '1' is Dropout\(p=0.1",
     ),
     "dtype": (
-        lambda: {"layer_3": nn.Linear(4, 3).double()},
+        lambda: {3: nn.Linear(4, 3).double()},
         {},
         r"'3.weight' is float64 \[3, 4\] on rank 1, and '3.weight' is float32 \[3, 4\] on rank 0",
     ),
-    "shapes": (
-        dict,
-        {"varying_shapes": True},
-        "varying_shapes is True on rank 1, and varying_shapes is False",
-    ),
+    "shapes": (dict, {"varying_shapes": True}, "varying_shapes is True on rank 1, and varying_shapes is False"),
     "loss": (dict, {"loss_fn": smooth}, "loss_fn is smooth on rank 1, and loss_fn is CrossEntropyLoss"),
     "optimizer": (dict, {"optimizer": torch.optim.SGD}, "optimizer is SGD on rank 1, and optimizer is Adam"),
-}
+}  # fmt: skip
 
 
 def made(name: str) -> None:
@@ -73,7 +73,7 @@ def made(name: str) -> None:
         layers, options = dict, {}
     given = {"loss_fn": nn.CrossEntropyLoss(), "optimizer": torch.optim.Adam, "timeout": 60.0, **options}
     with pytest.raises(ValueError, match=message):
-        pipepart.Pipeline(model(**layers()), plan_by_hand(list("0123"), [1, 3], micro_batches=2), **given)
+        cut_by_hand(model(layers()), [1, 3], **given)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -83,22 +83,20 @@ def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_
 
 def told(seed_by_rank: bool) -> list[str]:
     torch.manual_seed(rank() if seed_by_rank else 0)
-    made = model(layer_3=nn.Linear(4, 3))
+    layers = model({3: nn.Linear(4, 3)})
     # Equal on all ranks, whatever it holds that is made anew on each.
     loss = partial(nn.functional.cross_entropy, weight=torch.ones(3))
-    plan = plan_by_hand(list("0123"), [2], micro_batches=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pipepart.Pipeline(made, plan, loss, merge=lambda parts: torch.cat(parts)) as pipe:
+        with cut_by_hand(layers, [2], loss_fn=loss, merge=lambda parts: torch.cat(parts)) as pipe:
             pipe.step(X, target=Y)
     return [str(one.message) for one in caught if "rank" in str(one.message)]
 
 
 def test_other_initial_values_on_one_rank_are_told_once():
     assert ranks(2).run(told, False) == [[], []]
-    first, second = ranks(2).run(told, True)
-    assert len(first) == 1
-    assert re.search(r"'3.weight' has other values on rank 1 .* Call torch.manual_seed", first[0])
+    (first,), second = ranks(2).run(told, True)
+    assert re.search(r"'3.weight' has other values on rank 1 .* Call torch.manual_seed", first)
     assert second == []
 
 
@@ -107,7 +105,7 @@ def other_plans() -> None:
 
 
 def squeezed() -> None:
-    cut_replicas(classifier(), [], 4, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT)
+    cut_by_hand(classifier(), [], loss_fn=MSE, replicas=4, micro_batches=4, timeout=TIMEOUT)
 
 
 def other_options() -> None:
@@ -116,32 +114,34 @@ def other_options() -> None:
 
 
 def odd_devices() -> None:
-    layers = nn.Sequential(linear(), linear(), linear())
-    Pipeline(layers, plan_by_hand(list("012"), [1, 2], micro_batches=2), nn.MSELoss())
+    cut_by_hand(chain(3), [1, 2], loss_fn=MSE)
+
+
+def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pipeline:
+    """A pipeline on devices with limits."""
+    with cut_by_hand(chain(2), [1], micro_batches=2) as pipe:
+        plan = pipe.plan.model_copy(update={"cluster": cluster})
+    return Pipeline(layers, plan, MSE, **options)
 
 
 def emulated() -> None:
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    slow = plan.model_copy(update={"cluster": pipepart.Cluster.virtual(2, link="1GB/s")})
-    Pipeline(nn.Sequential(linear(), linear()), slow, nn.MSELoss())
+    limited(pipepart.Cluster.virtual(2, link="1GB/s"), chain(2))
 
 
 def fails_on_one() -> None:
-    optimizer: Any = (lambda parameters: None) if rank() else adam
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    Pipeline(nn.Sequential(linear(), linear()), plan, nn.MSELoss(), optimizer=optimizer)
+    cut_by_hand(chain(2), [1], loss_fn=MSE, optimizer=(lambda parameters: None) if rank() else adam)
 
 
 def two_copies() -> None:
-    plan = plan_by_hand(list("01"), [1], micro_batches=4, schedule="chimera")
-    Pipeline(nn.Sequential(linear(), linear()), plan, nn.MSELoss(), timeout=TIMEOUT)
+    cut_by_hand(chain(2), [1], loss_fn=MSE, micro_batches=4, schedule="chimera", timeout=TIMEOUT)
 
 
 def hooked() -> None:
     layers = classifier()
     next(layers.parameters()).register_hook(lambda gradient: gradient)
     x, y = labelled((12,))[0]
-    with cut_replicas(layers, [2], 2, loss_fn=nn.CrossEntropyLoss(), timeout=TIMEOUT) as pipe:
+    how: dict[str, Any] = {"replicas": 2, "micro_batches": 4, "timeout": TIMEOUT}
+    with cut_by_hand(layers, [2], loss_fn=nn.CrossEntropyLoss(), **how) as pipe:
         pipe.step(x, target=y)
 
 
@@ -174,11 +174,9 @@ def test_what_one_rank_refuses_is_refused_on_all(size, case, args, message):
 
 
 def too_small() -> str:
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    plan = plan.model_copy(update={"cluster": pipepart.Cluster.virtual(2, memory=3000, threads=1)})
     x, y = drawn_batches([400])[0]
-    layers = nn.Sequential(linear(), linear()).double()
-    with Pipeline(layers, plan, nn.MSELoss(), strict=True, timeout=TIMEOUT) as pipe:
+    cluster = pipepart.Cluster.virtual(2, memory=3000, threads=1)
+    with limited(cluster, chain(2).double(), strict=True, timeout=TIMEOUT) as pipe:
         with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="is out of memory") as raised:
             pipe.step(x, target=y)
         return type(raised.value).__name__
@@ -195,8 +193,8 @@ def shares() -> tuple[int, int, int]:
         return nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
 
     plain, model = twins(make)
-    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=2)
-    with Pipeline(model, plan, nn.functional.mse_loss, timeout=TIMEOUT, initialize=reset_parameters) as pipe:
+    how: dict[str, Any] = {"initialize": reset_parameters, "timeout": TIMEOUT}
+    with cut_by_hand(model, [2, 4], loss_fn=nn.functional.mse_loss, **how) as pipe:
         pipe.step(torch.randn(4, 16), target=torch.randn(4, 16))
         held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.is_meta)
         own = sum(tensor.nbytes for tensor in pipe.state_dict().values())
@@ -217,21 +215,18 @@ def without_batch(kind: type[nn.Module]) -> Tensor:
 def test_a_rank_in_the_middle_needs_no_batch_unless_code_reads_it():
     losses = ranks(3).run(without_batch, Blocks)
     assert all(torch.equal(one, losses[0]) for one in losses)
-    first, second, third = ranks(3).outcomes(without_batch, AsksForMask)
-    assert isinstance(second, Failed)
-    assert isinstance(second.error, CaptureError)
-    for one in (first, third):
-        assert isinstance(one.error, RankError)
-        assert "rank 1 cannot run without the values of the mini-batch: CaptureError" in str(one.error)
+    first, second, third = (one.error for one in ranks(3).outcomes(without_batch, AsksForMask))
+    assert isinstance(second, CaptureError)
+    for error in (first, third):
+        assert isinstance(error, RankError)
+        assert "rank 1 cannot run without the values of the mini-batch: CaptureError" in str(error)
 
 
 def planned_here() -> dict[str, Any]:
     """Plans on rank 0 with the measured links of all ranks."""
     x, y = drawn_batches([6])[0]
-    layers = nn.Sequential(*[linear() for _ in range(6)]).double()
-    with Pipeline.auto(
-        layers, x, target=y, loss_fn=nn.MSELoss(), devices=None, timeout=60, seconds=0.01
-    ) as pipe:
+    how: dict[str, Any] = {"devices": None, "timeout": 60, "seconds": 0.01}
+    with Pipeline.auto(chain(6).double(), x, target=y, loss_fn=MSE, **how) as pipe:
         return {"plan": pipe.plan.model_dump_json(), "loss": pipe.step(x, target=y)}
 
 
@@ -242,7 +237,6 @@ def test_auto_plans_once_for_all_ranks():
     plan = pipepart.Plan.model_validate_json(found[0]["plan"])
     assert len(plan.workers) == len(plan.cluster) == 2
     torch.manual_seed(0)
-    layers = nn.Sequential(*[linear() for _ in range(6)]).double()
     x, y = drawn_batches([6])[0]
-    with Pipeline(layers, plan, nn.MSELoss()) as pipe:
+    with Pipeline(chain(6).double(), plan, MSE) as pipe:
         assert pipe.step(x, target=y).equal(found[0]["loss"])

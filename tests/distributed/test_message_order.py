@@ -5,51 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Pipeline
 from pipepart.ranks import RankError
 from tests.distributed.test_as_in_one_process import without_tags
-from tests.distributed.training import TIMEOUT, drawn_batches
-from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.pieces import linear
+from tests.distributed.training import TIMEOUT
+from tests.support.chains import cut_by_hand
 from tests.support.ranks import Failed, ranks
 
 _SLOW_SECONDS = 12.0
-
-
-class FailsLater(nn.Module):
-    """Raises in its eighth forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.calls = linear(), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 8:
-            raise ValueError("on purpose")
-        return self.linear(x)
-
-
-def failing() -> dict[str, Any]:
-    model = nn.Sequential(linear(), FailsLater(), linear()).double()
-    x, y = drawn_batches([9])[0]
-    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
-        for _ in range(2):  # from the second on in one order
-            pipe.step(x, target=y)
-        with pytest.raises(Exception, match="on purpose") as raised:
-            pipe.step(x, target=y)
-        return {"error": type(raised.value).__name__}
-
-
-def test_a_failure_ends_the_step_on_all_ranks():
-    found = ranks(3).run(without_tags, failing)
-    assert [one["error"] for one in found] == ["RankError", "ValueError", "RankError"]
 
 
 class Doing(nn.Module):
@@ -65,6 +32,25 @@ class Doing(nn.Module):
         self.calls += 1
         self.act(self.calls)
         return self.linear(x)
+
+
+def failing() -> str:
+    def fail(call: int) -> None:
+        if call == 8:
+            raise ValueError("on purpose")
+
+    model = nn.Sequential(nn.Linear(2, 2), Doing(fail), nn.Linear(2, 2))
+    x = torch.ones(9, 2)
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+        for _ in range(2):  # from the second on in one order
+            pipe.step(x, target=x)
+        with pytest.raises(Exception, match="on purpose") as raised:
+            pipe.step(x, target=x)
+        return type(raised.value).__name__
+
+
+def test_a_failure_ends_the_step_on_all_ranks():
+    assert ranks(3).run(without_tags, failing) == ["RankError", "ValueError", "RankError"]
 
 
 def fails_beside_a_wait() -> float:
@@ -85,7 +71,7 @@ def fails_beside_a_wait() -> float:
     acts = [fail, send, lambda _: time.sleep(_SLOW_SECONDS), lambda _: None]
     model = nn.Sequential(*(Doing(act) for act in acts))
     began = time.monotonic()
-    with Pipeline(model, plan_by_hand(list("0123"), [1, 2, 3], micro_batches=2), nn.MSELoss()) as pipe:
+    with cut_by_hand(model, [1, 2, 3], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
         with pytest.raises((ValueError, RankError), match="out of ideas"):
             pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
         return time.monotonic() - began

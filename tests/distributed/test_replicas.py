@@ -17,13 +17,25 @@ from pipepart import Pipeline
 from tests.distributed.cases.models import LOSSES, classifier, labelled
 from tests.distributed.training import TIMEOUT, Own, drawn_batches, gradients
 from tests.support import plain
+from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import assert_same_bits, ranks
-from tests.support.replicas import cut_replicas
+
+LOSS = nn.MSELoss()
+
+
+def cut(model: nn.Module, borders: list[int], loss_fn: Any = LOSS, **how: Any) -> Pipeline:
+    """Two replicas of two stages."""
+    how = {"micro_batches": 4, "replicas": 2, "timeout": TIMEOUT, **how}
+    return cut_by_hand(model, borders, loss_fn=loss_fn, **how)
+
+
+def copied(pipe: Pipeline) -> Own:
+    return Own({name: value.clone() for name, value in pipe.state_dict().items()})
 
 
 def known_last() -> dict[str, Any]:
-    pipe = cut_replicas(classifier(), [2], 2, loss_fn=LOSSES["known last"], micro_batches=5, timeout=TIMEOUT)
+    pipe = cut(classifier(), [2], LOSSES["known last"], micro_batches=5)
     x, y = labelled((11,))[0]
     with pipe:
         return {"loss": pipe.step(x, target=y), "gradients": gradients(pipe), "state": pipe.full_state_dict()}
@@ -48,21 +60,16 @@ def unlike() -> dict[str, Any]:
     torch.manual_seed(rank)
     model = nn.Sequential(linear(), nn.BatchNorm1d(WIDTH), linear()).double()
     x, y = drawn_batches([8])[0]
-    with cut_replicas(model, [2], 2, loss_fn=nn.MSELoss(), micro_batches=4, timeout=TIMEOUT) as pipe:
-        made = Own({name: value.clone() for name, value in pipe.state_dict().items()})
+    with cut(model, [2]) as pipe:
+        made = copied(pipe)
         pipe.step(x, target=y)
-        trained = Own({name: value.clone() for name, value in pipe.state_dict().items()})
+        trained = copied(pipe)
         pipe.load_state_dict({name: value + rank for name, value in pipe.full_state_dict().items()})
-        loaded = Own({name: value.clone() for name, value in pipe.state_dict().items()})
         mesh = pipe.mesh
         assert mesh is not None
-        place = {
-            "mesh": mesh.mesh.tolist(),
-            "names": mesh.mesh_dim_names,
-            "at": list(mesh.get_coordinate() or ()),
-        }
         dist.barrier(mesh.get_group("dp"))
-        return {"made": made, "trained": trained, "loaded": loaded, **place}
+        place = {"at": mesh.get_coordinate(), "mesh": (mesh.mesh.tolist(), mesh.mesh_dim_names)}
+        return {"made": made, "trained": trained, "loaded": copied(pipe), **place}
 
 
 def test_further_replicas_have_the_values_of_the_first():
@@ -70,10 +77,9 @@ def test_further_replicas_have_the_values_of_the_first():
     for first, other in ((0, 2), (1, 3)):
         for when in ("made", "trained", "loaded"):
             plain.assert_same(found[first][when], found[other][when])
-    assert [one["at"] for one in found] == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert all((one["mesh"], one["names"]) == ([[0, 1], [2, 3]], ("dp", "pp")) for one in found)
-    model = nn.BatchNorm1d(WIDTH).double()
-    assert not found[0]["trained"]["1.running_mean"].equal(model.running_mean)
+    assert [one["at"] for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(one["mesh"] == ([[0, 1], [2, 3]], ("dp", "pp")) for one in found)
+    assert found[0]["trained"]["1.running_mean"].any()
     assert found[0]["trained"]["1.num_batches_tracked"] == 2  # micro-batches of the first replica
 
 
@@ -89,7 +95,7 @@ class Raises(nn.Module):
 def raising() -> None:
     model = nn.Sequential(linear(), nn.Tanh(), linear(), Raises()).double()
     x, y = drawn_batches([8])[0]
-    with cut_replicas(model, [2], 2, loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+    with cut(model, [2]) as pipe:
         pipe.step(x, target=y)
 
 
@@ -106,19 +112,20 @@ HOW: dict[str, Any] = {"lr": 0.05, "amsgrad": True}
 def pipeline(**options: Any) -> Pipeline:
     torch.manual_seed(3)
     layers = [layer for _ in range(2) for layer in (nn.Linear(4, 4), nn.Dropout(0.2), nn.LayerNorm(4))]
-    model = plain.in_double(layers)
-    return cut_replicas(model, [3], 2, micro_batches=4, loss_fn=nn.MSELoss(), timeout=TIMEOUT, **options)
+    return cut(plain.in_double(layers), [3], **options)
+
+
+def sharding(parameters: Any, kind: Any = torch.optim.SGD, **how: Any) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # whose import takes long
+
+    return ZeroRedundancyOptimizer(parameters, kind, **{"lr": 0.1, **how})
 
 
 def adamw(pipe: Pipeline, sharded: bool) -> torch.optim.Optimizer:
     if not sharded:
         return torch.optim.AdamW(pipe.parameters(), **HOW)
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
     assert pipe.mesh is not None
-    return ZeroRedundancyOptimizer(
-        pipe.parameters(), torch.optim.AdamW, process_group=pipe.mesh.get_group("dp"), **HOW
-    )
+    return sharding(pipe.parameters(), torch.optim.AdamW, process_group=pipe.mesh.get_group("dp"), **HOW)
 
 
 def train(folder: Path, load: bool, sharded: bool) -> dict[str, Any]:
@@ -168,20 +175,12 @@ def test_a_sharded_optimizer_steps_saves_and_loads_as_one_without_sharding(tmp_p
 
 
 def over_all_ranks() -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
     with pipeline() as pipe:
-        optimizer = ZeroRedundancyOptimizer(pipe.parameters(), torch.optim.SGD, lr=0.1)
-        pipepart.save(Path(tempfile.gettempdir(), "never"), pipe, optimizer, step=1)
+        pipepart.save(Path(tempfile.gettempdir(), "never"), pipe, sharding(pipe.parameters()), step=1)
 
 
 def of_stages() -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
-
-    pipeline(optimizer=make).close()
+    pipeline(optimizer=sharding).close()
 
 
 def fully_sharded() -> None:
@@ -198,7 +197,7 @@ def fully_sharded() -> None:
 
 def wrapped_before() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
-    cut_replicas(model, [1], 2, micro_batches=4, loss_fn=nn.MSELoss(), timeout=TIMEOUT).close()
+    cut(model, [1]).close()
 
 
 INSTEAD = 'ZeroRedundancyOptimizer(..., process_group=pipe.mesh.get_group("dp"))'
@@ -235,11 +234,10 @@ class Replaces(nn.Module):
 def replaced() -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(linear(), linear(), Replaces()).double()
-    with cut_replicas(model, [1], 2, loss_fn=nn.MSELoss(), micro_batches=4, timeout=TIMEOUT) as pipe:
+    with cut(model, [1]) as pipe:
         for x, y in drawn_batches([8, 8]):
             pipe.step(x, target=y)
-        own = {name: value.clone() for name, value in pipe.state_dict().items()}
-        return {"own": own, "state": pipe.full_state_dict()}
+        return {"own": copied(pipe), "state": pipe.full_state_dict()}
 
 
 def test_buffers_that_a_forward_binds_anew_are_those_of_the_first_replica_on_all_ranks():

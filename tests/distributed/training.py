@@ -41,16 +41,11 @@ def trained(
     max_norm: float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train on the mini-batches, one step each; then evaluate the last. Closes the pipeline.
+    """Train on the mini-batches, one step each, with ``options``; then evaluate the last. Closes the pipeline.
 
-    Args:
-        pipe: a pipeline.
-        batches: inputs and targets.
-        optimizer: of the parameters of a rank; None if stages have their own.
-        max_norm: clip gradients to it.
-        options: for each step.
+    ``optimizer`` is of the parameters of a rank; None if stages have their own, or gradients are to add up.
     """
-    found: dict[str, Any] = {"losses": [], "norms": [], "inputs": []}
+    found: dict[str, Any] = {"losses": [], "norms": []}
     with pipe:
         steps = optimizer(pipe.parameters()) if optimizer else None
         for x, y in batches:
@@ -67,6 +62,8 @@ def trained(
         found["evaluated"] = pipe.evaluate(batches[-1][0], target=batches[-1][1])
         found["state"] = pipe.full_state_dict()
         found["own state"] = Own(pipe.state_dict())
+        if pipe.optimizers:
+            found["optimizers"] = Own(pipe.optimizer_state_dict()["state"])
     found["generator"] = torch.get_rng_state()
     return found
 

@@ -10,9 +10,9 @@ from pipepart import Pipeline
 from pipepart.capture import flatten
 from tests.gpu.late import Late, borders, cut_late_chain, late_chain
 from tests.support import plain
-from tests.support.chains import plan_by_hand
+from tests.support.chains import on_devices, plan_by_hand
 from tests.support.delayed import DelayedTraining, batches, borders_of
-from tests.support.on_devices import CHUNKS, cut_on, gradients, on_devices, sample, state
+from tests.support.on_devices import CHUNKS, cut_on, gradients, sample, state
 from tests.support.pieces import WIDTH, Fails, Fork, Join, Middle
 from tests.support.replicas import batch, model_for, summed_step
 

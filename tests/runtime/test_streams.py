@@ -10,8 +10,8 @@ from pipepart import Pipeline
 from tests.pipeline.conformance.runners import DRAWN, LATE, SCHEDULES, VALUES, Mode, covering, drawn
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
-from tests.support.chains import plan_by_hand
-from tests.support.on_devices import TWO, gradients, late, on_devices, sample
+from tests.support.chains import on_devices, plan_by_hand
+from tests.support.on_devices import TWO, gradients, late, sample
 from tests.support.seeds import seeds
 
 # The devices are compiled at their first use on a machine.

@@ -14,9 +14,9 @@ from pipepart.capture import flatten
 from pipepart.runtime.transport.cuda import Callers, Streams
 from pipepart.workers.streams import on_streams
 from tests.support import plain
-from tests.support.chains import plan_by_hand
+from tests.support.chains import on_devices, plan_by_hand
 from tests.support.delayed import DelayedTraining, batches, borders_of
-from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, on_devices, sample, state
+from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, sample, state
 from tests.support.pieces import Fails
 
 # The devices are compiled at their first use on a machine.

@@ -1,6 +1,7 @@
 """Pipelines cut by hand at given layers, so that a test chooses every border."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, Literal
 
 from torch import nn
@@ -89,33 +90,37 @@ def on_device(plan: Plan, torch_device: str) -> Plan:
     return plan.model_copy(update={"cluster": cluster})
 
 
+def on_devices(plan: Plan, devices: Sequence[str]) -> Plan:
+    """Return the plan on these devices instead of its own, in order; a device named twice is shared."""
+    cluster = Cluster.of(devices)
+    names = {old.name: new.name for old, new in zip(plan.cluster.devices, cluster.devices, strict=True)}
+    return plan.model_copy(
+        update={
+            "cluster": cluster,
+            "stages": tuple(s.model_copy(update={"device": names[s.device]}) for s in plan.stages),
+            "replica_devices": tuple(tuple(names[name] for name in copy) for copy in plan.replica_devices),
+        }
+    )
+
+
 def cut_by_hand(
-    model: nn.Module,
+    model: Any,
     borders: Sequence[int],
     *,
     loss_fn: Any = None,
     micro_batches: int = 3,
-    schedule: str = "1f1b",
-    chunks: int = 1,
-    recompute: Recompute | tuple[Recompute, ...] = "never",
-    offload: Offload | tuple[Offload, ...] = "never",
-    replicas: int = 1,
-    compress: CompressedType | None = None,
-    trace: bool = False,
-    reduction: Literal["mean", "sum", "batch"] | None = None,
-    **options: Any,
+    devices: Sequence[str] | None = None,
+    **how: Any,
 ) -> Pipeline:
-    """Return a pipeline whose stages begin at layer 0 and at each of ``borders``; ``options`` are those of Pipeline."""
-    names = [name for name, _ in flatten(model)]
-    plan = plan_by_hand(
-        names,
-        borders,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-        offload=offload,
-        replicas=replicas,
-        compress=compress,
-    )
-    return Pipeline(model, plan, loss_fn=loss_fn, reduction=reduction, trace=trace, **options)
+    """Return a pipeline whose stages begin at layer 0 and at each of ``borders``.
+
+    Args:
+        model: a chain of layers, recorded or not.
+        borders, loss_fn, micro_batches: as for the plan and the pipeline.
+        devices: of torch, in place of virtual ones.
+        how: further options of :func:`plan_by_hand` and of Pipeline.
+    """
+    layers = flatten(model) if isinstance(model, nn.Module) else model.layers
+    of_plan = {name: how.pop(name) for name in signature(plan_by_hand).parameters if name in how}
+    plan = plan_by_hand([name for name, _ in layers], borders, micro_batches=micro_batches, **of_plan)
+    return Pipeline(model, on_devices(plan, devices) if devices else plan, loss_fn, **how)

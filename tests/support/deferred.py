@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipepart import Pipeline, deferred_init
 from pipepart.capture import RecordedChain
 from pipepart.runtime.placing import InitialValues, Places
-from tests.support.chains import plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.recorded import borders_of, chain_for
 
 
@@ -51,12 +51,11 @@ def pipelines(
     """Return the pipelines of a model with values and of its deferred twin."""
     plain, model = twins(make)
     chain = chain_for(plain, sample, loss_fn=loss_fn)
-    names = [name for name, _ in chain.layers]
-    plan = plan_by_hand(names, borders_of(len(names), stages), micro_batches=2)
+    borders = borders_of(len(chain.layers), stages)
     same = RecordedChain(model, chain.groups, split_loss=loss_fn is None) if chain.groups else model
     torch.manual_seed(1)
-    pipe = Pipeline(same, plan, loss_fn, initialize=initialize, **options)  # type: ignore[arg-type]
-    return Pipeline(chain, plan, loss_fn), pipe  # type: ignore[arg-type]
+    pipe = cut_by_hand(same, borders, loss_fn=loss_fn, micro_batches=2, initialize=initialize, **options)
+    return cut_by_hand(chain, borders, loss_fn=loss_fn, micro_batches=2), pipe
 
 
 class Tied(nn.Module):

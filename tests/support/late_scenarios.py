@@ -14,8 +14,8 @@ from pipepart.capture import flatten
 from pipepart.runtime.transport.pinned import PinnedCopies
 from pipepart.workers.streams import on_streams
 from tests.support import plain
-from tests.support.chains import plan_by_hand
-from tests.support.on_devices import AND_BACK, SHARED, THREE, TWO, cut_on, gradients, late, on_devices, sample
+from tests.support.chains import on_devices, plan_by_hand
+from tests.support.on_devices import AND_BACK, SHARED, THREE, TWO, cut_on, gradients, late, sample
 from tests.support.recorded import chain_for
 from tests.support.replicas import summed_step
 from tests.support.skipping import WIDTH, Hourglass

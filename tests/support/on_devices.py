@@ -7,45 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipepart import Cluster, Pipeline, Plan
-from pipepart.capture import flatten
+from pipepart import Pipeline
 from tests.support import plain
-from tests.support.chains import Offload, Recompute, plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.vdev import devices as vdev
 from tests.vdev import races
 
+# Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device.
 CHUNKS = {
-    "gpipe": 1,
-    "1f1b": 1,
-    "eager-1f1b": 1,
-    "zb-h1": 1,
-    "zb-h2": 1,
-    "interleaved-1f1b": 2,
-    "interleaved-zb": 2,
-    "zb-v": 2,
-    "v-half": 2,
-    "v-min": 2,
-    "dualpipe-v": 2,
-    "hanayo": 2,
+    **dict.fromkeys(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"), 1),
+    **dict.fromkeys(
+        ("interleaved-1f1b", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2
+    ),
 }
 
 TWO = ("vdev:0", "vdev:1")
 SHARED = ("vdev:0", "vdev:0")  # one device of two workers
 THREE = ("vdev:0", "vdev:1", "vdev:2")
 AND_BACK = ("vdev:0", "vdev:1", "vdev:0")
-
-
-def on_devices(plan: Plan, devices: Sequence[str]) -> Plan:
-    """Return the plan on these devices instead of its own, in order; a device named twice is shared."""
-    cluster = Cluster.of(devices)
-    names = {old.name: new.name for old, new in zip(plan.cluster.devices, cluster.devices, strict=True)}
-    return plan.model_copy(
-        update={
-            "cluster": cluster,
-            "stages": tuple(s.model_copy(update={"device": names[s.device]}) for s in plan.stages),
-            "replica_devices": tuple(tuple(names[name] for name in copy) for copy in plan.replica_devices),
-        }
-    )
 
 
 def cut_on(
@@ -55,24 +34,10 @@ def cut_on(
     loss_fn: Any = None,
     *,
     micro_batches: int = 4,
-    schedule: str = "1f1b",
-    chunks: int = 1,
-    recompute: Recompute = "never",
-    offload: Offload = "never",
-    **options: Any,
+    **how: Any,
 ) -> Pipeline:
-    """Return a pipeline on these devices whose stages begin at layer 0 and at each of ``borders``."""
-    names = [name for name, _ in flatten(model)]
-    plan = plan_by_hand(
-        names,
-        borders,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-        offload=offload,
-    )
-    return Pipeline(model, on_devices(plan, devices), loss_fn, **options)
+    """As :func:`tests.support.chains.cut_by_hand`, on these devices."""
+    return cut_by_hand(model, borders, loss_fn=loss_fn, micro_batches=micro_batches, devices=devices, **how)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import pipepart
+
 WIDTH = 6
 
 
@@ -97,6 +99,20 @@ class Fails(nn.Module):
         if self.calls == 3:
             raise ArithmeticError("third call")
         return x * 1
+
+
+class Balanced(nn.Module):
+    """Adds two losses: a mean over samples of its gates, and a sum over samples of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gate = linear(), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pipepart.add_loss(0.3 * self.gate(x).softmax(dim=1).pow(2).sum(dim=1).mean())
+        y = self.linear(x)
+        pipepart.add_loss(0.01 * y.pow(2).sum(), reduction="sum")
+        return y
 
 
 class First(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pipepart import collect_losses
 from pipepart.capture import flatten
 from pipepart.data.arguments import call
 from pipepart.runtime.replay.randomness import RngKeys
@@ -71,6 +72,29 @@ def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys) -> Any:
         with draws.of(place, micro_batch):
             x = layer(x)
     return x
+
+
+def check_whole(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], **how: Any) -> None:
+    """Assert that a step has loss and gradients of the plain model on the whole mini-batch, up to rounding.
+
+    Losses that layers add count, parameters of the loss have gradients, too.
+
+    Args:
+        pipe: a pipeline; its model is copied before.
+        x, y, loss_fn: the mini-batch and its loss; None for a target or a loss that there is not.
+        how: keywords of the step.
+    """
+    losses = [loss_fn] if isinstance(loss_fn, nn.Module) else []
+    theirs = twin(nn.ModuleList([pipe.module, *losses]))
+    reference, plain_loss = [*theirs.children(), loss_fn][:2]
+    found = pipe.step(x, target=y, **how)
+    with collect_losses() as added:
+        output = call(reference, x)
+    own = output if loss_fn is None else plain_loss(*([output] if y is None else [output, y]))
+    expected = own + added.total().to(own.dtype)
+    expected.backward()
+    assert_near(found, expected.detach(), what="loss")
+    assert_close(gradients(nn.ModuleList([pipe.module, *losses])), gradients(theirs))
 
 
 def check_step(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], parts: int = 3, **how: Any) -> None:

@@ -15,7 +15,7 @@ from pipepart.capture.deep_copies import deep_copies
 from pipepart.data.arguments import call
 from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
-from tests.support.chains import plan_by_hand
+from tests.support.chains import cut_by_hand
 
 LossFunction = Callable[..., Any] | None
 
@@ -44,26 +44,12 @@ def piped(
     stages: int = 2,
     borders: Sequence[int] | None = None,
     parts: int = 2,
-    schedule: str = "1f1b",
-    chunks: int = 1,
-    recompute: Any = "never",
-    compress: Any = None,
-    **options: Any,
+    **how: Any,
 ) -> Pipeline:
-    """A pipeline of a model whose layers are recorded with a sample."""
+    """A pipeline of a model whose layers are recorded with a sample; ``how`` as for ``cut_by_hand``."""
     chain = chain_for(model, sample, loss_fn=loss_fn, parts=parts)
-    names = [name for name, _ in chain.layers]
-    borders = borders_of(len(names), stages) if borders is None else borders
-    plan = plan_by_hand(
-        names,
-        borders,
-        micro_batches=parts,
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-        compress=compress,
-    )
-    return Pipeline(chain, plan, loss_fn, **options)  # type: ignore[arg-type]
+    borders = borders_of(len(chain.layers), stages) if borders is None else borders
+    return cut_by_hand(chain, borders, loss_fn=loss_fn, micro_batches=parts, **how)
 
 
 def plainly(

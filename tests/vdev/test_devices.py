@@ -1,6 +1,7 @@
-"""Tensors live on one of several devices, as on a box of GPUs."""
+"""Tensors live on one of several devices, as on a box of GPUs; memory is counted to the byte and limited."""
 
 import copy
+import gc
 import threading
 
 import pytest
@@ -9,23 +10,19 @@ from torch import nn
 
 from tests.vdev import devices as vdev
 
+MIXED = {
+    "vdev:0 and vdev:1": lambda: torch.ones(3, device="vdev:0") + torch.ones(3, device="vdev:1"),
+    "vdev:1 and cpu": lambda: nn.functional.linear(torch.ones(2, 3, device="vdev:1"), torch.ones(4, 3)),
+    "vdev:1 and cpu!": lambda: torch.tensor(1.0).add_(torch.tensor(1.0, device="vdev:1")),
+}
 
-def test_tensors_of_two_devices_do_not_meet():
+
+@pytest.mark.parametrize("places", MIXED)
+def test_tensors_of_two_devices_do_not_meet(places):
     with pytest.raises(
-        RuntimeError,
-        match="Expected all tensors to be on the same device, but found at least two devices, vdev:0 and vdev:1!",
+        RuntimeError, match=f"same device, but found at least two devices, {places.rstrip('!')}!"
     ):
-        _ = torch.ones(3, device="vdev:0") + torch.ones(3, device="vdev:1")
-
-
-def test_a_tensor_of_the_host_meets_none_of_a_device():
-    with pytest.raises(RuntimeError, match="at least two devices, vdev:1 and cpu!"):
-        nn.functional.linear(torch.ones(2, 3, device="vdev:1"), torch.ones(4, 3))
-
-
-def test_nothing_is_written_to_a_number_of_the_host():
-    with pytest.raises(RuntimeError, match="at least two devices, vdev:1 and cpu!"):
-        torch.tensor(1.0).add_(torch.tensor(1.0, device="vdev:1"))
+        MIXED[places]()
 
 
 def test_an_index_of_the_host_is_read_by_any_device():
@@ -46,16 +43,12 @@ def test_torch_finds_the_devices_until_they_are_hidden():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda device: torch.zeros(2, 3, device=device),
         lambda device: torch.full((2, 2), 7, device=device),
         lambda device: torch.arange(5, device=device),
-        lambda device: torch.linspace(0, 1, 5, device=device),
-        lambda device: torch.eye(3, device=device),
         lambda device: torch.tensor([[1, 2], [3, 4]], device=device),
         lambda device: torch.tril_indices(3, 3, device=device),
-        lambda device: torch.ones(3, dtype=torch.bool, device=device),
         lambda device: torch.empty_strided((2, 3), (1, 2), device=device).fill_(2),
-        lambda device: torch.zeros_like(torch.ones(2, device=device)),
+        lambda device: torch.zeros_like(torch.ones(2, dtype=torch.bool, device=device)),
         lambda device: torch.ones(2, device=device).new_full((3,), 4.0),
     ],
 )
@@ -67,25 +60,13 @@ def test_factories_make_what_they_make_on_the_cpu(make):
 
 
 def test_views_share_the_memory_of_their_base():
-    base = torch.zeros(4, 6, device="vdev:1")
-    base.view(2, 12)[0].fill_(1)
-    base.t()[5].add_(2)
-    base[:, 1:3].unsqueeze(0).mul_(3)
-    expected = torch.zeros(4, 6)
-    expected.view(2, 12)[0].fill_(1)
-    expected.t()[5].add_(2)
-    expected[:, 1:3].unsqueeze(0).mul_(3)
+    base, expected = torch.zeros(4, 6, device="vdev:1"), torch.zeros(4, 6)
+    for one in (base, expected):
+        one.view(2, 12)[0].fill_(1)
+        one.t()[5].add_(2)
+        one[:, 1:3].unsqueeze(0).mul_(3)
     assert torch.equal(base.cpu(), expected)
     assert base.view(24).untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
-
-
-def test_a_storage_is_emptied_and_filled_again():
-    weight = torch.ones(1000, device="vdev:6")
-    assert vdev.memory("vdev:6").allocated == 4000
-    weight.untyped_storage().resize_(0)
-    assert vdev.memory("vdev:6").allocated == 0
-    weight.untyped_storage().resize_(4000)
-    assert weight.fill_(3).sum().item() == 3000
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
@@ -117,14 +98,14 @@ def test_a_deep_copy_stays_on_the_device():
 
 
 def test_each_device_draws_from_its_own_generator():
+    def drawn(device: str) -> list[float]:
+        return torch.randn(4, device=device).tolist()
+
     torch.manual_seed(3)
-    first = torch.randn(4, device="vdev:0")
-    second = torch.randn(4, device="vdev:1")
+    first, second = drawn("vdev:0"), drawn("vdev:1")
     torch.manual_seed(3)
-    assert torch.equal(first.cpu(), torch.randn(4))
-    assert torch.equal(first.cpu(), second.cpu())
-    assert torch.equal(first.cpu(), torch.randn(4, device="vdev:0").cpu())
-    assert not torch.equal(first.cpu(), torch.randn(4, device="vdev:0").cpu())
+    assert first == second == drawn("cpu") == drawn("vdev:0")
+    assert first != drawn("vdev:0")
 
 
 def test_backward_of_each_device_runs_on_a_thread_of_its_own():
@@ -150,7 +131,53 @@ def test_backward_of_each_device_runs_on_a_thread_of_its_own():
 def test_numbers_that_are_conjugated_or_negated_when_they_are_read():
     numbers = torch.randn(3, 2, dtype=torch.cdouble)
     there = numbers.to("vdev:0")
-    assert there.conj().cpu().resolve_conj().equal(numbers.conj().resolve_conj())
+    assert there.conj().to("vdev:1").cpu().resolve_conj().equal(numbers.conj().resolve_conj())
     assert (there.conj() * 2).cpu().equal(numbers.conj() * 2)
     assert (there.conj().imag + 1).cpu().equal(numbers.conj().imag + 1)
-    assert there.conj().to("vdev:1").cpu().resolve_conj().equal(numbers.conj().resolve_conj())
+
+
+@pytest.fixture
+def _empty():
+    gc.collect()
+    assert vdev.memory("vdev:0").allocated == 0
+    vdev.reset_peak("vdev:0")
+
+
+def in_use() -> tuple[int, int]:
+    """The bytes in use, and the most; torch has the same figures."""
+    memory = vdev.memory("vdev:0")
+    assert torch.accelerator.memory_allocated("vdev:0") == memory.allocated
+    assert torch.accelerator.max_memory_allocated("vdev:0") == memory.peak
+    return memory.allocated, memory.peak
+
+
+@pytest.mark.usefixtures("_empty")
+def test_bytes_are_counted_while_they_live():
+    one = torch.empty(1000, device="vdev:0")
+    two = torch.empty(10, dtype=torch.int64, device="vdev:0")
+    view = one[:10]
+    del one
+    assert in_use() == (4080, 4080)
+    del view
+    assert in_use() == (80, 4080)
+    vdev.reset_peak("vdev:0")
+    assert in_use() == (80, 80)
+    two.untyped_storage().resize_(0)
+    assert in_use() == (0, 80)
+    two.untyped_storage().resize_(80)
+    assert two.fill_(3).sum().item() == 30
+
+
+@pytest.mark.usefixtures("_empty")
+def test_an_allocation_or_the_result_of_a_kernel_beyond_the_capacity_says_what_is_in_use():
+    vdev.set_capacity("vdev:0", 4096)
+    kept = torch.ones(512, 1, device="vdev:0")
+    with pytest.raises(torch.OutOfMemoryError, match=r"allocate 2\.00 KiB.*4\.00 KiB is in use") as info:
+        _ = torch.zeros(512, device="vdev:0"), torch.zeros(512, device="vdev:0")
+    del info
+    gc.collect()
+    with pytest.raises(torch.OutOfMemoryError):
+        _ = kept[:100] @ kept[:100].t()
+    assert in_use()[0] == 2048
+    vdev.set_capacity("vdev:0", 2048 + 40_004)
+    assert (kept[:100] @ kept[:100].t()).sum().item() == 10_000

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from schedules import Kind, Timeline
-from tests.support.chains import plan_by_hand
-from tests.support.on_devices import cut_on, on_devices
+from tests.support.chains import on_devices, plan_by_hand
+from tests.support.on_devices import cut_on
 from tests.vdev import devices as vdev
 
 TIMER = 0.02  # seconds that a slow layer computes for, on either clock

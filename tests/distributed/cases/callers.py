@@ -11,33 +11,15 @@ from torch.nn import functional
 
 import pipepart
 from pipepart.ranks import under_torchrun
-from tests.distributed.cases.models import Balanced, Overflow
 from tests.distributed.cases.registry import on
-from tests.distributed.training import (
-    TIMEOUT,
-    adam,
-    drawn_batches,
-    gradients,
-    rank,
-    small,
-    trained,
-    trained_by_caller,
-)
-from tests.support import skipping
+from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, rank, small, trained
 from tests.support.chains import cut_by_hand
-from tests.support.pieces import WIDTH, linear
+from tests.support.pieces import WIDTH, Balanced, linear
 from tests.support.ranks import Own
 from tests.support.recorded import piped
+from tests.support.two_parts import Calls
 
 X, Y = drawn_batches([6])[0]
-
-
-@on(3, slow=True)
-def of_a_recorded_model() -> dict[str, Any]:
-    """Live values go past a stage on another rank."""
-    x, model = drawn_batches([8])[0][0], skipping.Hourglass(4).double()
-    pipe = piped(model, x, loss_fn=nn.MSELoss(), stages=3, parts=4, timeout=TIMEOUT)
-    return trained_by_caller(pipe, nn.MSELoss())
 
 
 class OwnLoss(nn.Module):
@@ -73,19 +55,16 @@ def of_a_model_with_a_loss_of_its_own(given: bool) -> dict[str, Any]:
         return {**out, "gradients": gradients(pipe)}
 
 
-class Two(nn.Module):
-    """Returns two outputs and a value."""
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        left, right = x.chunk(2, dim=1)
-        return {"left": left, "right": [right.exp()], "mask": x > 0, "scale": 2.0}
-
-
 @on(2)
 def of_some_outputs() -> dict[str, Any]:
     """Only some of the outputs have gradients, another one each time; then only the input gets one."""
+
+    def two(x: Tensor) -> dict[str, Any]:
+        left, right = x.chunk(2, dim=1)
+        return {"left": left, "right": [right.exp()], "mask": x > 0, "scale": 2.0}
+
     found: dict[str, Any] = {}
-    with cut_by_hand(nn.Sequential(linear(), linear(), Two()).double(), [1], timeout=TIMEOUT) as pipe:
+    with cut_by_hand(nn.Sequential(linear(), linear(), Calls(two)).double(), [1], timeout=TIMEOUT) as pipe:
         for number in range(3):
             out = pipe(X)
             parts = [out["left"].sum(), out["right"][0].pow(2).sum() * out["scale"]]
@@ -126,27 +105,6 @@ def collected_losses(recompute: Any) -> dict[str, Any]:
         return {"losses": losses, "gradients": gradients(pipe)}
 
 
-@on(3, slow=True)
-def an_overflow_in_half_precision() -> dict[str, Any]:
-    """The gradients of the first stage alone overflow in the third step."""
-    overflow = Overflow()
-    model = nn.Sequential(linear(), overflow, linear(), nn.Tanh(), linear())
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    scales = []
-    with cut_by_hand(model, [2, 4], timeout=TIMEOUT) as pipe:
-        optimizer = adam(pipe.parameters())
-        for step, (x, y) in enumerate(drawn_batches([6] * 5)):
-            overflow.on = step == 2
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = functional.mse_loss(pipe(x.float()).float(), y.float())
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            scales.append(scaler.get_scale())
-        return {"scales": scales, "state": pipe.full_state_dict()}
-
-
 @on(3, (0, 2))
 @on(3, (0, 1, 2), slow=True)
 def given_to_some_ranks(given: tuple[int, ...]) -> dict[str, Any]:
@@ -159,8 +117,7 @@ def given_to_some_ranks(given: tuple[int, ...]) -> dict[str, Any]:
             has = rank() in given
             found["losses"].append(pipe.step(*([x] if has else []), target=y if has else None))
             optimizer.step()
-        found["state"] = pipe.full_state_dict()
-    return found
+        return {**found, "state": pipe.full_state_dict()}
 
 
 @on(3)
@@ -173,10 +130,8 @@ def only_what_is_needed() -> dict[str, Any]:
         for x, y in drawn_batches([6, 3]):
             made = [before(x)] if alone or rank() == 0 else []
             found["losses"].append(pipe.step(*made, target=y if alone or rank() == 2 else None))
-        found["gradients"] = gradients(pipe)
         own = before.weight.grad if alone or rank() == 0 else None
-        found["before"] = Own({} if own is None else {"weight": own})
-    return found
+        return {**found, "gradients": gradients(pipe), "before": Own({} if own is None else {"weight": own})}
 
 
 @on(3)
@@ -206,8 +161,9 @@ def loaded() -> dict[str, Any]:
     first, second = (nn.Sequential(*[linear() for _ in range(5)]).double() for _ in range(2))
     for model in (first, second):
         model[4].weight = model[0].weight
-    found = trained(cut_by_hand(first, [2, 3], loss_fn=nn.MSELoss(), timeout=TIMEOUT), drawn_batches([6]))
-    with cut_by_hand(second, [1, 4], loss_fn=nn.MSELoss(), timeout=TIMEOUT) as pipe:
+    how: dict[str, Any] = {"loss_fn": nn.MSELoss(), "timeout": TIMEOUT}
+    found = trained(cut_by_hand(first, [2, 3], **how), drawn_batches([6]))
+    with cut_by_hand(second, [1, 4], **how) as pipe:
         pipe.load_state_dict(found["state"])
         with pytest.raises(RuntimeError, match="Unexpected key"):
             pipe.load_state_dict({**found["state"], "other": X})

@@ -10,29 +10,29 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart import Pipeline
+from pipepart import Arguments, Pipeline
 from pipepart.capture import RecordedChain
-from tests.distributed.cases.models import Keeps, Packs, Unpacks, language_model
+from tests.distributed.cases.models import Packs, Unpacks
 from tests.distributed.cases.registry import on
-from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
+from tests.distributed.training import TIMEOUT, drawn_batches, gradients, trained
 from tests.support import skipping
-from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied, initialize, twins
 from tests.support.pieces import WIDTH, OtherLayout, linear
 from tests.support.recorded import borders_of, chain_for, piped
+from tests.support.two_parts import Calls
 
 
 def cut(layers: list[nn.Module], borders: list[int], **options: Any) -> Pipeline:
-    return cut_by_hand(
-        nn.Sequential(*layers).double(), borders, loss_fn=nn.MSELoss(), timeout=TIMEOUT, **options
-    )
+    options = {"loss_fn": nn.MSELoss(), "timeout": TIMEOUT, **options}
+    return cut_by_hand(nn.Sequential(*layers).double(), borders, **options)
 
 
 @on(3, None)
 @on(3, "bf16", slow=True)
 def nests(compress: Any) -> dict[str, Any]:
     """Messages keep their nest, their layout and the memory that they share."""
-    layers = [linear(), Packs(), Keeps(), Unpacks(), linear()]
+    layers = [linear(), Packs(), nn.Identity(), Unpacks(), linear()]
     return trained(cut(layers, [2, 3], compress=compress), drawn_batches([9, 6, 2, 9]))
 
 
@@ -49,38 +49,19 @@ def deferred_statistics(recompute: Any) -> dict[str, Any]:
 def values_that_skip_ranks(
     stages: int, schedule: str, recompute: Any, compress: Any = None
 ) -> dict[str, Any]:
-    pipe = piped(
-        skipping.Hourglass(4).double(),
-        drawn_batches([8])[0][0],
-        loss_fn=nn.MSELoss(),
-        stages=stages,
-        parts=4,
-        schedule=schedule,
-        recompute=recompute,
-        compress=compress,
-        timeout=TIMEOUT,
-    )
+    how: dict[str, Any] = {"schedule": schedule, "recompute": recompute, "compress": compress}
+    model, x = skipping.Hourglass(4).double(), drawn_batches([8])[0][0]
+    pipe = piped(model, x, loss_fn=nn.MSELoss(), stages=stages, parts=4, timeout=TIMEOUT, **how)
     return trained(pipe, drawn_batches([8, 3, 8]))
 
 
 def language_models(kind: str) -> dict[str, Any]:
     """Sequences of two lengths; the head is tied to the embedding."""
-    generator = torch.Generator().manual_seed(4)
-    words = [
-        torch.randint(40, (size, length), generator=generator) for size, length in [(6, 7), (6, 5), (6, 7)]
-    ]
-    sample = {"input_ids": words[0], "labels": words[0], "use_cache": False}
-    found: dict[str, Any] = {"losses": []}
-    with piped(language_model(kind), sample, stages=3, parts=3, timeout=TIMEOUT) as pipe:
-        optimizer = adam(pipe.parameters())
-        for ids in words:
-            optimizer.zero_grad()
-            found["losses"].append(pipe.step(**{**sample, "input_ids": ids, "labels": ids}))
-            found["norm"] = pipe.clip_grad_norm_(0.5)
-            optimizer.step()
-        found["gradients"] = gradients(pipe)
-        found["state"] = pipe.full_state_dict()
-    return found
+    from tests.capture.families import FAMILIES, text
+
+    batches = [(Arguments(**text(length)), None) for length in (7, 5, 7)]
+    pipe = piped(FAMILIES[kind][0](), batches[0][0], stages=3, parts=3, timeout=TIMEOUT)
+    return trained(pipe, batches, max_norm=0.5)
 
 
 @on(3)
@@ -97,9 +78,7 @@ def frozen_and_thawed() -> dict[str, Any]:
             optimizer.zero_grad()
             found["losses"].append(pipe.step(x, target=y))
             optimizer.step()
-        found["gradients"] = gradients(pipe)
-        found["state"] = pipe.full_state_dict()
-    return found
+        return {**found, "gradients": gradients(pipe), "state": pipe.full_state_dict()}
 
 
 class Scaled(nn.Module):
@@ -127,39 +106,21 @@ class Enters(nn.Module):
         return x * scale if shift is None else x * scale + shift
 
 
-class Turns(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.complex(x, x.sin()), x.bfloat16()
-
-
-class Leaves(nn.Module):
-    def forward(self, pair: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+@on(3)
+def keywords_complex_numbers_and_several_outputs() -> dict[str, Any]:
+    def leave(pair: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         turned, rounded = pair
         return {"size": turned.abs(), "angle": (turned * turned).real, "rounded": rounded.double()}
 
-
-@on(3)
-def keywords_complex_numbers_and_several_outputs() -> dict[str, Any]:
     def loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
         return (output["size"] - target).pow(2).mean() + (output["angle"] * output["rounded"]).mean()
 
-    model = nn.Sequential(Enters(), linear(), Turns(), Leaves()).double()
-    found: dict[str, Any] = {"losses": []}
-    with cut_by_hand(model, [1, 3], loss_fn=loss, timeout=TIMEOUT) as pipe:
-        x = y = torch.empty(0)
-        for number, (x, y) in enumerate(drawn_batches([6, 7, 6])):
-            options: dict[str, Any] = {"shift": torch.tensor(0.5).double()} if number == 1 else {}
-            found["losses"].append(pipe.step(x, scale=1.5, target=y, return_outputs=True, **options))
-        found["gradients"] = gradients(pipe)
-        found["evaluated"] = pipe.evaluate(x, target=y, return_outputs=True)
-    return found
-
-
-class Picks(nn.Module):
-    """Passes on the rows whose first number is positive, and which they were."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, (x[:, 0] > 0).nonzero().flatten()
+    turn = Calls(lambda x: (torch.complex(x, x.sin()), x.bfloat16()))
+    pipe = cut([Enters(), linear(), turn, Calls(leave)], [1, 3], loss_fn=loss)
+    shifts: list[dict[str, Any]] = [{}, {"shift": torch.tensor(0.5).double()}, {}]
+    batches = drawn_batches([6, 7, 6])
+    given = [(Arguments(x, scale=1.5, **shift), y) for (x, y), shift in zip(batches, shifts, strict=True)]
+    return trained(pipe, given, optimizer=None, return_outputs=True)
 
 
 class Uses(nn.Module):
@@ -175,8 +136,9 @@ class Uses(nn.Module):
 
 
 def cut_of_varying_shapes(**options: Any) -> Pipeline:
-    """The number of rows between the first stages depends on values."""
-    return cut([linear(), Picks(), Uses(), linear()], [2, 3], **options)
+    """The number of rows between the first stages depends on values: those whose first number is positive."""
+    picks = Calls(lambda x: (x, (x[:, 0] > 0).nonzero().flatten()))
+    return cut([linear(), picks, Uses(), linear()], [2, 3], **options)
 
 
 @on(3, "1f1b", slow=True)
@@ -197,8 +159,9 @@ def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
 @on(2, slow=True)
 def unequal_speeds() -> dict[str, Any]:
     cluster = pipepart.Cluster.virtual(2, speed=[1, 0.25], threads=1)
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2).model_copy(update={"cluster": cluster})
     model = nn.Sequential(linear(), linear()).double()
+    with cut_by_hand(model, [1], micro_batches=2) as pipe:
+        plan = pipe.plan.model_copy(update={"cluster": cluster})
     return trained(Pipeline(model, plan, nn.MSELoss(), timeout=TIMEOUT), drawn_batches([8, 3]))
 
 
@@ -213,10 +176,9 @@ def cut_recorded(
 ) -> Pipeline:
     """A pipeline of a model whose layers are those that ``plain`` is recorded with."""
     chain = chain_for(plain, args, loss_fn=loss_fn)
-    layers = [name for name, _ in chain.layers]
-    own: Any = RecordedChain(model, chain.groups, split_loss=False, verify=verify)
-    plan = plan_by_hand(layers, borders_of(len(layers), stages), micro_batches=2)
-    return Pipeline(own, plan, loss_fn, timeout=TIMEOUT, **options)
+    own = RecordedChain(model, chain.groups, split_loss=False, verify=verify)
+    borders = borders_of(len(chain.layers), stages)
+    return cut_by_hand(own, borders, loss_fn=loss_fn, micro_batches=2, timeout=TIMEOUT, **options)
 
 
 @on(2, "plain", slow=True)
@@ -227,11 +189,5 @@ def tied_and_recorded(kind: str, folder: Path | None = None) -> dict[str, Any]:
     words = torch.randint(12, (8,), generator=torch.Generator().manual_seed(1))
     options: dict[str, Any] = {"weights": folder} if folder else {"initialize": initialize}
     own, stages = (plain, 2) if kind == "plain" else (model, 3)
-    with cut_recorded(plain, own, (words,), stages, nn.functional.cross_entropy, **options) as pipe:
-        optimizer = adam(pipe.parameters())
-        losses = []
-        for _ in range(2):
-            optimizer.zero_grad()
-            losses.append(pipe.step(words, target=words))
-            optimizer.step()
-        return {"losses": losses, "gradients": gradients(pipe), "state": pipe.full_state_dict()}
+    pipe = cut_recorded(plain, own, (words,), stages, nn.functional.cross_entropy, **options)
+    return trained(pipe, [(words, words)] * 2)

@@ -1,4 +1,4 @@
-"""Losses, their gradients, and what is done with these."""
+"""Losses, their gradients, and what is done with these; replicas that do not all do the same."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipepart import Pipeline
-from tests.distributed.cases.models import CLASSES, LOSSES, Balanced, Overflow, classifier, labelled
+from tests.distributed.cases.models import CLASSES, LOSSES, Overflow, classifier, labelled
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
 from tests.support.chains import cut_by_hand
-from tests.support.pieces import WIDTH, linear
-from tests.support.ranks import Own
+from tests.support.pieces import WIDTH, Balanced, linear
+from tests.support.recorded import chain_for
 
 
 def classify(borders: list[int], loss: str, **options: Any) -> Pipeline:
@@ -50,40 +50,24 @@ def a_loss_of_the_whole_mini_batch() -> dict[str, Any]:
         scores = output @ output.t()
         return functional.cross_entropy(scores, torch.arange(len(output))) + output.mul(target).mean()
 
-    pipe = cut_by_hand(
-        nn.Sequential(linear(), nn.Tanh(), linear(), linear()).double(),
-        [2],
-        loss_fn=contrast,
-        reduction="batch",
-        schedule="gpipe",
-        micro_batches=4,
-        timeout=TIMEOUT,
-    )
+    model = nn.Sequential(linear(), nn.Tanh(), linear(), linear()).double()
+    how: dict[str, Any] = {"reduction": "batch", "schedule": "gpipe", "micro_batches": 4}
+    pipe = cut_by_hand(model, [2], loss_fn=contrast, timeout=TIMEOUT, **how)
     return trained(pipe, drawn_batches([9, 8, 3]), max_norm=0.1)
 
 
 @on(3, "ignored")
 def optimizers_in_the_stages(loss: str) -> dict[str, Any]:
-    with classify([1, 4], loss, micro_batches=4, optimizer=adam) as pipe:
-        losses = [pipe.step(x, target=y) for x, y in labelled((12, 12, 3))]
-        return {
-            "losses": losses,
-            "state": pipe.full_state_dict(),
-            "gradients": gradients(pipe),
-            "optimizers": Own(pipe.optimizer_state_dict()["state"]),
-        }
+    return trained(classify([1, 4], loss, micro_batches=4, optimizer=adam), labelled((12, 12, 3)), None)
 
 
 @on(3, "pipedream", slow=True)
 @on(3, "pipedream-2bw")
 def asynchronous(schedule: str) -> dict[str, Any]:
-    pipe = classify(
-        [1, 4],
-        "ignored",
-        micro_batches=12,
-        schedule=schedule,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    )
+    def momentum(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    pipe = classify([1, 4], "ignored", micro_batches=12, schedule=schedule, optimizer=momentum)
     batches = [(x, y.abs() % CLASSES) for x, y in labelled((24, 24, 12))]
     return trained(pipe, batches, optimizer=None)
 
@@ -107,11 +91,15 @@ def clipped(norm_type: float) -> dict[str, Any]:
     return {"norms": norms, "gradients": found}
 
 
-@on(3, False, False, slow=True)
-@on(3, True, False)
-@on(3, False, True, slow=True)
-def an_overflow_on_one_rank(autocast: bool, frozen: bool) -> dict[str, Any]:
-    """The gradients of the first stage alone overflow in the fifth step. ``frozen``: that of the second has none."""
+@on(3, torch.float32, slow=True)
+@on(3, torch.bfloat16)
+@on(3, torch.float32, True, slow=True)
+@on(3, torch.float16, False, True, slow=True)
+def an_overflow_on_one_rank(dtype: torch.dtype, frozen: bool = False, called: bool = False) -> dict[str, Any]:
+    """The gradients of the first stage alone overflow in the fifth step.
+
+    ``frozen``: that of the second has none. ``called``: the caller goes backward, without unscaling.
+    """
     overflow = Overflow()
     model = nn.Sequential(linear(), overflow, linear(), nn.Tanh(), linear(), nn.Linear(WIDTH, CLASSES))
     model[2].requires_grad_(not frozen)
@@ -122,12 +110,17 @@ def an_overflow_on_one_rank(autocast: bool, frozen: bool) -> dict[str, Any]:
         for step, (x, y) in enumerate(labelled((7,) * 7)):
             overflow.on = step == 4
             pipe.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                found["losses"].append(pipe.step(x.float(), target=y, scaler=scaler))
-            scaler.unscale_(optimizer)
-            pipe.clip_grad_norm_(0.5)
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+                out = pipe(x.float()) if called else pipe.step(x.float(), target=y, scaler=scaler)
+            if called:
+                out = functional.cross_entropy(out.float(), y)
+                scaler.scale(out).backward()
+            else:
+                scaler.unscale_(optimizer)
+                pipe.clip_grad_norm_(0.5)
             scaler.step(optimizer)
             scaler.update()
+            found["losses"].append(out.detach())
             found["scales"].append(scaler.get_scale())
         found["state"] = pipe.full_state_dict()
     return found
@@ -138,12 +131,49 @@ def an_overflow_on_one_rank(autocast: bool, frozen: bool) -> dict[str, Any]:
 @on(4, "ignored", 2)
 def gradients_of_several_steps(loss: str, replicas: int = 1) -> dict[str, Any]:
     """They add up, each once; one bias has none."""
-    found: dict[str, Any] = {"losses": []}
-    with classify([2], loss, replicas=replicas, micro_batches=5 if replicas > 1 else 3) as pipe:
-        pipe.module.get_parameter("0.bias").requires_grad_(False)
-        for x, y in labelled((12, 11, 1) if replicas > 1 else (7, 5, 6)):
-            step, output = pipe.step(x, target=y, loss_weight=1 / 3, return_outputs=True)
-            found["losses"] += [step, output, pipe.evaluate(x, target=y)]
-        found["gradients"] = gradients(pipe)
-        found["norm"] = pipe.clip_grad_norm_(0.1)
-    return found
+    pipe = classify([2], loss, replicas=replicas, micro_batches=5 if replicas > 1 else 3)
+    pipe.module.get_parameter("0.bias").requires_grad_(False)
+    batches = labelled((12, 11, 1) if replicas > 1 else (7, 5, 6))
+    return trained(pipe, batches, optimizer=None, loss_weight=1 / 3, return_outputs=True)
+
+
+class Sometimes(nn.Module):
+    """Uses a parameter for some micro-batches only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.never = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.used if float(x.sum()) > 0 else x
+
+
+@on(4)
+def used_by_some_replicas() -> dict[str, Any]:
+    model = nn.Sequential(linear(), Balanced(), Sometimes(), linear()).double()
+    how: dict[str, Any] = {"replicas": 2, "micro_batches": 2, "timeout": TIMEOUT}
+    return trained(cut_by_hand(model, [2], loss_fn=nn.MSELoss(), **how), drawn_batches([4, 2, 3, 4, 6]))
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.second(torch.tanh(self.first(x)))
+        return {"loss": nn.functional.cross_entropy(scores, labels), "scores": scores}
+
+
+@on(4)
+def outputs_of_all_replicas() -> dict[str, Any]:
+    """Outputs and gradients of the input reach every rank."""
+    x, y = labelled((7,))[0]
+    chain = chain_for(OwnLoss().double(), (x, y), parts=3)
+    x.requires_grad_()
+    with cut_by_hand(chain, [1], micro_batches=3, replicas=2, timeout=TIMEOUT) as pipe:
+        loss, output = pipe.step(x, y, return_outputs=True)
+        with torch.no_grad():
+            called = pipe(x, y)
+        found = {"loss": loss, "output": output, "called": called, "evaluated": pipe.evaluate(x, y)}
+        return {**found, "input": x.grad, "gradients": gradients(pipe)}

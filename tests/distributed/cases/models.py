@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import pipepart
 from tests.distributed.training import drawn_batches
 from tests.support.pieces import WIDTH, linear
 
@@ -39,20 +38,6 @@ def sum_and_count(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def by_output(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """What the sum is divided by depends on the output, so that it is known last."""
     return functional.cross_entropy(output, target, reduction="sum"), (output.detach() > 0).sum()
-
-
-class Balanced(nn.Module):
-    """Adds a mean and a sum over samples to the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        pipepart.add_loss(0.3 * x.softmax(dim=1).pow(2).sum(dim=1).mean())
-        pipepart.add_loss(0.01 * y.pow(2).sum(), reduction="sum")
-        return y
 
 
 LOSSES: dict[str, Any] = {
@@ -106,28 +91,3 @@ class Unpacks(nn.Module):
         assert not len(nest["none"])
         x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
         return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
-
-
-class Keeps(nn.Module):
-    """Passes on what it gets."""
-
-    def forward(self, nest: Any) -> Any:
-        return nest
-
-
-def language_model(kind: str) -> nn.Module:
-    import transformers
-
-    if kind == "gpt2":
-        config: Any = transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=40, n_positions=32)
-        return transformers.GPT2LMHeadModel(config)
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=40,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config)

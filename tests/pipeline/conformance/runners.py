@@ -17,8 +17,7 @@ from pipepart import Pipeline, Plan
 from pipepart.capture import Chain, flatten
 from schedules import Kind, build, split_backward
 from tests.pipeline.conformance.scenarios import SCENARIOS, Scenario
-from tests.support.chains import apart, plan_by_hand
-from tests.support.on_devices import on_devices
+from tests.support.chains import apart, on_devices, plan_by_hand
 from tests.support.recorded import chain_for
 from tests.support.searched import MODES, drawn_plan
 

@@ -11,11 +11,13 @@ from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.pairwise import pairwise
-from tests.support.replicas import cut_replicas
+from tests.support.two_parts import Calls
+
+LOSS = nn.MSELoss()
 
 
 def deferred(model: nn.Sequential, borders: list[int], **options: Any) -> Pipeline:
-    return cut_by_hand(model, borders, loss_fn=nn.MSELoss(), deferred_batch_norm=True, **options)
+    return cut_by_hand(model, borders, loss_fn=LOSS, deferred_batch_norm=True, **options)
 
 
 class Beside(nn.Module):
@@ -30,9 +32,8 @@ class Beside(nn.Module):
 
 
 def network(**settings: Any) -> nn.Sequential:
-    return nn.Sequential(
-        Beside(4, **settings), nn.Linear(4, 5), nn.Tanh(), Beside(5, **settings), nn.Linear(5, 2)
-    ).double()
+    layers = [Beside(4, **settings), nn.Linear(4, 5), nn.Tanh(), Beside(5, **settings), nn.Linear(5, 2)]
+    return plain.in_double(layers)
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -44,7 +45,7 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
     pairwise(["1f1b", "gpipe", "zb-h1"], ["never", "except-last", "always"], [0.1, None], [False, True]),
 )
 def test_running_statistics_are_those_of_the_whole_mini_batch(schedule, recompute, momentum, strict):
-    """After several steps, the last with fewer samples."""
+    """After several steps, the last with fewer samples, and after forwards that the caller differentiates or not."""
     model = network(momentum=momentum)
     reference = plain.twin(model)
     options: dict[str, Any] = {"schedule": schedule, "recompute": recompute, "strict": strict}
@@ -52,45 +53,32 @@ def test_running_statistics_are_those_of_the_whole_mini_batch(schedule, recomput
         for samples in (12, 10, 8):
             x, y = torch.randn(samples, 4).double() + 3, torch.randn(samples, 2).double()
             pipe.step(x, target=y)
-            reference(x)
+            pipe(x + 1).pow(2).sum().backward()
+            with torch.no_grad():
+                pipe(x - 1)
+            with torch.inference_mode():
+                pipe(x - 2)
+            for shift in (0, 1, -1, -2):
+                reference(x + shift)
     plain.assert_close(statistics(model), statistics(reference))
-    assert model.state_dict()["0.norm.num_batches_tracked"] == 3
+    assert model.state_dict()["0.norm.num_batches_tracked"] == 3 * 4
 
 
 def test_each_micro_batch_is_still_normalised_by_its_own():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2))
-    reference, whole = plain.twin(model), plain.twin(model)
+    whole = plain.twin(model)
     x, y = torch.randn(7, 1, 6, 6), torch.randn(7, 2)
     with deferred(model, [1, 2]) as pipe:
-        loss = pipe.step(x, target=y)
+        plain.check_step(pipe, x, y, LOSS)
     whole(x)
     plain.assert_close(statistics(model), statistics(whole), 1e-6)
-    plain.assert_near(loss, plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3), 1e-6)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize("recompute", ["never", "always"])
-def test_the_drop_in_form_updates_once_a_forward(recompute):
-    model = network()
-    reference = plain.twin(model)
-    x = torch.randn(10, 4).double()
-    with deferred(model, [1, 3], recompute=recompute) as pipe:
-        pipe(x).pow(2).sum().backward()
-        with torch.no_grad():
-            pipe(x + 1)
-        with torch.inference_mode():
-            pipe(x - 1)
-    for shift in (0, 1, -1):
-        reference(x + shift)
-    plain.assert_close(statistics(model), statistics(reference))
 
 
 def test_a_step_that_fails_updates_nothing():
-    class Fail(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ArithmeticError("on purpose")
+    def fail(x: Tensor) -> Tensor:
+        raise ArithmeticError("on purpose")
 
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Fail())
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Calls(fail))
     before = copy.deepcopy(statistics(model))
     with deferred(model, [2]) as pipe, pytest.raises(ArithmeticError, match="on purpose"):
         pipe.step(torch.randn(9, 4), target=torch.randn(9, 4))
@@ -110,8 +98,5 @@ def test_half_precision_adds_up_in_full():
 
 
 def test_several_copies_of_the_model_are_refused_where_there_is_a_norm():
-    model = network()
-    made = cut_replicas(model, [3], 2)
-    made.close()
     with pytest.raises(ValueError, match=r"layer '0' is in several copies of the model"):
-        Pipeline(model, made.plan, loss_fn=nn.MSELoss(), deferred_batch_norm=True)
+        deferred(network(), [3], replicas=2)

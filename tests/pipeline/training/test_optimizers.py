@@ -1,16 +1,18 @@
-"""Optimizers, clipping and accumulation around steps: afterwards the parameters of plain training."""
+"""Optimizers, clipping, scaling and accumulation around steps: afterwards the parameters of plain training."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
 Make = Callable[[nn.Module], list[torch.optim.Optimizer]]
 LOSS = nn.CrossEntropyLoss()
+X, Y = torch.linspace(-2, 2, 42).reshape(7, 6), torch.arange(7) % 3
 
 
 def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -38,8 +40,7 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(8 + step % 3, 6), torch.randint(3, (8 + step % 3,))) for step in range(count)]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "schedule"), [("Adam", "zb-h1"), ("SGD", "1f1b"), ("Muon", "1f1b")])
 def test_parameters_are_those_of_plain_training(name: str, schedule: str) -> None:
     make, set_to_none, every = OPTIMIZERS[name]
     model = network()
@@ -63,31 +64,24 @@ def test_parameters_are_those_of_plain_training(name: str, schedule: str) -> Non
 
 
 def test_lbfgs_calls_a_step_as_its_closure() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    model = plain.in_double([nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)])
     reference = plain.twin(model)
-    ((x, y),) = batches(1)
-    x = x.double()
+    x = X.double()
     with cut_by_hand(model, [1], loss_fn=LOSS) as pipe:
-
-        def own() -> Tensor:
-            return pipe.step(x, target=y)
-
-        def plainly() -> Tensor:
-            return plain.micro_batched_step(reference, x, y, LOSS, 3)
-
-        for module, step in ((model, own), (reference, plainly)):
-            optimizer = torch.optim.LBFGS(module.parameters(), lr=0.5, max_iter=5)
+        steps: list[tuple[nn.Module, Callable[[], Tensor]]] = [
+            (model, lambda: pipe.step(x, target=Y)),
+            (reference, lambda: plain.micro_batched_step(reference, x, Y, LOSS, 3)),
+        ]
+        for module, step in steps:
 
             def closure(module: nn.Module = module, step: Callable[[], Tensor] = step) -> float:
                 module.zero_grad()
                 return float(step())
 
+            optimizer = torch.optim.LBFGS(module.parameters(), lr=0.5, max_iter=5)
             for _ in range(2):
                 optimizer.step(closure)
     plain.assert_close(model.state_dict(), reference.state_dict(), 1e-9)
-
-
-X, Y = torch.linspace(-2, 2, 42).reshape(7, 6), torch.arange(7) % 3
 
 
 @pytest.mark.parametrize(("norm_type", "foreach"), [(1.0, None), (3.5, True), (float("inf"), False)])
@@ -117,3 +111,49 @@ def test_other_ways_to_clip() -> None:
         assert not pipe.clip_grad_norm_(1.0).isfinite()
         with pytest.raises(RuntimeError, match=r"non-finite"):
             pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize(("autocast", "schedule"), [(False, "zb-h1"), (True, "1f1b")])
+def test_training_with_a_scaler_ends_where_plain_training_ends(autocast: bool, schedule: str) -> None:
+    """The scale grows, overflows and backs off; clipping between: parameters and scale bit for bit."""
+    model = network().eval()
+    reference = plain.twin(model)
+    ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.01) for each in (model, reference))
+    scalers = [GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
+    context = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
+    with cut_by_hand(model, [2, 4], loss_fn=LOSS, schedule=schedule) as pipe:
+        for step in range(6):
+            x, y = torch.randn(7, 6), torch.randint(3, (7,))
+            if step == 3:
+                x[3, 3] = float("inf")  # a step that both skip
+            pipe.zero_grad()
+            theirs.zero_grad()
+            with context:
+                loss = pipe.step(x, target=y, scaler=scalers[0])
+            for xs, ys in zip(x.tensor_split(3), y.tensor_split(3), strict=True):
+                with context:
+                    part = LOSS(reference(xs), ys) * (len(xs) / len(x))
+                scalers[1].scale(part).backward()
+            assert step == 3 or float(loss) < 10  # it is not scaled
+            for scaler, optimizer, own in zip(scalers, (ours, theirs), (model, reference), strict=True):
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(own.parameters(), 0.5)
+                scaler.step(optimizer)
+                scaler.update()
+            assert scalers[0].get_scale() == scalers[1].get_scale()
+    plain.assert_same(model.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize("reduction", [None, "batch"])
+def test_a_weight_and_a_scaler_multiply_gradients_and_leave_the_loss(reduction: str | None) -> None:
+    model = network().eval()
+    reference = plain.twin(model)
+    losses = []
+    with cut_by_hand(model, [2, 4], loss_fn=LOSS, schedule="gpipe", reduction=reduction) as pipe:
+        for scaler in (None, GradScaler("cpu", enabled=False), GradScaler("cpu", init_scale=4.0)):
+            losses.append(pipe.step(X, target=Y, loss_weight=0.25, scaler=scaler))
+    expected = LOSS(reference(X), Y)
+    (expected * 0.25 * (1 + 1 + 4)).backward()
+    for loss in losses:
+        torch.testing.assert_close(loss, expected.detach())
+    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from tests.support import plain
-from tests.support.chains import plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.delayed import OptimizerFactory, batches
 
 SGD: OptimizerFactory = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)  # noqa: E731
@@ -20,21 +20,11 @@ ADAM: OptimizerFactory = lambda params: torch.optim.Adam(params, lr=0.01)  # noq
 
 
 def chain() -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [nn.Linear(5, 5), nn.Tanh()]
-    return plain.in_double(layers)
+    return plain.in_double([layer for _ in range(4) for layer in (nn.Linear(5, 5), nn.Tanh())])
 
 
-def pipeline(
-    model: nn.Sequential,
-    optimizer: Any,
-    borders: tuple[int, ...] = (2, 5),
-    **how: Any,
-) -> Pipeline:
-    names = [name for name, _ in model.named_children()]
-    plan = plan_by_hand(names, borders, micro_batches=4)
-    return Pipeline(model, plan, nn.MSELoss(), optimizer=optimizer, **how)
+def pipeline(model: nn.Sequential, optimizer: Any, borders: tuple[int, ...] = (2, 5), **how: Any) -> Pipeline:
+    return cut_by_hand(model, borders, loss_fn=nn.MSELoss(), micro_batches=4, optimizer=optimizer, **how)
 
 
 def test_a_stage_steps_while_another_still_has_backwards_to_do():
