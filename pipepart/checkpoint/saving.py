@@ -213,8 +213,8 @@ def _share_out(peers: Peers, contents: _Contents, trains: bool) -> _Contents:
     for rank, (_, _, _, others) in enumerate(everyone):
         if others != shards and not set(others).isdisjoint(shards):
             raise InputError(
-                f"rank {rank} has shards of the same parameters as rank {peers.rank}, and not the same of the optimizer's "
-                "state: make the optimizers of the ranks of one stage of the same parameters, and step them alike"
+                f"rank {rank} has shards of the same parameters as rank {peers.rank}, and not the same of "
+                "the optimizer's state: make the optimizers of ranks of one stage of the same parameters"
             )
     lower = everyone[: peers.rank]
     written = {name for tensors, *_ in lower for name in tensors}

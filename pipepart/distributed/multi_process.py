@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
 from ..autograd.own_copy import tensors
-from ..capture import Chain, Group, Live, RecordedChain
+from ..capture import Chain, Live
 from ..data.split import MicroBatches
 from ..input_error import InputError
 from ..loss import LossError
@@ -33,7 +33,7 @@ from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
 from .broadcast import broadcast_result
 from .call_sync import CallSync
-from .inside_stage import HooksBefore, Parallelize, StageShards, check_functions, parallelize_layers
+from .inside_stage import Parallelize, StageShards, parallelize_layers
 from .mini_batches import digest, forms
 from .overflow import share_overflow
 from .ownership import Ownership
@@ -145,41 +145,16 @@ class MultiProcess(SingleProcess):
         ranks, own, mesh = self._ranks, self._ownership, self.mesh
         assert mesh is not None
         device_of = self.plan.build_schedule().device_of
-        here = [stage for stage in stages if device_of[stage.index] in self._links.local]
-        groups_of_calls = self._chain.groups  # of a recorded model, whose layers call several modules
-        hooks = HooksBefore(self._chain.model)
+        here = [stage.shared for stage in stages if device_of[stage.index] in self._links.local]
+        inside = mesh["dp", "tp"] if own.tensor > 1 else mesh["dp"]
         try:
-            with ranks.adopting():
-                units = parallelize_layers(
-                    parallelize,
-                    self._layers_of(here, groups_of_calls),
-                    mesh["dp", "tp"] if own.tensor > 1 else mesh["dp"],
-                    [stage.shared for stage in here],
-                    own.shared,
-                )
-                names = [name for stage in here for name, _ in stage.shared.originals]
-                calls = {name: groups_of_calls[name] for name in names if name in groups_of_calls}
-                check_functions(self._chain.model, calls, [unit for own in units.values() for unit in own])
-            ranks.exchange(None)
+            units = parallelize_layers(parallelize, self._chain, here, inside, own.shared, ranks)
         except BaseException:
             ranks.close("the pipeline could not be made")
             raise
-        if isinstance(self._chain, RecordedChain):
-            hooks.find_added()
-            self._chain.around = hooks.without_added
         own.forget()
         self._shards = StageShards(ranks, own.replica, groups, units)
         self._links.reductions = self._shards
-
-    def _layers_of(self, stages: Sequence[Stage], groups: Mapping[str, Group]) -> dict[str, nn.Module]:
-        """Return the user's modules that stages consist of, by name."""
-        found: dict[str, nn.Module] = {}
-        for name, layer in (pair for stage in stages for pair in stage.shared.originals):
-            if name not in groups:
-                found[name] = layer
-            for path in groups[name].modules if name in groups else ():
-                found[path or name] = self._chain.model.get_submodule(path)
-        return found
 
     def before_backward(
         self, gradients: StepGradients, with_optimizers: bool, micro_batches: int
