@@ -115,6 +115,7 @@ class Layout(NamedTuple):
     micro_batches: int = 4
     chunks: int = 1
     recompute: Any = "never"
+    offload: Any = "never"
 
     def plan(self, model: nn.Module) -> Plan:
         names = [name for name, _ in flatten(model)]
@@ -139,7 +140,11 @@ def batches(sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
 
 
 def trained(
-    make: Callable[[], nn.Module], layout: Layout, sizes: Sequence[int] = (8, 8), plan: Plan | None = None
+    make: Callable[[], nn.Module],
+    layout: Layout,
+    sizes: Sequence[int] = (8, 8),
+    plan: Plan | None = None,
+    max_norm: float = 0.1,
 ) -> dict[str, Any]:
     """Train on one mini-batch of each size; return all that other layouts give, too."""
     found: dict[str, Any] = {"losses": [], "norms": [], "gradients": [], "evaluated": []}
@@ -149,12 +154,13 @@ def trained(
             optimizer.zero_grad()
             found["losses"].append(pipe.step(x, target=y))
             found["gradients"].append(gradients(pipe))
-            found["norms"].append(pipe.clip_grad_norm_(0.1))
+            found["norms"].append(pipe.clip_grad_norm_(max_norm))
             optimizer.step()
             found["evaluated"].append(pipe.evaluate(x, target=y))
         x = batches(sizes)[-1][0].requires_grad_()
         found["output"] = pipe(x)
         found["output"].sin().sum().backward()
+        found["output"] = found["output"].detach()
         found["input"] = x.grad
         found["state"] = pipe.full_state_dict()
         found["sharded"] = sorted(name for name, p in pipe.named_parameters() if whole(p) is not p)
@@ -181,6 +187,7 @@ def plainly_trained(make: Callable[[], nn.Module], sizes: Sequence[int] = (8, 8)
     x = batches(sizes)[-1][0].requires_grad_()
     found["output"] = model(x)
     found["output"].sin().sum().backward()
+    found["output"] = found["output"].detach()
     found["input"] = x.grad
     found["state"] = model.state_dict()
     return found

@@ -36,6 +36,7 @@ def plan_for(layout: Layout, tied: bool) -> pipepart.Plan:
     cluster = pipepart.Cluster.virtual(4, threads=1)
     stages = 4 // layout.replicas // layout.tensor
     how = {"replicas": layout.replicas, "tensor": layout.tensor, "schedule": layout.schedule}
+    how |= {"allow_split_ties": tied}
     return pipepart.plan(profile, cluster, micro_batches=4, stages=stages, **how)  # type: ignore[arg-type]
 
 
@@ -44,7 +45,7 @@ def plan_for(layout: Layout, tied: bool) -> pipepart.Plan:
     [
         (Layout(shard, replicas=2), True),
         (Layout(shard_all, replicas=2, schedule="zb-h1"), False),
-        (Layout(split, tensor=2), True),
+        (Layout(split, tensor=2), False),
     ],
 )
 def test_a_model_that_is_no_sequential(layout: Layout, tied: bool):

@@ -101,9 +101,7 @@ class LayersBefore:
         _check_parameters(self._layers, self._places, self._foreign)
         for shared in stages:
             _check_shadows(shared, self._places)
-        units = {shared: units_of(shared.originals, mesh) for shared in stages}
-        _check_own(units)
-        return units
+        return {shared: units_of(shared.originals, mesh) for shared in stages}
 
 
 def _places(layers: Any) -> dict[Tensor, list[Place]]:
@@ -175,18 +173,6 @@ def _check_shadows(shared: SharedParameters, before: Mapping[Tensor, object]) ->
                 f"layer {name!r} uses a parameter of an earlier stage, and parallelize has sharded others of it: leave "
                 "this layer out, or put both layers into one stage (pipepart.plan(..., colocate=...))"
             )
-
-
-def _check_own(units: Mapping[SharedParameters, Sequence[Unit]]) -> None:
-    """Check that no unit has modules of two stages."""
-    seen: dict[Any, SharedParameters] = {}
-    for shared, own in units.items():
-        for unit in own:
-            if seen.setdefault(unit.state, shared) is not shared:
-                raise InputError(
-                    "parallelize has sharded layers of two stages by one call of fully_shard, and each stage runs and "
-                    "adds up its gradients by itself: call fully_shard for each layer"
-                )
 
 
 def check_functions(model: nn.Module, groups: Mapping[str, Group], units: Iterable[Unit]) -> None:

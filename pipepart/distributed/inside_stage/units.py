@@ -148,12 +148,16 @@ def _checked_state(path: str, module: Any, mesh: DeviceMesh) -> Any:
 
 def _initialize(path: str, state: Any) -> None:
     """Find the units within a module that is in no other one, as its first forward would."""
+    if state._is_root is None and len(state._modules) > 1:
+        raise InputError(
+            f"module {path!r} is sharded by one call of fully_shard with modules beside it, and no layer that has all of "
+            "them is sharded: call fully_shard for each module"
+        )
     try:
         state._lazy_init()
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"torch cannot run module {path!r} as parallelize has sharded it: {error}. A call of fully_shard with "
-            "several modules needs one more, with the layer that has all of them"
+            f"torch cannot run module {path!r} as parallelize has sharded it: {error}"
         ) from error
 
 
