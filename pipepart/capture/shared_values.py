@@ -26,14 +26,16 @@ def share_values(model: nn.Module, layers: Sequence[tuple[str, nn.Module]]) -> b
     homes: dict[int, Any] = {}  # the snapshots keep the owners, so that no other object gets the id
     for place, (_, layer) in enumerate(layers):
         for holder, contents in snapshots[layer].found:
-            owner, home = holder.owner, layer
+            owner, root = holder.owner, holder.root
+            # A layer of the user's that is called twice may share it with itself.
+            home = place if root is None or not is_of_torch(type(root)) else layer
             if isinstance(owner, nn.Module) and not holder.is_module and owner in parts:
                 return True
             if _is_table(owner):
                 stored = _stored_by(owner if holder.is_module else layer, owner, surroundings)
                 if not (stored if holder.is_module else stored & contents.keys()):
                     continue
-                home = place  # a layer that is called twice shares it with itself
+                home = place
             elif isinstance(owner, UNCHANGED):
                 continue
             if homes.setdefault(id(owner), home) != home:

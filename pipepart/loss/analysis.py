@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..autograd.own_copy import tensors
 from ..capture.recorded.recording.tables import SIZES, words
-from .rules import ALIKE, FILLS, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Positions, Rows
+from .rules import ALIKE, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Positions, Rows
+from .sized import SizedTape
 from .sums import Divisor, Part, Sum, Values, combined
-from .tape import Call, Lost, Ref, Tape
+from .tape import PLAIN, Call, Lost, Ref, Tape
 from .terms import MicroBatchLoss, Replay, Term, on_host
 from .torch_losses import is_torch_loss, result_of
-from .whole import ELEMENTWISE, WholeTape
 
 _NONE_KNOWN: Mapping[int, float | Tensor] = {}
 _READS = words(
@@ -49,11 +49,6 @@ class Batch(NamedTuple):
     own: int
     regular: bool
 
-    @property
-    def samples(self) -> tuple[int, int]:
-        """The samples of the micro-batch, and of the mini-batch."""
-        return self.own, sum(self.sizes)
-
 
 class Pattern(NamedTuple):
     """The terms of a loss, for all micro-batches of the same shapes whose calls are the same.
@@ -62,16 +57,14 @@ class Pattern(NamedTuple):
         key: equal for micro-batches whose losses are computed alike, whatever their numbers of samples.
         parts, shift: as of :class:`~.sums.Sum`.
         replays: for each part what computes its count for another micro-batch, if the target alone determines it.
-        whole_key: of the calls for the mini-batch, if the loss reads sizes.
-        lasting: whether the pattern holds for other steps as well.
+        held: what keys name by its identity, which holds as long as it lives.
     """
 
     key: Hashable
     parts: tuple[Part, ...]
-    shift: float | Tensor
+    shift: float
     replays: tuple[Replay | None, ...]
-    whole_key: Hashable
-    lasting: bool
+    held: Any
 
     def loss(
         self, value: Tensor, found: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
@@ -89,7 +82,7 @@ class Pattern(NamedTuple):
     def writes_counts(self, tape: Tape) -> bool:
         """Return True if the loss has written into a tensor by which it counts."""
         divisors = [part.divisor for part in self.parts if part.divisor is not None]
-        return any(tape.is_written(Ref(number)) for divisor in divisors for number in divisor.operands)
+        return any(tape.is_written(number) for divisor in divisors for number in divisor.operands)
 
 
 def _term(part: Part, found: Values, known: float | Tensor | None) -> Term:
@@ -110,20 +103,19 @@ class Analysis:
     """What is known of the tensors of a tape.
 
     Args:
-        tape, whole: of a micro-batch, and of the mini-batch.
+        tape: of a micro-batch.
         given: the tensors of the batch, by number.
         batch: the micro-batch.
-        is_called: whether the loss itself was called for the mini-batch.
+        sized: the tape of the mini-batch, if the loss reads sizes; None if it does not, or cannot be called for it.
     """
 
     def __init__(
-        self, tape: Tape, whole: WholeTape, given: Mapping[int, Given], batch: Batch, is_called: bool
+        self, tape: Tape, given: Mapping[int, Given], batch: Batch, sized: SizedTape | None = None
     ) -> None:
-        self._tape, self._whole, self._given, self._batch = tape, whole, given, batch
-        self._is_called = is_called
+        self._tape, self._given, self._batch, self._sized = tape, given, batch, sized
         self._states: dict[int, State] = {number: one.state for number, one in given.items()}
         self._read = ""
-        self._sized: set[int] = set()  # numbers of tensors that were made from the number of samples
+        self._of_sizes: set[int] = set()  # numbers of tensors that were made from the number of samples
         for place, call in enumerate(tape.calls):
             self._follow(place, call)
 
@@ -132,7 +124,7 @@ class Analysis:
         state, tape = self._states.get(number), self._tape
         if isinstance(state, Lost):
             return state.reason
-        if self._whole.result != number:
+        if self._sized is not None and self._sized.result != number:
             return f"it reads the number of samples, and takes another way for that of the mini-batch: {SIZES_READ}"
         if not isinstance(state, Sum) or not state.parts:
             return (
@@ -140,17 +132,15 @@ class Analysis:
             )
         parts, shift = state
         gradient, first = tape.value(number).requires_grad, parts[0]
-        by_value = any(isinstance(one, Tensor) for one in (shift, *[part.coefficient for part in parts]))
         if all(part.divisor is not None and not part.divisor.operands for part in parts):
             # The loss is a mean over samples, and so is its gradient.
             samples = float(self._batch.own)
             parts, shift = (Part(number, gradient, divisor=Divisor(lambda _: samples), divided=True),), 0.0
-        elif len(parts) == 1 and not by_value and not shift:
+        elif len(parts) == 1 and not shift:
             exact = first.divided and (first.summed is None or first.coefficient == 1.0)
             if first.divisor is None or exact:
                 parts = (first._replace(number=number, gradient=gradient, coefficient=1.0),)
-        key = (self._whole if self._is_called else tape).key(number)
-        return self._kept(key, parts, shift, not by_value)
+        return self._kept(number, parts, shift)
 
     def count(self, number: int) -> Pattern:
         """Return a pattern whose only part is divided by the count with a number.
@@ -163,14 +153,16 @@ class Analysis:
             if isinstance(state, Divisor)
             else Divisor(lambda found: on_host(found(number).detach()), (number,))
         )
-        found = self._kept(self._tape.key(number), (Part(number, False, divisor=divisor),), 0.0, True)
+        found = self._kept(number, (Part(number, False, divisor=divisor),), 0.0)
         return found._replace(replays=(None,)) if isinstance(state, Lost) else found
 
-    def _kept(self, key: Hashable, parts: tuple[Part, ...], shift: float | Tensor, lasting: bool) -> Pattern:
+    def _kept(self, number: int, parts: tuple[Part, ...], shift: float) -> Pattern:
+        calls = (
+            self._tape.calls if self._sized is None else self._sized.calls
+        )  # their sizes are the same for all
+        key = (number, *[calls[place].key for place in self._tape.needed(number)])
         replays = tuple([self._replay(part.divisor) for part in parts])
-        whole_key = self._whole.key() if self._is_called else None
-        lasting = lasting and not any(call.is_opaque for call in self._tape.calls)
-        return Pattern(key, parts, shift, replays, whole_key, lasting)
+        return Pattern(key, parts, shift, replays, (tuple(self._tape.calls), self._tape.originals))
 
     def _replay(self, divisor: Divisor | None) -> Replay | None:
         """Return what computes the count of another micro-batch from its target."""
@@ -180,13 +172,12 @@ class Analysis:
         sizes, own = self._batch.sizes, self._batch.own
         if not operands:
             return lambda _, other: count(_no_value) * sizes[other] / own
-        needed = {id(call) for operand in operands for call in self._tape.needed(operand)}
-        calls = [call for call in self._tape.calls if id(call) in needed]
+        calls = [self._tape.calls[place] for place in self._tape.needed(*operands)]
         leaves = [leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, Ref)]
         made = {number for call in calls for number in call.numbers}
         places = {number: self._given[number].place for number in (*leaves, *operands) if number not in made}
-        writes = any(call.in_place or call.name == "__setitem__" for call in calls)
-        if None in places.values() or writes or not made.isdisjoint(self._sized):
+        writes = any(call.in_place for call in calls)
+        if None in places.values() or writes or not made.isdisjoint(self._of_sizes):
             return None
 
         def replayed(targets: Sequence[Sequence[Any]], other: int) -> Any:
@@ -207,7 +198,7 @@ class Analysis:
         if call.name in SIZES:
             if lost:
                 self._note_read(call, "a size", lost[0])
-            elif tracked and not self._is_called:
+            elif tracked and self._sized is None:
                 self._note_read(call, "the number of samples", SIZES_READ)
             return
         found: State | Sequence[State]
@@ -238,63 +229,109 @@ class Analysis:
             return None
         if call.arguments[1].get("out") is not None:
             raise LostError("writes into out=")
-        operation = Operation(place, self._tape, self._whole, states, self._batch.samples)
-        if operation.scaled:
-            if not self._batch.regular:
-                raise LostError(
-                    "takes the number of samples, and other shapes of micro-batches differ as well"
-                )
-            self._sized.update(call.numbers)
         tracked = any(state is not None for state in states)
+        scaled = self._in_proportion(place) if self._sized is not None else []
+        if scaled:
+            self._of_sizes.update(call.numbers)
         if tracked and self._read:
             return Lost(self._read)
+        values = [self._tape.value(leaf.number) if isinstance(leaf, Ref) else leaf for leaf in call.leaves]
+        results = [self._tape.value(number) for number in call.numbers]
+        operation = Operation(call, values, results, states, scaled, self._batch.own)
+        if not tracked:
+            return _of_constants(operation)
         has_positions = any(isinstance(state, Positions) for state in states)
         if has_positions and (call.name != "__getitem__" or not isinstance(states[0], Rows)):
             raise LostError("takes the indices of samples for more than to pick values of each sample")
         sums = any(isinstance(state, Sum | Divisor) for state in states)
-        if tracked and is_torch_loss(call.function):
+        if is_torch_loss(call.function):
             if sums:
                 raise LostError("takes a sum over samples, which differs from that of the mini-batch")
             return result_of(operation)
         if sums:
             return combined(operation)
-        if tracked and call.name in ("sum", "mean") and not operation.results[0].dim():
+        if call.name in ("sum", "mean") and not results[0].dim():
             return self._reduced(operation)
-        return _layout(operation, tracked)
+        return _of_samples(operation)
+
+    def _in_proportion(self, place: int) -> list[int]:
+        """Return the places of arguments that are numbers in proportion to the samples.
+
+        Raises:
+            LostError: arguments differ in another way, so that the call is another one for the mini-batch.
+        """
+        assert self._sized is not None
+        own, all_samples = self._batch.own, sum(self._batch.sizes)
+        call = self._tape.calls[place]
+        other = self._sized.calls[place] if place < len(self._sized.calls) else None
+        if other is None or other.form != call.form or len(other.leaves) != len(call.leaves):
+            raise LostError(f"depends on the number of samples: {SIZES_READ}")
+        scaled = []
+        for index, (part, whole) in enumerate(zip(call.leaves, other.leaves, strict=True)):
+            if isinstance(part, Tensor) or type(part) is not type(whole):
+                same = part is whole
+            elif part != whole and isinstance(part, int | float):
+                same = self._batch.regular and part * all_samples == whole * own
+                scaled.append(index)
+            else:
+                same = part == whole
+            if not same:
+                raise LostError(f"depends on the number of samples: {SIZES_READ}")
+        return scaled
 
     def _reduced(self, operation: Operation) -> Sum:
         """Return the mean or the sum of all elements."""
         tensor, rows = operation.single()
-        number, gradient = operation.call.numbers[0], operation.results[0].requires_grad
-        if operation.name == "sum":
-            return Sum((Part(number, gradient),))
-        of = next(leaf.number for leaf in operation.call.leaves if isinstance(leaf, Ref))
+        call, gradient = operation.call, operation.results[0].requires_grad
+        if call.name == "sum":
+            return Sum((Part(call.numbers[0], gradient),))
+        of = next(leaf.number for leaf in call.leaves if isinstance(leaf, Ref))
         size = float(tensor.numel())
         count = (
             Divisor(lambda _: size)
             if rows.regular
             else Divisor(lambda found: float(found(of).numel()), (of,))
         )
-        return Sum((Part(number, gradient, divisor=count, divided=True),))
+        return Sum((Part(call.numbers[0], gradient, divisor=count, divided=True),))
 
 
-def _layout(operation: Operation, tracked: bool) -> State | list[Rows]:
-    """Return the state of a result that is neither a mean nor a sum over samples."""
-    call, name = operation.call, operation.name
+def _of_constants(operation: Operation) -> Positions | None:
+    """Return what a call makes of constants: another constant, or the indices of the samples."""
+    call = operation.call
+    if operation.scaled:
+        if call.name == "arange" and len(call.arguments[0]) == 1:
+            return Positions()
+        raise LostError(f"takes the number of samples: {SIZES_READ}")
+    _check_plain(call)
+    if call.name not in ALIKE:
+        raise LostError("is not known to give the same for every micro-batch")
+    return None
+
+
+def _of_samples(operation: Operation) -> Any:
+    """Return the states of results that are neither means nor sums over samples."""
+    call, name = operation.call, operation.call.name
     if operation.scaled and name not in TAKES_SIZES:
         raise LostError(f"takes the number of samples: {SIZES_READ}")
-    is_fill = name in FILLS and (not tracked or name.startswith("new_"))
-    if is_fill or (tracked and name in ("to", "type_as") and operation.states[0] is None):
-        return [Rows(dim, True) for dim in operation.layout()] if operation.scaled else None
-    if not tracked:
-        is_positions = operation.scaled and name == "arange" and len(call.arguments[0]) == 1
-        if name not in ALIKE or (operation.scaled and not is_positions):
-            raise LostError("is not known to give the same for every micro-batch")
-        return Positions() if is_positions else None
+    if name in ("new_zeros", "new_ones", "new_full", "to", "type_as") and (
+        name.startswith("new_") or operation.states[0] is None
+    ):
+        return None
     rule = RULES.get(name)
-    if rule is None or (call.in_place and name not in ELEMENTWISE):
+    if rule is None:
         raise LostError("is not known to keep samples apart")
+    if call.in_place:
+        raise LostError("writes in place: use a function that returns a new tensor")
+    _check_plain(call)
     return rule(operation)
+
+
+def _check_plain(call: Call) -> None:
+    for leaf in call.leaves:
+        if not isinstance(leaf, Tensor | Ref | int | float) and type(leaf) not in PLAIN:
+            raise LostError(
+                f"is given a {type(leaf).__name__}, which may change without a sign: make it a tensor once"
+            )
 
 
 def _no_value(number: int) -> Tensor:

@@ -15,11 +15,11 @@ from .analysis import Analysis, Batch, Given, Pattern
 from .buffers import buffers_elsewhere, call_with_buffers
 from .reduction import StepLoss
 from .rules import Rows
+from .sized import SizedTape, without_data
 from .straight_line import is_straight
 from .sums import Values
 from .tape import Lost, Results, Tape
 from .torch_losses import is_torch_loss, is_unchanged
-from .whole import WholeTape
 
 
 class Followed(NamedTuple):
@@ -30,7 +30,7 @@ class Followed(NamedTuple):
         places: of the tensors of the batch, which are the first of the tape: in the target, or None for the output.
         batch: the micro-batch.
         border: what the last layer ends with, if the model computes its loss.
-        call_whole: calls the loss for the mini-batch, on a tape; None if its numbers do not follow the shapes.
+        call_sized: calls the loss for the mini-batch, on a tape; None if its numbers do not follow the shapes.
         kinds: of the arguments, if the calls of the loss depend on nothing else.
     """
 
@@ -38,7 +38,7 @@ class Followed(NamedTuple):
     places: Sequence[int | None]
     batch: Batch
     border: str
-    call_whole: Callable[[WholeTape], None] | None
+    call_sized: Callable[[SizedTape], None] | None
     kinds: Hashable = None
 
     def given(self) -> dict[int, Given]:
@@ -50,30 +50,22 @@ class Followed(NamedTuple):
             for number, place in enumerate(self.places)
         }
 
-    def whole_tape(self, given: dict[int, Given], result: int) -> WholeTape:
-        """Return the tape of the mini-batch: of the loss if it has read sizes, else of its calls alone."""
-        whole = WholeTape(
-            self.tape, {number: self._whole(number, one.state) for number, one in given.items()}
-        )
-        if self.is_sized and self.call_whole is not None:
-            self.call_whole(whole)
-        else:
-            whole.repeat(result)
-        return whole
-
-    @property
-    def is_sized(self) -> bool:
-        """Whether the loss itself is called for the mini-batch."""
-        return self.tape.reads_sizes and self.call_whole is not None
+    def sized(self) -> SizedTape | None:
+        """Return the tape of the loss for the mini-batch; None if it cannot be called for it."""
+        if self.call_sized is None:
+            return None
+        wholes = [self._whole(number, one.state) for number, one in self.given().items()]
+        sized = SizedTape(self.tape, wholes)
+        self.call_sized(sized)
+        return sized
 
     def _whole(self, number: int, state: Rows | Lost) -> Tensor:
         """Return a tensor of the mini-batch without data."""
         tensor = self.tape.value(number)
         shape = list(tensor.shape)
         if isinstance(state, Rows):
-            own, all_samples = self.batch.samples
-            shape[state.dim] = shape[state.dim] * all_samples // own
-        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+            shape[state.dim] = shape[state.dim] * sum(self.batch.sizes) // self.batch.own
+        return without_data(tensor, shape)
 
 
 def _state(leaf: Tensor, batch: Batch, border: str) -> Rows | Lost:
@@ -115,6 +107,7 @@ class Following:
         self._patterns: dict[Hashable, Pattern | str] = {}
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
+        self._sized: dict[Hashable, SizedTape | None] = {}  # by the keys of tapes
         self._is_torchs = is_unchanged(loss.function)
         self._is_straight = not self._is_torchs and is_straight(loss.function)
         # Patterns by the kinds of the arguments, of a loss that makes the same calls for all of the same kinds.
@@ -139,13 +132,13 @@ class Following:
         pattern = None if kinds is None else self._certain.get(kinds)
         if pattern is None or self._function is None:
             return None
+        if self._is_straight:
+            with Results(output, target) as results:
+                value = self._function(output, target)
+            return value, pattern, results.values.__getitem__
         moved = buffers_elsewhere(self._function, output)
-        if self._is_torchs:
-            value = call_with_buffers(self._function, (output, target), moved)
-            return value, pattern, (output, target, value).__getitem__
-        with Results(output, target) as results:
-            value = self._function(output, target)
-        return value, pattern, results.values.__getitem__
+        value = call_with_buffers(self._function, (output, target), moved)
+        return value, pattern, (output, target, value).__getitem__
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
         if not (self._is_torchs or self._is_straight):
@@ -180,13 +173,13 @@ class Following:
             self._loss.calls = tape.calls
         batch = Batch(self._sizes, self._sizes[micro_batch], self._regular)
 
-        def call_whole(whole: WholeTape) -> None:
-            whole.call(function, values, moved)
+        def call_sized(sized: SizedTape) -> None:
+            sized.call(function, values, moved)
 
         border = output.recording.border if isinstance(output, Unfinished) else ""
         kinds = None if moved or len(places) != 2 else self._kinds(micro_batch, output, target)
         return value, Followed(
-            tape, places, batch, border, None if function is loss_of else call_whole, kinds
+            tape, places, batch, border, None if function is loss_of else call_sized, kinds
         )
 
     def pattern(self, followed: Followed, loss: Tensor) -> Pattern | str:
@@ -194,44 +187,34 @@ class Following:
         number = followed.tape.number_of(loss)
         if not isinstance(number, int):
             return number.reason if number is not None else "what it returns does not come from the output"
-        found = self._analysed(followed, number, Analysis.pattern)
-        self._note_certain(followed, found)
-        return found
+        return self._analysed(followed, number, Analysis.pattern)
 
     def count(self, followed: Followed, count: Tensor | float) -> Pattern | None:
         """Return a pattern that is divided by a count; None for a count that cannot be followed."""
         number = followed.tape.number_of(count) if isinstance(count, Tensor) else None
         pattern = self._analysed(followed, number, Analysis.count) if isinstance(number, int) else None
-        self._note_certain(followed, pattern)
         return pattern if isinstance(pattern, Pattern) else None
-
-    def _note_certain(self, followed: Followed, pattern: Pattern | str | None) -> None:
-        calls = followed.tape.calls
-        # Another function may have been put in the place of torch's.
-        is_torchs = self._is_torchs and len(calls) == 1 and is_torch_loss(calls[0].function)
-        is_straight = self._is_straight and not any(
-            call.in_place or call.name == "__setitem__" for call in calls
-        )
-        if followed.kinds is not None and isinstance(pattern, Pattern) and (is_torchs or is_straight):
-            self._certain[followed.kinds] = pattern
 
     def _analysed(
         self, followed: Followed, number: int, analyse: Callable[[Analysis, int], Pattern | str]
     ) -> Pattern | str:
-        """Return a pattern of this step, one of the step before that still holds, or a new one."""
+        """Return a pattern of this step or of the step before, or a new one."""
         tape, places, batch, *_ = followed
         kinds = tuple([(_kind(tape.value(of_batch)), place) for of_batch, place in enumerate(places)])
-        key = analyse, number, batch, kinds, tape.key()
-        if key in self._patterns:
-            return self._patterns[key]
-        earlier = self._earlier.get(key)
-        found = earlier if isinstance(earlier, Pattern) and earlier.lasting else None
-        if found is None or followed.is_sized:
-            given = followed.given()
-            whole = followed.whole_tape(given, number)
-            if found is None or found.whole_key != whole.key():
-                found = analyse(Analysis(tape, whole, given, batch, followed.is_sized), number)
-        self._patterns[key] = found
+        calls = batch, kinds, tape.key()
+        if tape.reads_sizes and calls not in self._sized:
+            self._sized[calls] = followed.sized()
+        sized = self._sized.get(calls)
+        key = analyse, number, calls, sized and (sized.result, sized.key())
+        if key not in self._patterns:
+            found = self._earlier.get(key)
+            self._patterns[key] = found or analyse(Analysis(tape, followed.given(), batch, sized), number)
+        found = self._patterns[key]
+        # Another function may have been put in the place of torch's.
+        of_torch = self._is_torchs and len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)
+        is_certain = of_torch or (self._is_straight and not any(call.in_place for call in tape.calls))
+        if is_certain and followed.kinds is not None and isinstance(found, Pattern):
+            self._certain[followed.kinds] = found
         return found
 
     def _give(self, tape: Tape, output: Any, target: Sequence[Any]) -> list[int | None]:

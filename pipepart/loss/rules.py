@@ -1,24 +1,27 @@
 """Rules: which torch functions act on each sample alone, and which dimension of their result holds the samples.
 
 A tensor of a micro-batch is followed as long as that of the mini-batch would be the concatenation of those of the
-micro-batches along one dimension, :attr:`Rows.dim`. That dimension shows in the shapes for both numbers of samples. The
-functions in ``RULES`` keep the samples apart under the conditions that their rules check. All others may mix samples.
+micro-batches along one dimension, :attr:`Rows.dim`. The functions in ``RULES`` keep the samples apart under the
+conditions that their rules check. All others may mix samples.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..autograd.own_copy import tensors
 from ..capture.recorded.recording.tables import words
-from .tape import Ref, Tape
-from .whole import ELEMENTWISE, WholeTape
+from .sized import without_data
+from .tape import Call, Ref
 
 SIZES_READ = "write flatten(1) for reshape(len(x), -1), and divide a sum over samples by it alone"
+_MANY = 8191  # a prime: no extent is by chance as many times another one
+_MIXES = "pairs samples with other samples"
 
 
 class Rows(NamedTuple):
@@ -41,82 +44,34 @@ class LostError(Exception):
     """A function mixes samples, or is not known to keep them apart."""
 
 
-class Operation:
-    """A call of a micro-batch together with the same call for the mini-batch, and with what its arguments are.
-
-    Args:
-        place: of the call on both tapes.
-        tape, whole: of the micro-batch, and of the mini-batch.
-        states: of the leaves; None for constants and for what is no tensor.
+class Operation(NamedTuple):
+    """A call of a micro-batch.
 
     Attributes:
-        call, name: the call.
+        call: the call.
         values, results: its leaves, with the tensors themselves, and the tensors that it returned.
-        whole_leaves: its leaves for the mini-batch.
+        states: of the leaves; None for constants and for what is no tensor.
+        scaled: places of leaves that are numbers in proportion to the number of samples.
         samples: in the micro-batch.
-        scaled: positions of leaves that are numbers in proportion to the number of samples.
-        is_written: whether a constant among the leaves was written after the call.
     """
 
-    def __init__(
-        self, place: int, tape: Tape, whole: WholeTape, states: list[Any], samples: tuple[int, int]
-    ) -> None:
-        call = tape.calls[place]
-        self.call, self.name, self.argument, self.states = call, call.name, call.argument, states
-        self.values = [tape.value(leaf.number) if isinstance(leaf, Ref) else leaf for leaf in call.leaves]
-        self.results = [tape.value(number) for number in call.numbers]
-        self.whole_leaves = whole.calls[place].leaves if place < len(whole.calls) else []
-        self.samples = samples[0]
-        self.scaled = _in_proportion(call.leaves, self.whole_leaves, samples)
-        self.is_written = any(
-            state is None and tape.is_written(leaf)
-            for place, (leaf, state) in enumerate(zip(call.leaves, states, strict=True))
-            if place or not call.in_place
-        )
-        self._place, self._whole = place, whole
+    call: Call
+    values: list[Any]
+    results: list[Tensor]
+    states: list[Any]
+    scaled: list[int]
+    samples: int
 
     @property
     def operands(self) -> list[tuple[Tensor, Rows | None]]:
         """The tensor arguments. Constants have no rows."""
         pairs = zip(self.values, self.states, strict=True)
-        return [
-            (value, state if isinstance(state, Rows) else None)
-            for value, state in pairs
-            if isinstance(value, Tensor)
-        ]
+        return [(v, s if isinstance(s, Rows) else None) for v, s in pairs if isinstance(v, Tensor)]
 
     @property
     def rows(self) -> tuple[Tensor, Rows]:
         """The first operand with samples."""
         return next((tensor, rows) for tensor, rows in self.operands if rows)
-
-    @property
-    def regular(self) -> bool:
-        """Whether all operands with samples are regular."""
-        return all(rows.regular for _, rows in self.operands if rows)
-
-    @property
-    def wholes(self) -> list[Tensor]:
-        """The results of the call for the mini-batch, without data.
-
-        Raises:
-            LostError: the call does not work for that number of samples.
-        """
-        if self._place in self._whole.failed:
-            raise LostError(
-                "does not take any number of samples, or needs values to know its shape: write -1 for the number of "
-                "samples, and num_classes for one_hot"
-            )
-        return [self._whole.value(number) for number in self._whole.calls[self._place].numbers]
-
-    @property
-    def whole_shapes(self) -> list[torch.Size]:
-        """The shapes of the tensor arguments for the mini-batch."""
-        return [
-            self._whole.value(leaf.number).shape if isinstance(leaf, Ref) else leaf.shape
-            for leaf in self.whole_leaves
-            if isinstance(leaf, Ref | Tensor)
-        ]
 
     def state_of(self, leaf: Any) -> Any:
         """Return the state of one of the arguments."""
@@ -136,54 +91,78 @@ class Operation:
         return tensor, rows
 
     def layout(self) -> list[int]:
-        """Return the dimension of the samples in each result.
+        """Return the dimension of the samples in each result: the one that grows with them.
 
         Raises:
-            LostError: no dimension or several grow with the number of samples.
+            LostError: no dimension or several do, or the call does not take any number of samples.
         """
         found = []
-        for part, whole in zip(self.results, self.wholes, strict=True):
+        try:
+            args, kwargs = self.call.filled(map(self._grown, range(len(self.values))))
+            grown = tensors(self.call.function(*args, **kwargs))
+        except Exception as error:
+            raise LostError(
+                "does not take any number of samples, or needs values to know its shape: write -1 for the number of "
+                "samples, and num_classes for one_hot"
+            ) from error
+        if len(grown) != len(self.results):
+            raise LostError("works across samples, or takes some of them")
+        for part, whole in zip(self.results, grown, strict=True):
             same = part.dim() == whole.dim()
             dims = [dim for dim in range(part.dim()) if part.shape[dim] != whole.shape[dim]] if same else []
             if len(dims) > 1:
-                raise LostError("pairs samples with other samples")
-            if not dims:
+                raise LostError(_MIXES)
+            if not dims or whole.shape[dims[0]] != part.shape[dims[0]] * _MANY:
                 raise LostError("works across samples, or takes some of them")
             found += dims
         return found
 
-
-def _in_proportion(leaves: Sequence[Any], wholes: Sequence[Any], samples: tuple[int, int]) -> list[int]:
-    """Return the places of numbers that are in proportion to the samples of a micro-batch and of the mini-batch.
-
-    Raises:
-        LostError: other arguments differ, so that the call is another one for the mini-batch.
-    """
-    if len(leaves) != len(wholes):
-        raise LostError(f"depends on the number of samples: {SIZES_READ}")
-    scaled = []
-    for place, (part, whole) in enumerate(zip(leaves, wholes, strict=True)):
-        if isinstance(part, Ref) and isinstance(whole, Ref):
-            same = part.number == whole.number
-        elif isinstance(part, int | float) and isinstance(whole, int | float) and part != whole:
-            same = part * samples[1] == whole * samples[0]
-            scaled.append(place)
-        else:
-            same = part is whole or (not isinstance(part, Tensor) and part == whole)
-        if not same:
-            raise LostError(f"depends on the number of samples: {SIZES_READ}")
-    return scaled
+    def _grown(self, place: int) -> Any:
+        """Return an argument for many times as many samples, without data."""
+        value, state = self.values[place], self.states[place]
+        if isinstance(value, Tensor):
+            dim = state.dim if isinstance(state, Rows) else None
+            shape = [size * _MANY if at == dim else size for at, size in enumerate(value.shape)]
+            return without_data(value, shape)
+        if place in self.scaled:
+            return value * _MANY
+        return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def kept(operation: Operation) -> list[Rows]:
-    """Rule for functions that keep all samples in their order: elementwise functions with broadcasting, and views."""
+    """Rule for views and other functions that keep all samples in their order."""
+    tensor, rows = operation.rows
     dims = operation.layout()
-    pairs = zip(operation.operands, operation.whole_shapes, strict=True)
-    extents = next((tensor.shape[rows.dim], shape[rows.dim]) for (tensor, rows), shape in pairs if rows)
-    for dim, part, whole in zip(dims, operation.results, operation.wholes, strict=True):
-        if (part.shape[dim], whole.shape[dim]) != extents:
-            raise LostError("takes some samples and leaves others, or pairs them")
-    return [Rows(dim, operation.regular) for dim in dims]
+    if any(
+        result.shape[dim] != tensor.shape[rows.dim]
+        for dim, result in zip(dims, operation.results, strict=True)
+    ):
+        raise LostError("takes some samples and leaves others, or pairs them")
+    return [Rows(dim, rows.regular) for dim in dims]
+
+
+def elementwise(operation: Operation) -> list[Rows]:
+    """Rule for functions whose results have the shape that their arguments broadcast to."""
+    if len(operation.results) > 1:
+        raise LostError("picks samples by an index")  # where(mask)
+    return [broadcast(operation, operation.results[0].dim())]
+
+
+def broadcast(operation: Operation, dims: int) -> Rows:
+    """Return where the samples are in a result with the shape that the arguments of a call broadcast to.
+
+    Args:
+        operation: the call.
+        dims: of the result.
+    """
+    found = {(rows.dim - t.dim(), t.shape[rows.dim], rows.regular) for t, rows in operation.operands if rows}
+    if len(found) != 1:
+        raise LostError(_MIXES)
+    ((back, _, regular),) = found  # broadcasting counts dimensions from the last one
+    for tensor, rows in operation.operands:
+        if rows is None and tensor.dim() >= -back and tensor.shape[back] != 1:
+            raise LostError("pairs samples with entries of a constant")
+    return Rows(dims + back, regular)
 
 
 def _along(position: int, default: int | None = None) -> Callable[[Operation], list[Rows]]:
@@ -192,7 +171,7 @@ def _along(position: int, default: int | None = None) -> Callable[[Operation], l
     def rule(operation: Operation) -> list[Rows]:
         tensor, rows = operation.rows
         dims = max(operand.dim() for operand, _ in operation.operands)
-        named = operation.argument(position, "dim", "axis", default=default)
+        named = operation.call.argument(position, "dim", "axis", default=default)
         if isinstance(named, bool) or not isinstance(named, int | tuple | list):
             raise LostError("works across samples")
         along = {operator.index(one) % dims for one in ([named] if isinstance(named, int) else named)}
@@ -208,13 +187,13 @@ def _reshaped(operation: Operation) -> list[Rows]:
     _, rows = operation.operands[0]
     if rows is None or rows.dim or operation.layout() != [0]:
         raise LostError("may put several samples into one row: write -1 for the first size")
-    return [Rows(0, operation.regular)]
+    return [Rows(0, rows.regular)]
 
 
 def _indexed(operation: Operation) -> list[Rows]:
     """Slices of dimensions other than that of the samples, a mask over samples, or values for each sample."""
-    index = operation.argument(1)
-    parts = index if isinstance(index, tuple) else (index,)
+    index = operation.call.argument(1)
+    parts = index if type(index) is tuple else (index,)
     if not any(isinstance(part, Ref | Tensor | list) for part in parts):
         return kept(operation)
     mask = operation.value_of(index)
@@ -223,7 +202,7 @@ def _indexed(operation: Operation) -> list[Rows]:
     if operation.states[0] is None and isinstance(operation.state_of(index), Rows):
         return kept(operation)  # rows of a table, such as weights of classes
     if isinstance(operation.state_of(parts[0]), Positions) and _picks_from_each_sample(operation, parts):
-        return kept(operation)
+        return [Rows(0, operation.rows[1].regular)]
     raise LostError("picks samples by an index: use a mask, or gather")
 
 
@@ -252,7 +231,7 @@ def _numbered(operation: Operation) -> Positions:
 def _masked(operation: Operation) -> list[Rows]:
     """What a mask picks from each sample, one sample after the other."""
     (tensor, rows), (mask, of_mask) = operation.operands
-    dims = mask.dim() if operation.name == "__getitem__" else tensor.dim()
+    dims = mask.dim() if operation.call.name == "__getitem__" else tensor.dim()
     if not (rows and of_mask) or rows.dim or of_mask.dim or tensor.shape[:dims] != mask.shape:
         raise LostError("picks samples by an index")
     return [Rows(0, False)]
@@ -261,10 +240,10 @@ def _masked(operation: Operation) -> list[Rows]:
 def _gathered(operation: Operation) -> list[Rows]:
     """Values of each sample at places that are given for that sample."""
     (tensor, rows), (index, of_index) = operation.operands[:2]
-    dim = operation.argument(1 if operation.name == "gather" else 2, "dim")
+    dim = operation.call.argument(1 if operation.call.name == "gather" else 2, "dim")
     if rows is None or of_index is None or not isinstance(dim, int) or tensor.dim() != index.dim():
         raise LostError("picks by places that are not given for each sample")
-    same = rows.dim == of_index.dim and tensor.shape[rows.dim] == index.shape[rows.dim]
+    same = rows == of_index and tensor.shape[rows.dim] == index.shape[rows.dim]
     if not same or dim % tensor.dim() == rows.dim:
         raise LostError("picks values of other samples")
     return kept(operation)
@@ -279,7 +258,20 @@ def _spatial(operation: Operation) -> list[Rows]:
 
 
 def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] | Positions]]]:
-    yield ELEMENTWISE, kept
+    yield (
+        words(
+            "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power "
+            "sin cos tan atan atan2 sinh cosh tanh sigmoid logit logsigmoid softplus softsign relu relu6 leaky_relu "
+            "elu selu gelu silu mish hardtanh erf xlogy clamp clip clamp_min clamp_max maximum minimum add sub "
+            "subtract rsub mul multiply div divide true_divide floor_divide remainder reciprocal round floor ceil eq "
+            "ne lt le gt ge less greater less_equal greater_equal not_equal logical_and logical_or logical_xor "
+            "logical_not bitwise_and bitwise_or bitwise_not isnan isinf isfinite nan_to_num where masked_fill lerp "
+            "logaddexp hypot float double half bfloat16 long int bool type to type_as cpu cuda clone contiguous "
+            "detach zeros_like ones_like full_like expand_as __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ "
+            "__or__ __xor__ __invert__ __rsub__ __rdiv__ __rpow__ __radd__ __rmul__ __truediv__ __rtruediv__ __pow__"
+        ),
+        elementwise,
+    )
     yield (
         words("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
         kept,
@@ -298,13 +290,11 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] 
     yield words("positions"), _numbered
     yield words("gather take_along_dim"), _gathered
     yield words("masked_select"), _masked
-    yield words("interpolate avg_pool1d avg_pool2d max_pool1d max_pool2d"), _spatial
+    yield words("interpolate"), _spatial
 
 
 RULES = {name: rule for group, rule in _rules() for name in group}
-FILLS = words("zeros ones full new_zeros new_ones new_full expand")
-"""Functions that give the same for each sample."""
-ALIKE = RULES.keys() | FILLS | words("tensor as_tensor arange linspace eye tril triu __setitem__")
+ALIKE = RULES.keys() | words("zeros ones full tensor as_tensor arange linspace eye tril triu __setitem__")
 """Functions whose result is the same for every micro-batch if their arguments are."""
-TAKES_SIZES = FILLS | words("view reshape unflatten arange")
+TAKES_SIZES = words("view reshape unflatten expand")
 """Functions that may take a number of samples."""

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
 from ..capture.recorded.recording.tables import words
-from .rules import LostError, Operation, Rows
+from .rules import LostError, Operation, Rows, broadcast
 from .sums import Divisor, Part, Sum, Values
 from .tape import Call, Ref
 from .terms import on_host
@@ -131,21 +131,15 @@ def _broadcast(values: dict[str, Any]) -> tuple[int, ...]:
 
 def _rows(operation: Operation, given: dict[str, Any]) -> Rows:
     """Return where the samples of a loss that is not reduced are."""
-    if operation.name in _ELEMENTWISE:
-        shape = np.broadcast_shapes(*[tensor.shape for tensor, _ in operation.operands])
-        try:
-            whole = np.broadcast_shapes(*operation.whole_shapes)
-        except ValueError as error:
-            raise LostError("pairs samples with other samples") from error
-        dims = [dim for dim, pair in enumerate(zip(shape, whole, strict=True)) if pair[0] != pair[1]]
-        if len(dims) != 1:
-            raise LostError("pairs samples with other samples")
-        if given["reduction"] == "batchmean" and dims[0]:
+    if operation.call.name in _ELEMENTWISE:
+        dims = max(tensor.dim() for tensor, _ in operation.operands)
+        rows = broadcast(operation, dims)
+        if given["reduction"] == "batchmean" and rows.dim:
             raise LostError("divides by an extent that is not that of samples")
-        return Rows(dims[0], operation.regular)
+        return rows
     if not isinstance(given.get("distance_function"), nn.PairwiseDistance | None):
         raise LostError("calls a distance function that is not known to keep samples apart")
-    if operation.name == "ctc_loss":
+    if operation.call.name == "ctc_loss":
         return _temporal(operation, given)
     constants = {id(operation.value_of(given.get(which))) for which in _CONSTANTS}
     found = [(tensor, rows) for tensor, rows in operation.operands if id(tensor) not in constants]
@@ -155,7 +149,7 @@ def _rows(operation: Operation, given: dict[str, Any]) -> Rows:
         raise LostError("takes tensors whose rows are not those of the same samples")
     if found[0][0].dim() < 2:
         raise LostError("takes the samples for classes")
-    return Rows(0, operation.regular)
+    return Rows(0, all(rows.regular for _, rows in operation.operands if rows))
 
 
 def _temporal(operation: Operation, given: dict[str, Any]) -> Rows:
@@ -168,7 +162,7 @@ def _temporal(operation: Operation, given: dict[str, Any]) -> Rows:
             continue  # picked by a mask, one sample after the other
         if not known or tensor.dim() <= dim or tensor.shape[dim] != operation.samples:
             raise LostError(f"needs {which} with a row for each sample along dimension {dim}")
-    return Rows(0, operation.regular)
+    return Rows(0, all(rows.regular for _, rows in operation.operands if rows))
 
 
 @cache

@@ -405,6 +405,22 @@ def SequentialCallsALayerThatCountsTwice():
     return nn.Sequential(nn.Linear(D, D), counts, nn.Tanh(), counts)
 
 
+def SequentialCallsALayerTwiceThatKeepsAList():
+    """Both calls are in one stage. Right without recompute."""
+
+    class Keeps(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(D, D)
+            self.seen: list[Tensor] = []
+
+        def forward(self, x):
+            self.seen.append(x.detach().mean())
+            return super().forward(x) * (1 + self.seen[-2:][0])
+
+    keeps = Keeps()
+    return nn.Sequential(nn.Linear(D, D), keeps, nn.Tanh(), keeps)
+
+
 @right
 def SequentialOverATable():
     class Block(nn.Linear):

@@ -62,6 +62,7 @@ def test_refused(name):
         awkward_blocks.NamesAnAttributeOfItsOwnAsBlocksDo,
         awkward_blocks.CallsABlockThatCountsTwice,
         awkward_calls.SequentialCallsALayerThatCountsTwice,
+        awkward_calls.SequentialCallsALayerTwiceThatKeepsAList,
     ],
 )
 def test_what_blocks_count_and_draw_is_not_advanced_by_recordings(kind):

@@ -95,6 +95,7 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "a sum that is divided twice": (
         lambda o, t: (WEIGHTS * (o - t).square()).sum() / WEIGHTS.sum() / len(o),
         numbers,
+        REFUSED,
     ),
     "sums of two kinds, divided at the end": (
         lambda o, t: (F.mse_loss(o, t, reduction="sum") - o[:, 1].exp().sum() / 2) / len(o),
@@ -142,7 +143,7 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "every fifth": (lambda o, t: F.mse_loss(o[::5], t[::5]), wide, REFUSED),
     "the first half": (first_half, wide, REFUSED),
     "the last": (lambda o, t: F.mse_loss(o[-1:], t[-1:]), numbers, REFUSED),
-    "a slice of all": (lambda o, t: F.mse_loss(o[:100], t[:100]), numbers),
+    "a slice of all": (lambda o, t: F.mse_loss(o[:100], t[:100]), numbers, REFUSED),
     "pieces": (lambda o, t: F.mse_loss(o.split(2)[0], t.split(2)[0]), wide, REFUSED),
     "pieces of samples": (lambda o, t: F.mse_loss(o.split(4, 1)[0], t.split(4, dim=1)[1]), wide),
     "pieces by keyword": (lambda o, t: F.mse_loss(torch.chunk(o, 2, dim=0)[1], t.chunk(2)[1]), wide, REFUSED),
@@ -247,11 +248,23 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         classes,
         REFUSED,
     ),
-    "labels of one class": (lambda o, t: F.cross_entropy(o, torch.zeros(len(o), dtype=torch.long)), classes),
+    "labels of one class": (
+        lambda o, t: F.cross_entropy(o, torch.zeros(len(o), dtype=torch.long)),
+        classes,
+        REFUSED,
+    ),
     "labels of ones": (
         lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones(o.shape, dtype=o.dtype)),
         numbers,
+        REFUSED,
     ),
+    "labels of ones, like the output": (
+        lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)),
+        numbers,
+    ),
+    "a factor that is a tensor": (lambda o, t: F.mse_loss(o, t) * torch.tensor(0.5), numbers, REFUSED),
+    "written in place": (lambda o, t: o.clone().sub_(t).square().mean(), numbers, REFUSED),
+    "one sample against some": (lambda o, t: (o[t[:, 0] > -99] - t).square().mean(), numbers, REFUSED),
     "a ramp over samples": (
         lambda o, t: (o.mean(1) * torch.linspace(0, 1, len(o)).double()).mean(),
         numbers,

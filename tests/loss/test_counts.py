@@ -131,14 +131,13 @@ def test_what_a_loss_reads_may_change_between_steps() -> None:
 
 
 def test_tensors_and_arrays_may_change_between_steps_without_a_sign() -> None:
-    factor, array, capped = torch.ones((), dtype=torch.double), np.ones(3), {"most": 100}
+    factor, array, capped = torch.ones(3, dtype=torch.double), np.ones(3), {"most": 100}
 
     def change(step: int) -> None:
         factor.data.fill_(1 + step)
         array.fill(1 + step)
 
-    check_steps(lambda o, t: F.mse_loss(o, t) * factor + o.abs().mean(), change)
-    check_steps(lambda o, t: (F.mse_loss(o, t, reduction="none") * torch.tensor(array)).mean(), change)
+    check_steps(lambda o, t: F.mse_loss(o * factor, t) + o.abs().mean(), change)
     check_steps(lambda o, t: F.mse_loss(o, t) * float(array[0]) + o.abs().mean(), change)
     loss = StepLoss(lambda o, t: (o - t).square().sum() / min(len(o), capped["most"]))
     by_parts.by_parts(loss, *numbers(), 3)
@@ -212,7 +211,7 @@ def test_a_target_that_all_micro_batches_share_belongs_to_its_step() -> None:
     ],
 )
 def test_numbers_that_differ_for_the_mini_batch_are_refused(loss_fn: Loss, micro_batches: int) -> None:
-    with pytest.raises(LossError, match=r"number of samples|some samples|read values last"):
+    with pytest.raises(LossError, match=r"number of samples|some samples|some of them|read values last"):
         by_parts.by_parts(loss_fn, *numbers(), micro_batches)
 
 

@@ -50,7 +50,7 @@ def doubled_before_more_is_added(o: Tensor, t: Tensor) -> Tensor:
 def written_before(o: Tensor, t: Tensor) -> Tensor:
     weights = torch.zeros(3, dtype=o.dtype)
     weights[1] = 2.0
-    return F.mse_loss(o.clone().sub_(t) * weights, t)
+    return F.mse_loss((o - t) * weights, t)
 
 
 def confident(o: Tensor, t: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ EXACT: list[tuple[Loss, Callable[[], Any]]] = [
     (lambda o, t: F.mse_loss(o, t) * 2 - F.l1_loss(o, t) / 3, numbers),
     (lambda o, t: 1 - F.mse_loss(o, t).mul(2).double() - t.sum(), numbers),
     (lambda o, t: F.mse_loss(o, t) - F.l1_loss(o, t).detach(), numbers),
-    (lambda o, t: torch.tensor(0.5).double() * F.mse_loss(o * torch.tensor([1.0, 2.0, 3.0]), t), numbers),
+    (lambda o, t: 0.5 * F.mse_loss(torch.tensor(0.5) * o * torch.tensor([1.0, 2.0, 3.0]), t), numbers),
     (lambda o, t: torch.sqrt((o - t) ** 2 + 1e-6).mean(), numbers),
     (lambda o, t: (o - t).norm(dim=1).mean(), numbers),
     (lambda o, t: (1 - F.cosine_similarity(o, t)).mean(), numbers),
