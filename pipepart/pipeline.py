@@ -85,6 +85,14 @@ class Pipeline(Calls):
         initialize: for a model whose parameters are on the meta device, a function that initializes the tensors of one
             module in place. It is called with each module that this process has, after its children, as by
             ``model.apply(initialize)``. A model of transformers has one: ``model._init_weights``.
+        parallelize: under torchrun, a function of the layers of this process and their mesh that applies FSDP2 or
+            tensor parallelism to them in place. ``layers`` maps names in the model to modules; ``mesh`` has the
+            dimensions ``"dp"`` (replicas) and, if the plan has ``tensor`` above 1, ``"tp"``. For example::
+
+                def parallelize(layers, mesh):
+                    for layer in layers.values():
+                        fully_shard(layer, mesh=mesh["dp"])
+
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
@@ -280,7 +288,10 @@ class Pipeline(Calls):
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """Under torchrun with replicas, the ranks by replica ("dp") and place in it ("pp"); otherwise None."""
+        """Under torchrun with replicas or ``parallelize``, the ranks by replica ("dp") and place in it ("pp").
+
+        With ``tensor`` above 1 in the plan also by place in the group of a device ("tp"). None otherwise.
+        """
         return self._side.mesh
 
     def meet(self, call: str) -> Ranks | None:

@@ -125,7 +125,7 @@ def trained(make: Callable[[], nn.Module], layout: Layout, options: dict[str, An
             blocks,
             FSDP._replace(parallelize=of_several_layers),
             {},
-            "is sharded by one call of fully_shard with modules beside it",
+            "by one call of fully_shard with modules beside it",
         ),
         (
             blocks,

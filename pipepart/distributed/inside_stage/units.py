@@ -150,8 +150,8 @@ def _initialize(path: str, state: Any) -> None:
     """Find the units within a module that is in no other one, as its first forward would."""
     if state._is_root is None and len(state._modules) > 1:
         raise InputError(
-            f"module {path!r} is sharded by one call of fully_shard with modules beside it, and no layer that has all of "
-            "them is sharded: call fully_shard for each module"
+            f"module {path!r} is sharded by one call of fully_shard with modules beside it, and no layer that has all "
+            "of them is sharded: call fully_shard for each module"
         )
     try:
         state._lazy_init()
