@@ -212,7 +212,7 @@ class Parametrized(Base):
         parametrizations.orthogonal(self.blocks[1])
 
 
-@refused("sets self.memory")
+@refused("reads again what it has set as self.memory")
 class RemembersTheLastForward(Base):
     memory = None
 

@@ -157,7 +157,7 @@ class WalksByAGenerator(Base):
         return sum(self.steps(x))
 
 
-@refused(r"changes self\.masks, .* call the model once before")
+@right
 class CachesMasksByShape(Base):
     """What is set up once, and does not depend on values."""
 
@@ -170,7 +170,7 @@ class CachesMasksByShape(Base):
         return super().forward(x) * self.masks[x.shape]
 
 
-@refused(r"sets forward\[0\]\[6\], .* call the model once before")
+@right
 class CachesMasksInADefault(Base):
     def forward(self, x, masks={}):  # noqa: B006
         if x.shape[-1] not in masks:
@@ -178,7 +178,7 @@ class CachesMasksInADefault(Base):
         return super().forward(x) * masks[x.shape[-1]]
 
 
-@refused(r"changes self\.means")
+@refused(r"reads again what it has set as")
 class CachesValuesByShape(Base):
     def make(self):
         self.means: dict[Any, Any] = {}

@@ -31,6 +31,12 @@ class Difference(NamedTuple):
         keys = [self.key, *(holder.key for holder in self.holder.chain())]
         return keys[-2]  # the last holder is a root, which has no key
 
+    @property
+    def is_of_another(self) -> bool:
+        """True if a module has the value that is not part of the model, and that an object in it refers to."""
+        chain = self.holder.chain()
+        return any(isinstance(one.owner, nn.Module) and not one.is_module for one in chain)
+
 
 class Snapshot:
     """The values that a model holds at one time.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -20,10 +20,11 @@ from ..refusal import SkeletonError
 from .opening import Opening, is_called
 
 _DRAW = "Draw with torch and without a generator of its own, or in a module of its own"
+RETURN = "Return it with the output, or give a loss that a module adds to pipepart.add_loss"
+REGISTER = "Register it in __init__, or call the model once before, on the longest sample"
 _SET = (
-    "Return it with the output, or give a loss that a module adds to pipepart.add_loss. What is set up once: set it in "
-    "__init__, or call the model once before, on the longest sample. What changes: pass it as an argument, register a "
-    "buffer and write it in place, or move that code into a module of its own, which is called as it is"
+    "Set it before the step, register a buffer and write it in place, or move that code into a module of its own, "
+    "which is called as it is"
 )
 _BETWEEN = (
     "another micro-batch may be between the two. Pass it as an argument and return it, or keep all that use it in one "
@@ -40,6 +41,7 @@ class Change(NamedTuple):
         what: the value, as in ``"self.count"`` or ``"scale of module 'blocks.0'"``.
         difference: the value before and after.
         of_whole: whether a whole module holds it.
+        by_whole: whether another whole module that holds it as well has changed it.
     """
 
     path: str
@@ -47,20 +49,30 @@ class Change(NamedTuple):
     what: str
     difference: Difference
     of_whole: bool
+    by_whole: bool
 
-    def refused(self) -> SkeletonError:
-        """Return the error that names the changed value."""
+    def refused(self, does: str = "", instead: str = "") -> SkeletonError:
+        """Return the error that names the changed value.
+
+        Args:
+            does: what the forward does to it; found out if empty.
+            instead: what to write; found out if empty.
+        """
         holder, draws = self.difference.holder, self.difference.key == STATE
         if self.of_whole:
-            return self._error(
+            text = (
                 f"{self.what} changes outside of the calls of that module, in another one or in the code around it: "
                 f"{_BETWEEN}"
             )
-        does = "draws from" if draws else "sets" if holder.is_module or holder.root is None else "changes"
-        return self._error(
-            f"the forward of {self.path or 'the model'} ({self.kind}) {does} {self.what}, which a replay would not "
-            f"repeat. {_DRAW if draws else _SET}"
-        )
+        else:
+            binds = holder.is_module or holder.root is None
+            does = does or ("draws from" if draws else "sets" if binds else "changes")
+            instead = instead or (_DRAW if draws else _SET)
+            text = (
+                f"the forward of {self.path or 'the model'} ({self.kind}) {does} {self.what}, which a replay would not "
+                f"repeat. {instead}"
+            )
+        return self._error(text)
 
     def refused_outside(self) -> SkeletonError:
         """Return the error for a value that a whole module changes and the code between whole modules reads."""
@@ -69,22 +81,29 @@ class Change(NamedTuple):
         )
 
     @property
-    def sets_tensor(self) -> bool:
-        """True if an attribute of an open module, no parameter or buffer, was no other value and is a tensor."""
-        (holder, key, was, now), root = self.difference, self.difference.holder.root
-        if (
-            root is None
-            or not holder.is_module
-            or self.of_whole
-            or key in {**root._parameters, **root._buffers}
-        ):
+    def is_attribute(self) -> bool:
+        """True for an attribute of an open module that is neither a parameter nor a buffer."""
+        return self.difference.holder.is_module and not self.of_whole and not self.is_state
+
+    @property
+    def is_state(self) -> bool:
+        """True for a parameter or buffer of a module."""
+        holder, root = self.difference.holder, self.difference.holder.root
+        if root is None or not holder.is_module:
             return False
-        return isinstance(now, Tensor) and (was is MISSING or isinstance(was, Tensor | None))
+        return self.difference.key in {**root._parameters, **root._buffers}
 
     def _error(self, text: str) -> SkeletonError:
         error = SkeletonError(text)
         error.culprit = self.path
         return error
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that replaced a tensor or None in an attribute of an open module; None for other changes."""
+        was, now = self.difference.was, self.difference.now
+        fits = isinstance(now, Tensor) and (was is MISSING or isinstance(was, Tensor | None))
+        return now if fits and self.is_attribute else None
 
 
 class Changes:
@@ -110,6 +129,8 @@ class Changes:
         self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
         self.changing: set[str] = set()
         self._found: dict[tuple[str, str], Change] = {}
+        self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
+        self._open = {id(holder.owner) for holder, _ in before.found if self._is_open(holder)}
 
     def check_before(self, module: nn.Module, path: str) -> None:
         """Note the values of a module that have changed since its last call."""
@@ -119,7 +140,12 @@ class Changes:
 
     def accept_after(self, module: nn.Module, path: str) -> None:
         """Accept the changes that a module makes to its values within its own call."""
-        if self._own[path].differences():
+        if differences := self._own[path].differences():
+            self._by_whole.update(
+                _place(one)
+                for one in differences
+                if not one.is_of_another or id(one.holder.owner) in self._open
+            )
             self.changing.add(path)
             self._own[path] = self._snapshot(module)
 
@@ -144,11 +170,13 @@ class Changes:
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""
         codes = (self._surroundings.code_of(module) for module in self._opened.values())
-        return change.sets_tensor and not any(change.difference.key in code.reads for code in codes)
+        return change.is_attribute and not any(change.difference.key in code.reads for code in codes)
 
     def _note(self, differences: Iterable[Difference], of_whole: bool) -> None:
         for one in differences:
             change = self._change(one, of_whole)
+            if of_whole and id(one.holder.owner) in self._open and not change.by_whole:
+                continue  # open code holds it, too, and alone has changed it
             self._found.setdefault((change.path, change.what), change)
 
     def _snapshot(self, module: nn.Module) -> Snapshot:
@@ -165,7 +193,7 @@ class Changes:
             by = by.rpartition(".")[0]
         name = _name(holder, key, path, of_whole)
         kind = type(self._opened.get(by, self._model)).__name__
-        return Change(by, kind, name, difference, of_whole)
+        return Change(by, kind, name, difference, of_whole, _place(difference) in self._by_whole)
 
 
 def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
@@ -178,6 +206,10 @@ def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
         found = paths.get(id(owner), found)
         at = at.tb_next
     return found
+
+
+def _place(difference: Difference) -> tuple[int, Any]:
+    return id(difference.holder.owner), difference.key
 
 
 def _name(holder: Holder, key: object, path: str, of_whole: bool) -> str:

@@ -73,6 +73,10 @@ class Reads:
         written = {number for call in self._calls for number in call.writes}
         return needed.is_pure(written) and needed.outer <= self._known.keys()
 
+    def is_read(self, value: Any) -> bool:
+        """Return True for a number that a call has read from a tensor."""
+        return type(value) in _NUMBERS and any(value is out for call, _ in self._found for out in call.outs)
+
     def output(self, leaves: Sequence[Any], written: set[int]) -> list[Any]:
         """Check the reads at the end of a forward.
 

@@ -95,6 +95,12 @@ class Recorder(TorchFunctionMode):
         """True in the recording thread, outside of whole modules."""
         return not self.inside and threading.get_ident() == self._thread
 
+    def is_of_this_forward(self, value: Any) -> bool:
+        """Return True for a tensor that depends on the arguments or state, and for a number read from such a tensor."""
+        if isinstance(value, Tensor):
+            return self.tensors.known(value) in self.tensors.varying
+        return self._reads.is_read(value)
+
     def output(self, value: Any) -> tuple[list[Any], Any]:
         """Return the leaves of the model's output, with refs in place of tensors, and their tree spec."""
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")

@@ -22,7 +22,7 @@ from ..replay.comparing import changed
 from ..replay.given import Arguments
 from ..replay.joining import joined
 from ..replay.recording import Recording
-from .changes import Change, Changes, innermost
+from .changes import REGISTER, RETURN, Change, Changes, innermost
 from .conditions import Conditions
 from .interception import routed
 from .opening import Opening
@@ -105,6 +105,10 @@ class _Run(NamedTuple):
         was = change.difference.was, change.difference.holder.owner
         return any(constant is one for constant in self.recorder.tensors.constants.values() for one in was)
 
+    def may_read(self, change: Change) -> bool:
+        """Return True if the code between whole modules uses this value, or names the attribute that it is in."""
+        return change.difference.attribute in self.names or self.uses(change)
+
 
 class _Session:
     """Forwards of a model with the same arguments, of which one becomes a recording."""
@@ -122,13 +126,13 @@ class _Session:
         self._surroundings, self._fakes, self._tracking = surroundings, fakes, tracking
 
     def recording(self) -> Recording:
-        """Record the model's forward.
+        """Record the model's forward, and record it again if the first forward initialized something.
 
         Raises:
             CaptureError: a replay would not repeat it.
         """
         _check_not_compiled(self._opening)
-        run = self._run_unchanging()
+        run = self._run_settled()
         recorder, model = run.recorder, self._model
         devices = {tensor.device for tensor in (*run.inputs, *model.parameters(), *model.buffers())}
         originals = {} if self._fakes is None else self._fakes.originals()
@@ -156,31 +160,47 @@ class _Session:
             ),
         )
 
-    def _run_unchanging(self) -> _Run:
-        """Run the model, which may change Python values only in the calls of the whole modules that hold them.
+    def _run_settled(self) -> _Run:
+        """Run the model; if Python values change outside of whole modules, return the second of two runs in a row.
 
-        It may set an attribute to a tensor and read that later. If so, or if the code between whole modules may read
-        what these change, it runs again, and must do the same.
+        Values that only the first one changes are set up once, if the code between whole modules holds them or several
+        whole modules share them. An attribute that each run sets to a tensor is harmless if the second one reads it,
+        and not what the first one has left there. What whole modules change in their own calls may only be read
+        by them.
 
         Raises:
-            SkeletonError: it changes others, or reads what an earlier forward has set or what whole modules change.
+            SkeletonError: the second run changes anything else, depends on tensors of the first, or reads what whole
+                modules change.
         """
         with untouched(self._model, self._holders()) as before:
             with draws_restored(self._model):
-                run = self._run(before)
-            for change in run.changes:
-                if not change.sets_tensor or run.uses(change):
+                first = self._run(before)
+            if not (first.changes or first.changing or any(map(first.may_read, first.inside))):
+                return first
+            for change in first.changes:
+                if change.of_whole and not change.by_whole:
                     raise change.refused()
-            for change in run.inside:
-                if run.uses(change):
+            second = self._run_again()
+            for change in second.changes:
+                if change.tensor is None:
+                    raise change.refused()
+            for change in second.inside:
+                if second.uses(change):
                     raise change.refused_outside()
-            named = [one for one in run.inside if one.difference.attribute in run.names]
-            if named or run.changes:
-                again = self._run(Snapshot(self._model, self._holders()))
-                first, second = run.recorder.calls, again.recorder.calls
-                if len(first) != len(second) or changed(first, second):
-                    raise named[0].refused_outside() if named else run.changes[0].refused()
-        return run
+            for change in first.changes:
+                if change.is_state:
+                    raise change.refused("registers", REGISTER)
+            left = map(first.recorder.is_of_this_forward, second.recorder.tensors.constants.values())
+            names = [[call.name for call in run.recorder.calls] for run in (first, second)]
+            if any(left) or (second.changes and names[0] != names[1]):
+                raise first.changes[0].refused("reads again what it has set as")
+            read = [change for change in second.inside if second.may_read(change)]
+            if read and changed(second.recorder.calls, self._run_again().recorder.calls):
+                raise read[0].refused_outside()
+        return second
+
+    def _run_again(self) -> _Run:
+        return self._run(Snapshot(self._model, self._holders()))
 
     def _run(self, before: Snapshot) -> _Run:
         model, opening = self._model, self._opening
@@ -216,8 +236,8 @@ class _Session:
         output, spec = recorder.output(result)
         found = changes.all()
         for change in found:
-            if changes.is_for_others(change):
-                raise change.refused()
+            if recorder.is_of_this_forward(change.difference.now) and changes.is_for_others(change):
+                raise change.refused("leaves a value for others in", RETURN)
         counts = Counter(call.module for call in recorder.calls)
         changing = {path for path in changes.changing if counts[path] > 1}
         return _Run(recorder, inputs, result, output, spec, found, changes.inside(), changes.names, changing)
