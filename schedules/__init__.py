@@ -12,7 +12,6 @@ from .core.versions import live_versions, older_versions, stepped_together
 from .messages import connection_rounds, message_order
 from .searching.bounds import bound
 from .searching.search import search
-from .searching.split_critical import split_critical
 from .simulation.moments import memory_during
 from .simulation.simulate import simulate
 from .transforms.passes import (
@@ -55,7 +54,6 @@ __all__ = [
     "side_by_side",
     "simulate",
     "split_backward",
-    "split_critical",
     "split_overlaps",
     "stepped_together",
     "without_micro_batches",

@@ -20,7 +20,7 @@ ScheduleName = Literal[
 ]  # fmt: skip
 SCHEDULE_LIST = ", ".join(get_args(ScheduleName))
 # Equal to the engines of plan.export; a test compares the two.
-Engine = Literal["torch-pipelining", "torchtitan", "megatron"]
+Engine = Literal["torch-pipelining", "torchtitan"]
 RecomputeMode = Literal["never", "except-last", "always"]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 def as_arguments(keywords: Mapping[str, Any]) -> str:
     """Format keywords as arguments of :func:`pipepart.plan`.
 
-    >>> as_arguments({"schedule": "1f1b", "pin": {"head": 1}})
-    "schedule='1f1b', pin={'head': 1}"
+    >>> as_arguments({"schedule": "1f1b", "stages": 2})
+    "schedule='1f1b', stages=2"
     """
     return ", ".join(f"{name}={value!r}" for name, value in keywords.items())
 
@@ -19,8 +19,8 @@ def as_arguments(keywords: Mapping[str, Any]) -> str:
 def as_options(keywords: Mapping[str, Any]) -> str:
     """Format keywords as options of ``pipepart plan``, without those that are None, False or empty.
 
-    >>> as_options({"schedule": "1f1b", "pin": {"head": 1}, "colocate": [["a", "b c"]], "allow_split_ties": True})
-    "--schedule 1f1b --pin head=1 --colocate 'a,b c' --allow-split-ties"
+    >>> as_options({"schedule": "1f1b", "compress": {"link": "int8"}, "colocate": [["a", "b c"]]})
+    "--schedule 1f1b --compress link=int8 --colocate 'a,b c'"
     """
     return " ".join(text for name, value in keywords.items() for text in _option(name, value))
 

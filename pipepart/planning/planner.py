@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -12,7 +12,6 @@ from schedules.searching.clock import Clock
 from ..cluster import Cluster
 from ..input_error import InputError
 from ..profiling import Profile
-from ..profiling.progress import progress_bar
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .infeasible import Infeasible, exceeds_memory
@@ -42,10 +41,7 @@ def plan(
     replicas: int | Literal["auto"] = 1,
     tensor: int = 1,
     shard: bool = False,
-    max_micro_batches: int | None = None,
-    pin: Mapping[str, int] | None = None,
     colocate: Sequence[Collection[str]] = (),
-    no_cut_before: Collection[str] = (),
     cut_before: Sequence[str] | None = None,
     allow_split_ties: bool = False,
     reduction: Literal["mean", "sum", "batch"] | None = None,
@@ -92,10 +88,7 @@ def plan(
             member; its members must be alike. A device of the plan is then such a group, also for ``replicas``.
         shard: shard the parameters of each stage over its replicas, by ``Pipeline(..., parallelize=f)`` with
             ``fully_shard`` under torchrun. Needs two replicas at least.
-        max_micro_batches: upper limit for ``micro_batches="auto"``.
-        pin: the stage of a layer, by the layer's name.
         colocate: groups of layers that stay in one stage.
-        no_cut_before: layers that no stage begins with.
         cut_before: first layer of each stage from the second on; defines the whole cut.
         allow_split_ties: allow layers that share a parameter to be in different stages if cuts that keep them together
             have fewer stages than the devices run (or than ``stages``). The later stages then hold a copy of the
@@ -127,10 +120,7 @@ def plan(
         replicas=replicas,
         tensor=tensor,
         shard=shard,
-        max_micro_batches=max_micro_batches,
-        pin=pin or None,
         colocate=in_order(colocate),
-        no_cut_before=in_order(no_cut_before),
         cut_before=in_order(cut_before),
         allow_split_ties=allow_split_ties,
         reduction=reduction,
@@ -188,8 +178,7 @@ def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | None:
     """Return the fastest plan of a request for a profile as measured; None if no plan fits."""
     if exceeds_memory(request):
         return None
-    with progress_bar(None, "planning", after=1.0) as progress:
-        fastest = search(request, clock, progress)
+    fastest = search(request, clock)
     return None if fastest is None else _with_measured(profile, fastest)
 
 

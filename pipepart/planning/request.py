@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -145,9 +144,7 @@ def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> R
     check_arguments(measured, cluster, options)
     profile, all_devices = with_overhead(measured, cluster)
     cluster = tensor_groups(all_devices, options.tensor)
-    constraints = read_constraints(
-        profile, options.pin, options.colocate, options.no_cut_before, options.cut_before
-    )
+    constraints = read_constraints(profile, options.colocate, options.cut_before)
     stages = constraints.stages or "auto" if options.stages == "auto" else options.stages
     if constraints.stages not in (None, stages):
         raise InputError(
@@ -164,14 +161,13 @@ def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> R
         raise InputError(
             f"stages must be between 1 and {most} ({devices} devices, {layers} layers), got {stages!r}"
         )
-    _check_pins(constraints.pins, profile, most if stages == "auto" else stages, options.schedule, devices)
     return Request(
         profile=profile,
         measured=measured,
         cluster=cluster,
         all_devices=all_devices,
         schedule=options.schedule,
-        micro_batches=_micro_batches(profile, options.micro_batches, options.max_micro_batches),
+        micro_batches=_micro_batches(profile, options.micro_batches),
         stages=stages,
         chunks=options.chunks,
         replicas=replicas,
@@ -213,7 +209,7 @@ def check_options(options: PlanOptions, cluster: Cluster) -> None:
         if getattr(options, name) not in values:
             known = ", ".join(map(repr, values))
             raise InputError(f"{name} must be one of {known}, got {getattr(options, name)!r}")
-    for name, free in (("micro_batches", "auto"), ("max_micro_batches", None), ("chunks", None)):
+    for name, free in (("micro_batches", "auto"), ("chunks", None)):
         value = getattr(options, name)
         if value != free and not is_count(value):
             also = f"{free!r} or " if free else ""
@@ -307,23 +303,6 @@ def _check_offload(options: PlanOptions, cluster: Cluster) -> None:
             )
 
 
-def _check_pins(pins: Mapping[int, int], profile: Profile, stages: int, schedule: str, devices: int) -> None:
-    """Check that every pinned layer can be in its stage.
-
-    Raises:
-        ValueError: too few layers come before a pinned layer, or there are too few stages.
-    """
-    for layer, stage in pins.items():
-        pinned = f"pin has layer {profile.layers[layer].name!r} in stage {stage}, and"
-        if stage >= stages:
-            raise InputError(
-                f"{pinned} schedule {schedule!r} has at most {counted(stages, 'stage')} on "
-                f"{counted(devices, 'device')}: stages count from 0"
-            )
-        if stage > layer:
-            raise InputError(f"{pinned} only {counted(layer, 'layer')} for the stages before it")
-
-
 def _replicas(replicas: int | Literal["auto"], devices: int, least: int = 1) -> tuple[int, ...]:
     if replicas == "auto":
         return tuple(count for count in range(least, devices + 1) if devices % count == 0)
@@ -334,15 +313,7 @@ def _replicas(replicas: int | Literal["auto"], devices: int, least: int = 1) -> 
     return (replicas,)
 
 
-def _micro_batches(
-    profile: Profile, micro_batches: int | Literal["auto"], most: int | None
-) -> tuple[int, ...]:
+def _micro_batches(profile: Profile, micro_batches: int | Literal["auto"]) -> tuple[int, ...]:
     if micro_batches == "auto":
-        measured = [costs.micro_batches for costs in profile.costs]
-        counts = tuple(count for count in measured if most is None or count <= most)
-        if not counts:
-            raise InputError(f"max_micro_batches is {most}, and the profile was measured for {measured}")
-        return counts
-    if most is not None and micro_batches > most:
-        raise InputError(f"micro_batches is {micro_batches}, and max_micro_batches {most}")
+        return tuple(costs.micro_batches for costs in profile.costs)
     return (profile.at(micro_batches).micro_batches,)

@@ -189,15 +189,12 @@ class Changes:
                 yield replace(options, **{name: value})
         if options.schedule != "1f1b":
             yield self._with_schedule(options)
-        measured, limit = {costs.micro_batches for costs in self.profile.costs}, options.max_micro_batches
-        if options.micro_batches == "auto":
-            most = max(count for count in measured if count <= (limit or count))
-        else:
-            most = options.micro_batches
+        measured = {costs.micro_batches for costs in self.profile.costs}
+        most = max(measured) if options.micro_batches == "auto" else options.micro_batches
         doubles = {most << times for times in range(1, self.profile.batch.bit_length())}
         for count in sorted(measured | doubles | {self.profile.batch}):
             if most < count <= self.profile.batch:
-                yield replace(options, micro_batches=count, max_micro_batches=limit and max(limit, count))
+                yield replace(options, micro_batches=count)
 
     def _plan(
         self, changed: PlanOptions, *, devices: int = 0, memory_bytes: int | None = None

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..core.action import Action
 from ..core.costs import StageCosts
 from ..core.timed_schedule import TimedSchedule
 from ..pictures.draw import Drawn, Panel
 from ..pictures.text import draw
-from .critical_path import critical_path
 from .read_trace import from_trace
 from .waits import Idle, idle
 from .write_trace import side_by_side
@@ -29,11 +27,6 @@ class Timeline(TimedSchedule, Drawn):
     def idle(self) -> tuple[Idle, ...]:
         """The idle time of each device, by cause."""
         return idle(self)
-
-    @cached_property
-    def critical_path(self) -> tuple[Action, ...]:
-        """The chain of actions that determines the makespan, first to last: each action waits for the one before it."""
-        return critical_path(self)
 
     def draw(self, width: int | None = 100) -> str:
         """Return the timeline as text, to scale: one line per device, ``.`` where it idles.

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .clock import Clock
-
-# A progress callback: gets the used share of the allowance (0 to 1) and the shortest step so far in seconds.
-Progress = Callable[[float, float], None]
 
 # A small server dispatches about 700,000 operations a second. With this smaller budget, a search ends well before its
 # time limit even on a machine half as fast, so its result depends on its arguments alone.
@@ -23,7 +18,6 @@ class Allowance:
     Args:
         operations: total to dispatch; other work is converted to the operations that take as long.
         clock: time limit of the call, which may end the search early.
-        progress: called whenever :meth:`tell` reports a step.
 
     Attributes:
         operations: the total budget.
@@ -31,18 +25,15 @@ class Allowance:
         clock: the time limit.
     """
 
-    def __init__(
-        self, operations: float, clock: Clock | None = None, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, operations: float, clock: Clock | None = None) -> None:
         self.operations, self.clock = operations, clock or Clock()
         self.used = 0.0
-        self._progress = progress
         self._checked_at = 0.0
         self._time_over = False
 
     def part(self, operations: float, share_of_clock: float) -> Allowance:
         """Return a new allowance of ``operations``, limited to a share (0 to 1) of the remaining time."""
-        return Allowance(operations, self.clock.part(share_of_clock), self._progress)
+        return Allowance(operations, self.clock.part(share_of_clock))
 
     def spend(self, operations: float) -> None:
         """Add operations to the work done."""
@@ -57,8 +48,3 @@ class Allowance:
             self._checked_at = self.used
             self._time_over = self.clock.is_over
         return self._time_over
-
-    def tell(self, step_seconds: float) -> None:
-        """Report the shortest step so far, in seconds, to the progress callback."""
-        if self._progress is not None:
-            self._progress(min(1.0, self.used / max(self.operations, 1)), step_seconds)

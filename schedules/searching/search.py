@@ -22,7 +22,6 @@ from .local_search import anneal_order, round_work
 from .objectives import OBJECTIVES, check_objective, objective_seconds
 from .playing import fits, play
 from .problem import SLACK, Problem, Row, make_problem
-from .split_critical import split_critical
 
 # Allowance of a search with effort 1: a constant, and more for each operation of the step.
 _BASE_OPERATIONS, _OPERATIONS_PER_OPERATION = 1_000_000, 60
@@ -50,10 +49,9 @@ def search(
     """Search for a short schedule; the result is never longer than any named schedule that fits.
 
     The candidates are the named synchronous schedules with one copy of the model that have the placement and fit the
-    memory, each also with the backwards on its critical path split, and the orders of the dispatcher under several
-    rules. Simulated annealing then moves operations on the critical path of the best candidate, until the objective
-    reaches `bound`. The result passes `check`. Each stage runs its backwards in the order of the micro-batches, so sums
-    of gradients round as in training without stages.
+    memory, and the orders of the dispatcher under several rules. Simulated annealing then moves operations on the
+    critical path of the best candidate, until the objective reaches `bound`. The result passes `check`. Each stage runs
+    its backwards in the order of the micro-batches, so sums of gradients round as in training without stages.
 
     Args:
         costs: of the stages and links.
@@ -93,7 +91,7 @@ def search(
     if not searches:
         raise ScheduleError(f"no order that was tried keeps to a memory of {list(memory)} bytes a device")
     min(searches, key=lambda placed: placed.seconds).anneal(effort, clock)
-    if clock.is_over:  # to join full backwards, and to split them, takes time again
+    if clock.is_over:  # to join full backwards takes time again
         searches = [min(searches, key=lambda placed: placed.seconds)]
     return min((placed.best(clock) for placed in searches), key=itemgetter(0))[1]
 
@@ -156,17 +154,13 @@ class _Search:
     def best(self, clock: Clock) -> tuple[float, Schedule]:
         """Return the objective in seconds of the shortest schedule, and the schedule.
 
-        If there is time, an I followed by its W becomes one B, and backwards on the critical path are split again.
+        If there is time, an I followed by its W becomes one B.
         """
         few = sorted(self.orders, key=itemgetter(0))[: _MOST_STARTS if self._parts_cost else 1]
         split = [(seconds, self.problem.schedule_of("search", rows)) for seconds, rows in few]
-        named = sorted(self.named, key=itemgetter(0))
-        choices = [*named, *split]
+        choices = [*sorted(self.named, key=itemgetter(0)), *split]
         if not clock.is_over:
-            fused = [self._timed(fuse_backward(order)) for _, order in split]
-            again = [*(named + fused)[:_MOST_STARTS], *fused[:1]] if self._parts_cost else []
-            resplit = [self._timed(split_critical(order, self.costs, self.memory)) for _, order in again]
-            choices = [*fused, *named, *resplit, *split]
+            choices = [*(self._timed(fuse_backward(order)) for _, order in split), *choices]
         shortest = min(seconds for seconds, _ in choices)
         return next(choice for choice in choices if choice[0] <= shortest * (1 + _TOLERANCE))
 

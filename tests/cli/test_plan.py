@@ -42,20 +42,18 @@ def test_described_devices_are_planned_for(planned: Planned) -> None:
 
 
 def test_devices_micro_batches_stages_and_reductions_are_those_asked_for(planned: Planned) -> None:
-    made = planned("--devices cpu,cpu,cpu --stages 2 --max-micro-batches 3 --schedule 1f1b")
+    made = planned("--devices cpu,cpu,cpu --stages 2 --micro-batches 2 --schedule 1f1b")
     assert [one.name for one in made.cluster.devices] == [one.name for one in Cluster.of(["cpu"] * 3).devices]
     assert (len(made.stages), made.micro_batches) == (2, 2)
     made = planned("--devices 2 --reduction batch")
     assert (made.schedule, made.constraints.reduction) == ("gpipe", "batch")
 
 
-def test_layers_are_pinned_and_kept_together(planned: Planned) -> None:
+def test_cuts_are_given_and_layers_kept_together(planned: Planned) -> None:
     options = "--devices 2 --schedule 1f1b --stages 2"
-    pinned = planned(f"{options} --pin 1=1 --pin 0=0")
-    assert [stage.layers for stage in pinned.stages] == [("0",), ("1", "2", "3", "4")]
-    assert planned(f"{options} --colocate 1,2 --colocate 2,3,4").stages == pinned.stages
-    barred = " ".join(f"--no-cut-before {layer}" for layer in (2, 3, 4))
-    assert planned(f"{options} {barred}").stages == pinned.stages
+    by_hand = planned(f"{options} --cut-before 1")
+    assert [stage.layers for stage in by_hand.stages] == [("0",), ("1", "2", "3", "4")]
+    assert planned(f"{options} --colocate 1,2 --colocate 2,3,4").stages == by_hand.stages
 
 
 @pytest.mark.parametrize(

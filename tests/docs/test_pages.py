@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("short_profiles")
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MEGATRON = ("global-batch-size", "micro-batch-size")
 TORCHRUN = (
     "standalone", "nnodes", "node-rank", "nproc-per-node", "master-addr", "master-port", "max-restarts",
     "rdzv-backend", "rdzv-endpoint",
@@ -148,7 +147,7 @@ def test_every_option_that_pages_write_about_exists() -> None:
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     known |= {"--help", "--version", "--seed"}
-    known |= {f"--{name}" for name in (*TORCHRUN, *MEGATRON)}
+    known |= {f"--{name}" for name in TORCHRUN}
     for page in PAGES:
         shells = [block.text for block in blocks_of(page) if block.language in ("sh", "console")]
         text = "\n".join([*shells, *re.findall(r"`(--[^`]*)`", page.read_text(encoding="utf-8"))])

@@ -127,15 +127,12 @@ def _options(choose: random.Random, layers: int, devices: int, counts: list[int]
     names = [f"layer{index}" for index in range(layers)]
     any_of: dict[str, Any] = {
         "micro_batches": choose.choice(counts),
-        "max_micro_batches": choose.choice(counts),
         "recompute": choose.choice(["never", "except-last", "always"]),
         "offload": "never",
         "stages": choose.randint(1, min(layers, 2 * devices)),
         "chunks": choose.randint(1, 3),
         "replicas": choose.choice(["auto", 2]),
-        "pin": {choose.choice(names): choose.randint(0, 2)},
         "colocate": [choose.sample(names, min(2, layers))],
-        "no_cut_before": choose.sample(names, layers // 2),
         "cut_before": [f"layer{i}" for i in sorted(choose.sample(range(1, layers), min(2, layers - 1)))],
         "allow_split_ties": True,
         "reduction": choose.choice(["mean", "batch"]),

@@ -127,11 +127,11 @@ def pasted(error: InfeasiblePlanError, profile: Profile, cluster: Cluster, **opt
 REQUESTS: list[dict[str, Any]] = [
     {"schedule": "gpipe", "recompute": "never"},
     {"schedule": "looped-bfs", "chunks": 2, "recompute": "never"},
-    {"schedule": "gpipe", "stages": 2, "max_micro_batches": 4, "recompute": "never"},
+    {"schedule": "gpipe", "stages": 2, "recompute": "never"},
     {"schedule": "interleaved-1f1b", "chunks": 2, "stages": 4, "recompute": "never", "micro_batches": 4},
-    {"schedule": "zb-v", "recompute": "never", "pin": {"layer2": 1}},
+    {"schedule": "zb-v", "recompute": "never"},
     {"recompute": "never", "replicas": 2},
-    {"recompute": "never", "no_cut_before": ["layer4"]},
+    {"recompute": "never", "colocate": [["layer3", "layer4"]]},
     {"schedule": "search", "recompute": "never", "colocate": [["layer0", "layer1"]]},
     {"reduction": "batch", "recompute": "never"},
 ]

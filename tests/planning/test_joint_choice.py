@@ -98,7 +98,9 @@ def check(layers: Sequence[Layer], cluster: Cluster, counts: Sequence[int]) -> N
         with pytest.raises(InfeasiblePlanError):
             pipepart.plan(profile, cluster)
         return
-    assert pipepart.plan(profile, cluster).predicted.step_seconds <= best * (1 + 1e-9)
+    step = pipepart.plan(profile, cluster).predicted.step_seconds
+    assert step <= best * (1 + 1e-9)
+    assert pipepart.plan(profile, cluster, schedule="search").predicted.step_seconds == pytest.approx(step)
 
 
 def trained(layers: Sequence[Layer]) -> list[Layer]:

@@ -204,7 +204,6 @@ def test_stages_offload_if_the_link_to_the_host_is_fast():
 
 
 def test_the_search_keeps_to_its_operations():
-    """Also where it starts from all 128 placements of eight layers."""
     allowance = Allowance(20_000)
     Annealing(part_of(profile_of(LAYERS[:8], [4]), devices(2)), allowance, random.Random(0)).run([])
     assert 10_000 < allowance.used < 21_000
@@ -220,13 +219,11 @@ def test_constraints_hold():
     profile, cluster = profile_of(LAYERS, [4]), devices(3)
     plan = check(found_for(profile, cluster, chunks=2, cut_before=["layer2", "layer5", "layer7"]))
     assert [stage.layers[0] for stage in plan.stages] == ["layer0", "layer2", "layer5", "layer7"]
-    plan = check(found_for(profile, cluster, colocate=[["layer1", "layer4"]], no_cut_before=["layer7"]))
+    plan = check(found_for(profile, cluster, colocate=[["layer1", "layer4"], ["layer6", "layer7"]]))
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
     assert stage_of["layer1"] == stage_of["layer4"]
     assert stage_of["layer6"] == stage_of["layer7"]
-    plan = check(found_for(profile, cluster, pin={"layer3": 1}, stages=3))
-    assert len(plan.stages) == 3
-    assert "layer3" in plan.stages[1].layers
+    assert len(check(found_for(profile, cluster, stages=3)).stages) == 3
 
 
 def test_1f1b_on_an_even_cut_takes_what_was_published():

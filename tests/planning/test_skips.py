@@ -15,7 +15,6 @@ import schedules
 from pipepart import Cluster, Pipeline, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning import value_ways
-from pipepart.planning.constraints import read_constraints
 from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
@@ -117,9 +116,7 @@ def test_the_best_cut_of_one_stage_a_device_is_that_of_all_cuts(seed, stages):
     cluster = Cluster.parse(["1GiB"] * stages, link=BANDWIDTH, latency=LATENCY)
     costs = ChainCosts(profile, profile.costs[0])
     counts = StashCounts(schedules.build("1f1b", stages, 4))
-    found = ChainProblem(
-        costs, cluster, stages, {"never": counts}, read_constraints(profile, None, (), (), None)
-    ).best()
+    found = ChainProblem(costs, cluster, stages, {"never": counts}).best()
     names = [device.name for device in cluster.devices]
     bottlenecks = {}
     for edges in cuts(len(layers), stages):

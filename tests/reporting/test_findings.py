@@ -45,9 +45,9 @@ def test_an_uneven_cut_names_the_bottleneck_and_what_another_plan_saves() -> Non
     )
 
 
-def test_a_pinned_layer_stays_where_it_is() -> None:
+def test_a_cut_by_hand_stays_as_it_is() -> None:
     profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
-    pinned = plan(profile, cluster, schedule="zb-h1", pin={"c": 0})
+    pinned = plan(profile, cluster, schedule="zb-h1", cut_before=["d"])
     edited = pinned.model_copy(update={"alternatives": ()})
     assert not any("would save" in text for text in findings(edited))
 

@@ -1,7 +1,5 @@
 """The figures of simulated and measured timelines."""
 
-from itertools import pairwise
-
 import pytest
 
 from schedules import Action, ScheduleError, StageCosts, Timeline, build, simulate
@@ -60,26 +58,3 @@ def test_times_that_do_not_match_the_actions_are_refused():
 def test_an_action_that_is_not_there_has_no_span():
     with pytest.raises(ScheduleError, match="no action 5F0"):
         measured().span(Action.parse("5F0"))
-
-
-def test_the_critical_path_counts_the_time_that_messages_travel():
-    """0B1 starts at 11, when the gradient that 1B1 made at 9 arrives; 0B0 ended at 10."""
-    schedule = build("1f1b", 2, 2)
-    costs = equal(2, latency=2.0)
-    path = simulate(schedule, costs).critical_path
-    assert " ".join(map(str, path)) == "0F0 1F0 1B0 1F1 1B1 0B1"
-
-
-@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v", "chimera"])
-def test_each_action_of_the_critical_path_starts_when_the_one_before_lets_it(name):
-    schedule = build(name, 4, 8)
-    stages = schedule.model_stages
-    costs = StageCosts([1 + 0.1 * s for s in range(stages)], [1.3] * stages, [0.7] * stages, latency=0.45)
-    timeline = simulate(schedule, costs)
-    home = schedule.device_of
-    path = timeline.critical_path
-    assert timeline.span(path[0])[0] == 0
-    assert timeline.span(path[-1])[1] == timeline.makespan
-    for before, after in pairwise(path):
-        crosses = home[before.stage] != home[after.stage]
-        assert timeline.span(before)[1] + 0.45 * crosses == pytest.approx(timeline.span(after)[0])

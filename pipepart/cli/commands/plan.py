@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 _PROFILING = ("sample", "layers", "optimizer", "threads", "time_budget", "roofline")
 
 
-def _pin(text: str) -> tuple[str, int]:
-    layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal():
-        raise typer.BadParameter(f"{text!r}: give a layer and its stage, as in --pin encoder.0=1")
-    return layer, int(stage)
-
-
 def plan_command(
     context: typer.Context,
     model_or_profile: Annotated[
@@ -94,9 +87,6 @@ def plan_command(
             rich_help_panel="Schedule",
         ),
     ] = False,
-    max_micro_batches: Annotated[
-        int | None, option("N", "Upper limit for --micro-batches auto.", min=1, group="Schedule")
-    ] = None,
     offload: Annotated[
         Literal["auto", "never", "stash"],
         option(
@@ -119,12 +109,6 @@ def plan_command(
         ),
     ] = None,
     seconds: options.SearchSeconds = None,
-    pin: Annotated[
-        list[Any] | None,
-        option(
-            "LAYER=STAGE", "The stage of a layer; repeatable. Stages count from 0.", parser=_pin, group="Cut"
-        ),
-    ] = None,
     colocate: Annotated[
         list[Any] | None,
         option(
@@ -133,9 +117,6 @@ def plan_command(
             parser=options.names,
             group="Cut",
         ),
-    ] = None,
-    no_cut_before: Annotated[
-        list[str] | None, option("LAYER", "A layer that must not start a stage; repeatable.", group="Cut")
     ] = None,
     cut_before: Annotated[
         list[str] | None,
@@ -191,8 +172,7 @@ def plan_command(
     def sizes(batch: int) -> list[int]:
         if micro_batches != "auto":
             return [micro_batches]
-        worth = micro_batches_worth_trying(batch, len(where))
-        return sorted({min(each, max_micro_batches or each) for each in worth})
+        return micro_batches_worth_trying(batch, len(where))
 
     if model_or_profile.endswith(".json"):
         if ignored := options.set_by_user(context, *_PROFILING):
@@ -212,19 +192,10 @@ def plan_command(
             devices=len(where),
         )
     keywords = {field.name: context.params[field.name] for field in fields(PlanOptions)}
-    keywords |= {"pin": _stages_of(pin or []), "compress": _compressed(compress or [])}
+    keywords["compress"] = _compressed(compress or [])
     asked = {name: value for name, value in keywords.items() if value not in (None, (), [])}
     planned = plan(profile, where, **asked)
     deliver(planned, lambda: plan_reports(planned, compact=True), as_json=as_json, path=output)
-
-
-def _stages_of(pins: list[tuple[str, int]]) -> dict[str, int] | None:
-    """Return the stage of each pinned layer."""
-    stages: dict[str, int] = {}
-    for layer, stage in pins:
-        if stages.setdefault(layer, stage) != stage:
-            raise UsageError(f"layer {layer!r} is pinned to stage {stages[layer]} and to stage {stage}")
-    return stages or None
 
 
 def _compressed(texts: list[str]) -> str | dict[str, str] | None:

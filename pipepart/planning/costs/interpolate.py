@@ -21,13 +21,15 @@ class _Line(NamedTuple):
     high: float
     at: float
 
+    def line(self, low: float, high: float) -> float:
+        """Return the value at ``at``."""
+        if self.low == self.high:
+            return low * self.at / self.low
+        return low + (high - low) * (self.at - self.low) / (self.high - self.low)
+
     def value(self, low: float, high: float) -> float:
         """Return the value at ``at``. Below ``low`` it is at least in proportion to the low value, above at least 0."""
-        proportional = low * self.at / self.low
-        if self.low == self.high:
-            return proportional
-        value = low + (high - low) * (self.at - self.low) / (self.high - self.low)
-        return max(value, proportional if self.at < self.low else 0.0)
+        return max(self.line(low, high), low * self.at / self.low if self.at < self.low else 0.0)
 
 
 def estimate(profile: Profile, micro_batches: int) -> Profile:
@@ -74,11 +76,26 @@ def _estimated(profile: Profile, micro_batches: int) -> Costs:
             for first, second in zip(small, large if alike else small, strict=True)
         )
 
+    def resized_cost(small: LayerCost, large: LayerCost) -> LayerCost:
+        fields: dict[str, Any] = {"slowdown": (small.slowdown + large.slowdown) / 2}
+        for name in LayerCost.model_fields.keys() - fields:
+            pair = getattr(small, name), getattr(large, name)
+            if isinstance(pair[0], Timing):
+                fields[name] = Timing(
+                    seconds=seconds.value(pair[0].seconds, pair[1].seconds),
+                    spread=seconds.value(pair[0].spread, pair[1].spread),
+                )
+            elif name == "split_seconds" and None not in pair:
+                fields[name] = seconds.line(*pair)
+            elif None not in pair:
+                fields[name] = round(sizes.value(*pair))
+        return LayerCost.model_validate(fields)
+
     return Costs(
         micro_batches=micro_batches,
         samples=samples,
-        layers=tuple(_cost(seconds, sizes, *pair) for pair in zip(low.layers, high.layers, strict=True)),
-        loss=_cost(seconds, sizes, low.loss, high.loss),
+        layers=tuple(map(resized_cost, low.layers, high.layers)),
+        loss=resized_cost(low.loss, high.loss),
         values=resized(low.values, high.values),
         saved=resized(low.saved, high.saved),
     )
@@ -92,24 +109,3 @@ def _tensors(costs: Costs) -> object:
 def _mean_samples(profile: Profile, costs: Costs) -> float:
     """Return the samples of the micro-batch to which the seconds apply."""
     return profile.batch / costs.micro_batches if costs.scale else max(costs.samples, 1)
-
-
-def _cost(seconds: _Line, sizes: _Line, low: LayerCost, high: LayerCost) -> LayerCost:
-    def timing(small: Timing, large: Timing) -> Timing:
-        return Timing(
-            seconds=seconds.value(small.seconds, large.seconds),
-            spread=seconds.value(small.spread, large.spread),
-        )
-
-    fields: dict[str, object] = {"slowdown": (low.slowdown + high.slowdown) / 2}
-    for name in ("forward", "backward_input", "backward_weight"):
-        fields[name] = timing(getattr(low, name), getattr(high, name))
-    for name in (name for name in LayerCost.model_fields if name.endswith("_bytes")):
-        pair = getattr(low, name), getattr(high, name)
-        if None not in pair:
-            fields[name] = round(sizes.value(*pair))
-    if low.split_seconds is not None and high.split_seconds is not None:  # the same share of the backward
-        backward = low.backward_seconds + high.backward_seconds
-        part = (low.split_seconds + high.split_seconds) / backward if backward else 0.0
-        fields["split_seconds"] = part * seconds.value(low.backward_seconds, high.backward_seconds)
-    return LayerCost.model_validate(fields)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ...input_error import InputError
 from ..plans.export import Export
 from ..plans.plan import Plan
-from . import megatron, torch_pipelining, torchtitan
+from . import torch_pipelining, torchtitan
 from .engine import Engine
 
 __all__ = ["ENGINES", "export_plan"]
@@ -17,7 +17,6 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
         "torch-pipelining": torch_pipelining.ENGINE,
         "torchtitan": torchtitan.ENGINE,
-        "megatron": megatron.ENGINE,
     }
 )
 

@@ -24,18 +24,14 @@ class Engine:
     Attributes:
         files: returns file name -> text for a plan without faults.
         faults: returns reasons why the engine cannot run a plan, beyond those that follow from the fields below.
-        schedules: names of the schedules that the engine has; empty if it reads the order of the actions.
         recomputes: True if the engine can recompute all stages.
         takes_far_values: True if users can let a stage compute the values that it gets from beyond the stage before.
-        adds_up_ties: returns True if the engine sums the gradients of two layers that share tensors, by layer name.
     """
 
     files: Callable[[Plan], Mapping[str, str]]
     faults: Callable[[Plan], Iterable[str]] = lambda plan: ()
-    schedules: tuple[str, ...] = ()
     recomputes: bool = True
     takes_far_values: bool = True
-    adds_up_ties: Callable[[Plan, str, str], bool] = lambda plan, owner, name: False
 
     def faults_of(self, plan: Plan) -> list[str]:
         """Return the reasons why the engine cannot run a plan: those for all engines, or else those for this one."""
@@ -43,9 +39,6 @@ class Engine:
 
     def _missing_features(self, plan: Plan) -> Iterator[str]:
         """Yield the features of the plan that the fields exclude."""
-        if self.schedules and plan.schedule not in self.schedules:
-            names = " or ".join(f"schedule={name!r}" for name in self.schedules)
-            yield f"it has no schedule {plan.schedule!r}: plan with {names}"
         if recomputing := _stages(plan, [stage.recompute != "never" for stage in plan.stages]):
             if not self.recomputes:
                 yield (
@@ -62,7 +55,7 @@ class Engine:
                 f"its stages send to their neighbours only, and the plan uses {far}: plan with stages=2, or let the "
                 "layers between take this value and return it"
             )
-        if not self.schedules and (numbers := _last_forwards(plan)) != sorted(numbers):
+        if (numbers := _last_forwards(plan)) != sorted(numbers):
             yield (
                 f"the last stage runs its forwards in the order {', '.join(map(str, numbers))}, and the engine takes "
                 "its k-th loss for that of micro-batch k: plan with a named schedule"
@@ -71,7 +64,7 @@ class Engine:
         for info in plan.profile.layers if plan.profile else ():
             for owner in info.shares_with:
                 here, there = stage_of[owner], stage_of[info.name]
-                if here != there and not self.adds_up_ties(plan, owner, info.name):
+                if here != there:
                     yield (
                         f"layers {owner!r} (stage {here}) and {info.name!r} (stage {there}) share tensors, whose "
                         "gradients the engine would not add up: plan with allow_split_ties=False"

@@ -45,7 +45,7 @@ def _faults(plan: Plan) -> Iterator[str]:
             times = ", ".join(f"{path!r}, which is called {calls[path]} times" for path in called)
             yield (
                 f"stage {number} begins with layer {name!r}, and a split point is one module that is called once, not "
-                f"{times}: plan with no_cut_before=[{name!r}]"
+                f"{times}: plan with colocate=[[{plan.stages[number - 1].layers[-1]!r}, {name!r}]]"
             )
 
 

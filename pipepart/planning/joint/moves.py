@@ -26,7 +26,6 @@ class Moves:
     def __init__(self, part: Part, pricing: Pricing, random: Random) -> None:
         self._pricing, self._random = pricing, random
         self._borders: list[int] = part.costs.allowed_borders.tolist()
-        self._pins = sorted(part.request.constraints.pins.items())
         self._fixed_stages = part.fixed_stages
         self._chunks = part.request.chunks or math.inf
         self._modes = part.modes
@@ -45,12 +44,10 @@ class Moves:
         return changed if changed is not None and self.allows(changed) else None
 
     def allows(self, layout: Layout) -> bool:
-        """Return True if a layout meets the pins, the number of stages, and the limit of stages per device."""
+        """Return True if a layout meets the number of stages and the limit of stages per device."""
         if self._fixed_stages is not None and layout.stages != self._fixed_stages:
             return False
-        if max(Counter(layout.devices).values()) > self._chunks:
-            return False
-        return all(sum(border <= layer for border in layout.borders) == stage for layer, stage in self._pins)
+        return max(Counter(layout.devices).values()) <= self._chunks
 
     def _shift(self, layout: Layout) -> Layout | None:
         """Move one border, or two, to the next allowed layer."""

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schedules.searching.clock import Clock
 
 from ...cluster import Cluster
-from ...graph_partition.device_orders import Orders, devices_of
+from ...graph_partition.device_orders import devices_of
 from ...graph_partition.intervals import Intervals, best_intervals
-from ..constraints import Constraints
 from ..costs.layer_ranges import ChainCosts, Row
 from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
 from .order_search import OrderSpaces, Space
@@ -55,7 +53,6 @@ class ChainProblem:
         stages: the number of stages.
         counts: the modes that a stage may use, the fastest first, each with the stash counts if all stages use it.
             Copies of offloaded stashes are assumed to keep up with the computation.
-        constraints: the user's constraints on cuts.
         clock: the time limit. When it is over, every method raises :class:`OutOfTime`.
         spaces: the orders of the devices, from :func:`order_spaces`; None to compute them.
         limited: False to find the best cut without memory limits, in the first mode.
@@ -67,7 +64,6 @@ class ChainProblem:
         cluster: Cluster,
         stages: int,
         counts: Mapping[Mode, StashCounts],
-        constraints: Constraints,
         clock: Clock | None = None,
         spaces: OrderSpaces | None = None,
         *,
@@ -77,7 +73,6 @@ class ChainProblem:
         self._spaces = spaces or order_spaces(cluster, costs.layers)
         self._costs, self._cluster, self._stages, self._counts = costs, cluster, stages, counts
         self._modes = tuple(counts)
-        self._ranges = constraints.stage_ranges(stages)
         self._types = self._spaces.types
         self._limited = limited and costs.may_exceed(least_memory(cluster))
         self._all = self._spaces.all(stages)
@@ -168,27 +163,14 @@ class ChainProblem:
         return ChainCut(first_layers, devices_of(space.groups, types), bound)
 
     def _intervals(self, space: Space, value: _Value, last_ends: Sequence[int], joined: _Joined) -> Intervals:
-        view, orders = _View(self._costs, self._cluster, space), space.orders
+        view = _View(self._costs, self._cluster, space)
 
         def rows() -> Iterator[tuple[int, Floats]]:
             for row in self._costs.rows(last_ends, with_sizes=self._limited):
                 self._clock.check()
-                values = value(row, view)
-                yield (
-                    row.start,
-                    np.where(self._allowed(orders, row), values, np.inf) if self._ranges else values,
-                )
+                yield row.start, value(row, view)
 
-        return best_intervals(orders, self._costs.layers, rows(), joined)
-
-    def _allowed(self, orders: Orders, row: Row) -> NDArray[np.bool_]:
-        """Return True where the pins allow the edge's stage to have the row's start and the end: [edges, ends]."""
-        ends = np.arange(row.start + 1, row.start + 1 + len(row.seconds))
-        allowed = np.zeros((self._stages + 1, len(ends)), dtype=bool)
-        for left, (begin, end) in enumerate(reversed(self._ranges or ()), 1):
-            if row.start in begin:
-                allowed[left] = (ends >= end.start) & (ends < end.stop)
-        return allowed[orders.left]
+        return best_intervals(space.orders, self._costs.layers, rows(), joined)
 
     def _load(self, row: Row, view: _View) -> Floats:
         """Return the seconds of a stage, infinite if it does not fit: [edges, ends]."""

@@ -49,7 +49,6 @@ class LocalSearch:
     Args:
         rows: the schedule row of each stage.
         allowed: the borders that a cut may have, increasing.
-        keep: returns True for each cut that the constraints allow: [cuts].
         types: the types of the devices; devices of the same type are not exchanged.
         evaluate: computes the values of cuts.
         most: the largest number of cuts to evaluate.
@@ -60,13 +59,12 @@ class LocalSearch:
         self,
         rows: Sequence[int],
         allowed: Ints,
-        keep: Callable[[Borders], np.ndarray],
         types: Sequence[DeviceType],
         evaluate: Evaluate,
         most: int,
         clock: Clock,
     ) -> None:
-        self._rows, self._allowed, self._keep = np.array(rows), allowed, keep
+        self._rows, self._allowed = np.array(rows), allowed
         self._type_of = {device: number for number, kind in enumerate(types) for device in kind.devices}
         self._types, self._evaluate, self._left, self._clock = types, evaluate, most, clock
 
@@ -93,9 +91,7 @@ class LocalSearch:
         return passed
 
     def evaluated(self, borders: Borders, orders: Ints) -> list[EvaluatedCut]:
-        """Evaluate the cuts that the constraints allow; return the best of them, the best first."""
-        is_allowed = self._keep(borders)
-        borders, orders = borders[is_allowed], orders[is_allowed]
+        """Evaluate cuts; return the best of them, the best first."""
         if not len(borders):
             return []
         self._left -= len(borders)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,10 +28,7 @@ class PlanOptions:
     replicas: int | Literal["auto"] = 1
     tensor: int = 1
     shard: bool = False
-    max_micro_batches: int | None = None
-    pin: Mapping[str, int] | None = None
     colocate: tuple[tuple[str, ...], ...] = ()
-    no_cut_before: tuple[str, ...] = ()
     cut_before: tuple[str, ...] | None = None
     allow_split_ties: bool = False
     reduction: Literal["mean", "sum", "batch"] | None = None

@@ -354,7 +354,7 @@ class Plan(Document):
         """Return the plan in the files of another engine; ``save(folder)`` of the result writes them.
 
         Args:
-            engine: "torch-pipelining", "torchtitan" or "megatron".
+            engine: "torch-pipelining" or "torchtitan".
 
         Raises:
             ValueError: no engine has this name, or the engine cannot run the plan. Lists every reason, and what to plan

@@ -104,7 +104,7 @@ class Candidate:
     @cached_property
     def impossible_reason(self) -> str:
         """Why no cut is possible even with unlimited memory; empty if no reason is known."""
-        stages, pins, groups = self.stages, self.part.request.constraints.pins, self.part.groups
+        stages, groups = self.stages, self.part.groups
         fixed = self.part.request.constraints.stages
         if self.chunks > 1 and self.devices == 1:
             return "several stages on a single device gain nothing"
@@ -112,8 +112,6 @@ class Candidate:
             return f"{stages} stages, and the model has {self.costs.layers} layers"
         if fixed not in (None, stages):
             return f"{stages} stages, and cut_before makes {fixed}"
-        if any(stage >= stages for stage in pins.values()):
-            return f"pin has a layer in stage {max(pins.values())}, and there are {stages} stages"
         if groups.replicas > self.costs.micro_batches:
             return (
                 f"{counted(self.costs.micro_batches, 'micro-batch', 'es')} cannot be shared by "

@@ -39,7 +39,6 @@ class CutSearch:
 
     def __init__(self, candidate: Candidate, clock: Clock | None = None) -> None:
         self._candidate, self._part, self._costs = candidate, candidate.part, candidate.costs
-        self._constraints = self._part.request.constraints
         self._clock = clock or Clock()
 
     def best_cuts(self) -> list[EvaluatedCut]:
@@ -140,7 +139,6 @@ class CutSearch:
             candidate.cluster,
             candidate.devices,
             candidate.cut_costs.counts,
-            self._constraints,
             self._clock,
             self._part.spaces,
             limited=limited,
@@ -168,7 +166,6 @@ class CutSearch:
         return LocalSearch(
             candidate.rows,
             self._costs.allowed_borders,
-            self._constraints.keep_pins,
             self._part.spaces.types,
             candidate.evaluate,
             max(_EFFORT // candidate.step_times.actions, _LEAST_EVALUATED),
@@ -192,9 +189,7 @@ class CutSearch:
         for order in self._part.spaces.few(self._candidate.devices):
             speeds = [cluster.devices[order[row]].speed for row in self._candidate.rows]
             borders = proportional_borders(self._costs.compute_sums, allowed, speeds)
-            borders = self._constraints.moved_to_pins(borders)
-            if np.isin(borders, allowed).all() and (np.diff(borders) > 0).all():
-                cuts.append(ChainCut((0, *borders.tolist()), order, 0.0))
+            cuts.append(ChainCut((0, *borders.tolist()), order, 0.0))
         return cuts
 
 

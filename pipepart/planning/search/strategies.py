@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import schedules
@@ -30,12 +30,9 @@ _SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
 _LIMITED_FACTOR = 2.0  # times the effort if memory is limited: many candidates have no plan
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
-_WITHOUT_PLAN = 2.5  # times the effort to spend as long as no plan fits
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
-
-Progress = Callable[[float], None]
 
 
 class _Results:
@@ -101,21 +98,20 @@ class _Results:
                 self.finish(candidate, clock)
 
 
-def search(request: Request, clock: Clock, progress: Progress = lambda done: None) -> Plan | None:
+def search(request: Request, clock: Clock) -> Plan | None:
     """Return the plan with the shortest step, with the other plans as its alternatives; None if no plan fits.
 
     Args:
         request: the schedules, numbers of micro-batches, replicas and stages to choose from.
         clock: limits the search. If some plan fits, one plan is made even after the clock is over.
-        progress: is called with the share of the work that is done, from 0 to 1.
     """
     parts = [part for part in parts_of(request) if part.holds_weights]
     parts.sort(key=lambda part: part.least_seconds(part.most_devices))
     # The parts take turns.
     turns = zip_longest(*(_in_order(candidates_of(part)) for part in parts))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
-    results = _plan_candidates(request, candidates, clock, progress)
-    joint = _search_jointly(request, parts, results, clock, progress)
+    results = _plan_candidates(request, candidates, clock)
+    joint = _search_jointly(request, parts, results, clock)
     if results.plans:
         results.plan_others(clock)
     plans = [*results.plans.values(), *joint]
@@ -152,41 +148,38 @@ def infeasible_candidates(request: Request, clock: Clock) -> Iterator[Infeasible
         yield CutSearch(_cheapest(candidates)[0], clock).explain()
 
 
-def _plan_candidates(
-    request: Request, candidates: Sequence[Candidate], clock: Clock, progress: Progress
-) -> _Results:
+def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: Clock) -> _Results:
     """Plan the candidates that may be the fastest, in this order, as long as the effort lasts."""
     results, skipped = _Results(), []
     factor = _LIMITED_FACTOR if any(candidate.is_limited for candidate in candidates) else 1.0
     effort = factor * _effort_seconds(request)
-    reserve = (_WITHOUT_PLAN - factor) * _effort_seconds(request)
     if request.searches_orders:
         clock = clock.part(0.5)
-    for number, candidate in enumerate(candidates):
+    for candidate in candidates:
         if not results.can_beat(candidate.bound):
             results.unfinished[candidate] = candidate.bound
             continue
         needed = candidate.effort_seconds
-        left = effort if results.plans else effort + reserve
-        if needed > left or not clock.has(candidate.simulation_seconds):
+        if needed > effort or not clock.has(candidate.simulation_seconds):
             skipped.append(candidate)
             continue
         if candidate.impossible_reason:
             continue
         results.try_candidate(candidate, clock)
         effort -= needed
-        progress((number + 1) / len(candidates) / 2)
-    for candidate in _cheapest(skipped)[:_LAST_TRIES]:
-        if not results.plans:
+    # 1F1B needs the least memory, so it is planned even if the effort is spent.
+    frugal = [each for each in skipped if _is_frugal(each, clock)][:1]
+    if any(candidate.schedule == "1f1b" for candidate in results.plans):
+        frugal = []
+    for candidate in dict.fromkeys((*frugal, *_cheapest(skipped)[:_LAST_TRIES])):
+        if candidate in frugal or not results.plans:
             results.try_candidate(candidate, clock)
             skipped.remove(candidate)
     results.unfinished |= {candidate: candidate.bound for candidate in skipped}
     return results
 
 
-def _search_jointly(
-    request: Request, parts: Iterable[Part], results: _Results, clock: Clock, progress: Progress
-) -> list[Plan]:
+def _search_jointly(request: Request, parts: Iterable[Part], results: _Results, clock: Clock) -> list[Plan]:
     """Run the joint search from the best plans of the best parts. Return its plans that are faster than these."""
     if not request.searches_orders:
         return []
@@ -208,13 +201,10 @@ def _search_jointly(
             if len(starts) == _JOINT_STARTS:
                 break
 
-        def tell(done: float, _: float = 0.0, number: int = number) -> None:
-            progress((1 + (number + done) / len(chosen)) / 2)
-
         operations = _SHORT_OPERATIONS
         if not _is_short(request):
             operations = int((request.seconds or SECONDS) * OPERATIONS_PER_SECOND / len(chosen))
-        allowance = Allowance(operations, clock.part(1 / (len(chosen) - number)), tell)
+        allowance = Allowance(operations, clock.part(1 / (len(chosen) - number)))
         plan = search_jointly(part, list(starts.values()), allowance)
         if plan is not None:
             plans.append(plan)
@@ -240,6 +230,12 @@ def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
         key = candidate.devices, candidate.chunks
         turn[candidate] = classes[key] = classes.get(key, 0) + 1
     return sorted(turn, key=lambda candidate: (turn[candidate], -candidate.devices, candidate.chunks))
+
+
+def _is_frugal(candidate: Candidate, clock: Clock) -> bool:
+    """Return True for 1F1B under memory limits, if there is time to plan it."""
+    limited = candidate.is_limited and candidate.schedule == "1f1b"
+    return limited and clock.seconds_left > candidate.simulation_seconds
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:

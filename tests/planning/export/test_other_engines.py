@@ -1,10 +1,9 @@
-"""Plans written for torchtitan and Megatron-LM, read by these engines where they are installed."""
+"""Plans written for torchtitan, and plans that other engines cannot run."""
 
 from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -48,62 +47,13 @@ def run_file(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, **modules
     return runpy.run_path(str(folder / name))
 
 
-def layout_of(plan: Plan) -> str:
-    text = plan.export("megatron").files["megatron.sh"]
-    found = re.search(r'--pipeline-model-parallel-layout "(.*)"', text)
-    assert found is not None
-    return found[1]
-
-
-def test_megatrons_layout_has_the_stages_in_pipeline_order(profile: Profile) -> None:
-    assert layout_of(planned(profile, cut_before=["layers.3"])) == "Et*3|t*2L"
-    assert layout_of(planned(profile, cut_before=["layers.0"])) == "E|t*5L"
-    assert layout_of(interleaved(profile)) == "Et|t*2|t|tL"
-
-
-def test_bash_reads_megatrons_options(profile: Profile, tmp_path: Path) -> None:
-    plan = planned(profile, cut_before=["layers.3"], recompute="always")
-    plan.export("megatron").save(tmp_path)
-    read = subprocess.run(
-        ["bash", "-c", "source megatron.sh && printf '%s\\n' \"${PIPELINE_ARGS[@]}\""],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert read.stdout.splitlines() == [
-        *("--num-layers", "5", "--pipeline-model-parallel-size", "2"),
-        *("--pipeline-model-parallel-layout", "Et*3|t*2L", "--untie-embeddings-and-output-weights"),
-        *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
-    ]
-
-
-def test_megatron_ties_the_embedding_and_the_head_itself() -> None:
-    tied = profile_of(LanguageModel(tied=True))
-    plan = planned(tied, cut_before=["layers.3"], allow_split_ties=True)
-    assert "untie" not in plan.export("megatron").files["megatron.sh"]
-    for engine in ("torch-pipelining", "torchtitan"):
+def test_layers_that_share_tensors_in_two_stages_are_refused() -> None:
+    plan = planned(profile_of(LanguageModel(tied=True)), cut_before=["layers.3"], allow_split_ties=True)
+    for engine in ENGINES:
         with pytest.raises(
             ValueError, match=r"'tok_embeddings' .stage 0. and 'output' .stage 1. share tensors"
         ):
             plan.export(engine)
-
-
-def test_megatron_cannot_cut_within_the_head(profile: Profile) -> None:
-    plan = planned(profile, cut_before=["output"])
-    with pytest.raises(
-        ValueError, match=r"'norm' of the head is not in stage 1.*pin=\{'norm': 1, 'output': 1\}"
-    ):
-        plan.export("megatron")
-
-
-def test_megatron_wants_to_know_the_transformer_layers(profile: Profile) -> None:
-    chain = profile_of(nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 20)))
-    with pytest.raises(ValueError, match=r"Embedding, Linear, Tanh.*no one run"):
-        planned(chain, cut_before=["2"]).export("megatron")
-    bare = planned(profile, cut_before=["layers.3"]).model_copy(update={"profile": None})
-    with pytest.raises(ValueError, match="written by hand"):
-        bare.export("megatron")
 
 
 def test_torchtitan_gets_the_modules_of_each_part(
@@ -173,22 +123,17 @@ def test_values_that_are_used_far_behind_are_named() -> None:
     says = "a value of 'tok_embeddings' (stage 0) in 'norm' (stage 2)"
     with pytest.raises(ValueError, match=re.escape(says)):
         plan.export("torch-pipelining")
-    for engine in ("torchtitan", "megatron"):
-        exported = plan.export(engine)
-        text = " ".join("".join(exported.files.values()).replace("#", "").split())
-        assert says in text
+    text = " ".join("".join(plan.export("torchtitan").files.values()).replace("#", "").split())
+    assert says in text
 
 
-@pytest.mark.parametrize("engine", ["torchtitan", "megatron"])
-def test_a_part_of_recompute_is_refused(engine: str, profile: Profile) -> None:
+def test_a_part_of_recompute_is_refused(profile: Profile) -> None:
     plan = planned(profile, cut_before=["layers.3"])
     one = (plan.stages[0].with_mode("always"), plan.stages[1])
     with pytest.raises(ValueError, match=r"stage 0 recomputes.*recompute='always' or recompute='never'"):
-        plan.model_copy(update={"stages": one}).export(engine)
+        plan.model_copy(update={"stages": one}).export("torchtitan")
 
 
-def test_engines_without_the_order_are_told_which_they_have(profile: Profile) -> None:
-    with pytest.raises(ValueError, match=r"no schedule 'search': plan with schedule='1f1b' or"):
-        UNEVEN.export("megatron")
+def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no engine is called 'jax'.*torch-pipelining, torchtitan"):
         UNEVEN.export("jax")

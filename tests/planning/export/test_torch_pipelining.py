@@ -136,7 +136,7 @@ def test_a_split_point_is_a_module_that_is_called_once() -> None:
 
     profile = pipepart.profile(Twice(), torch.randn(4, 4), micro_batches=2, layers=["first", "second", "act"])
     plan = pipepart.plan(profile, Cluster.virtual(2, threads=1), schedule="1f1b", cut_before=["act"])
-    with pytest.raises(ValueError, match=r"'act', which is called 2 times.*no_cut_before=\['act'\]"):
+    with pytest.raises(ValueError, match=r"'act', which is called 2 times.*colocate=\[\['first', 'act'\]\]"):
         plan.export("torch-pipelining")
 
 
