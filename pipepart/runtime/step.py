@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from schedules import Action, Kind
 
 from ..autograd.own_copy import tensors
+from ..loss import losses_of_stage
 from ..workers.modes import Modes
 from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
@@ -110,12 +111,20 @@ class Step:
             if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
         queues = list(copy_queues)
+        self._added = forward._added if forward else {worker: losses_of_stage() for worker in self.here}
         self.runs: dict[int, StageRun] = (
             forward.runs
             if forward
             else {
                 stage.index: StageRun(
-                    stage, order, self.keys, self.modes, sink, optimizers, *queues[row : row + 1]
+                    stage,
+                    order,
+                    self.keys,
+                    self.modes,
+                    sink,
+                    self._added[row],
+                    optimizers,
+                    *queues[row : row + 1],
                 )
                 for stage in stages
                 if (row := self._worker_of[stage.index]) in self.here
@@ -167,7 +176,7 @@ class Step:
         """Before the step, on the caller's thread."""
         if self._reductions is not None and Kind.REDUCE_GRAD in self._kinds:
             for run in self.runs.values():
-                self._reductions.begin(run.stage.shared.own_parameters())
+                self._reductions.begin(run.stage.shared)
 
     def work(self, worker: int) -> None:
         """Run the actions of one device, on its worker. Does not raise."""
@@ -177,9 +186,9 @@ class Step:
                 try:
                     if self._remote is not None:
                         self._remote.begin(worker)
-                    self._run(
-                        worker, self.schedule.actions[worker], streams.pace(worker) if streams else None
-                    )
+                    pace = streams.pace(worker) if streams else None
+                    with self._reductions.entered() if self._reductions else nullcontext():
+                        self._run(worker, self.schedule.actions[worker], pace)
                     if self._remote is not None:
                         self._remote.end()
                 finally:
@@ -203,16 +212,17 @@ class Step:
         tables, current, now = self._tables, self.current, time.monotonic
         action = None
         try:
-            for action in actions:
-                if self._over:
-                    raise Stopped
-                kind, stage, micro_batch, _ = action
-                current[worker] = action, now()
-                if pace is not None:
-                    pace.wait()
-                tables[stage][kind](micro_batch)
-                if pace is not None:
-                    pace.queued()
+            with self._added[worker]:
+                for action in actions:
+                    if self._over:
+                        raise Stopped
+                    kind, stage, micro_batch, _ = action
+                    current[worker] = action, now()
+                    if pace is not None:
+                        pace.wait()
+                    tables[stage][kind](micro_batch)
+                    if pace is not None:
+                        pace.queued()
         except Stopped:
             raise
         except BaseException as error:
@@ -231,10 +241,11 @@ class Step:
             if self._remote is not None:
                 for worker in self.here:
                     self._remote.begin(worker)
-            for action in self._backwards_left():
-                worker = self._worker_of[action.stage]
-                with streams.entered(worker) if streams else nullcontext():
-                    self._run(worker, [action])
+            with self._reductions.entered() if self._reductions else nullcontext():
+                for action in self._backwards_left():
+                    worker = self._worker_of[action.stage]
+                    with streams.entered(worker) if streams else nullcontext():
+                        self._run(worker, [action])
             if self._remote is not None:
                 with streams.entered(self.here[0]) if streams else nullcontext():
                     self._remote.end()

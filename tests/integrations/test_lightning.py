@@ -29,9 +29,8 @@ BATCH = 8
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
-    ).double()
+    layers = [nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)]
+    return nn.Sequential(*layers).double()
 
 
 def loader() -> torch.utils.data.DataLoader[Any]:
@@ -41,29 +40,16 @@ def loader() -> torch.utils.data.DataLoader[Any]:
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=BATCH)
 
 
-class Steps(lightning.LightningModule):
-    """What both have in common."""
-
-    def __init__(self) -> None:
+class Plain(lightning.LightningModule):
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.model = model
         self.losses: list[float] = []
         self.seen: list[float] = []
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.losses.append(float(outputs["loss"]))
-
-    def on_validation_epoch_end(self) -> None:
-        self.seen.append(float(self.trainer.callback_metrics["validation"]))
-
-
-class Plain(Steps):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -73,8 +59,17 @@ class Plain(Steps):
         x, y = batch
         self.log("validation", nn.functional.cross_entropy(self.model(x), y))
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(outputs["loss"]))
 
-class Piped(PipelineSteps, Steps):
+    def on_validation_epoch_end(self) -> None:
+        self.seen.append(float(self.trainer.callback_metrics["validation"]))
+
+
+class Piped(PipelineSteps, Plain):
+    def __init__(self, pipe: pipepart.Pipeline) -> None:
+        super().__init__(pipe, pipe.module)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         return self.pipeline_step(x, target=y)
@@ -86,23 +81,14 @@ class Piped(PipelineSteps, Steps):
 
 def pipeline(model: nn.Module) -> pipepart.Pipeline:
     x, y = next(iter(loader()))
-    return pipepart.Pipeline.auto(
-        model, x, target=y, loss_fn=nn.CrossEntropyLoss(), devices=2, schedule="1f1b", micro_batches=2
-    )
+    how: dict[str, Any] = {"devices": 2, "schedule": "1f1b", "micro_batches": 2}
+    return pipepart.Pipeline.auto(model, x, target=y, loss_fn=nn.CrossEntropyLoss(), **how)
 
 
 def trainer(folder: Path, **options: Any) -> Any:
-    settings: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 2,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": folder,
-    }
-    return lightning.Trainer(**{**settings, **options})
+    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    settings = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, **dict.fromkeys(silent, False)}
+    return lightning.Trainer(**{**settings, "default_root_dir": folder, **options})
 
 
 @pytest.mark.parametrize(
@@ -119,10 +105,7 @@ def test_losses_metrics_and_parameters_are_those_of_lightning(tmp_path, options)
         assert len(ours.losses) == 12
         torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-9, atol=0)
         torch.testing.assert_close(ours.seen, expected.seen, rtol=1e-9, atol=0)
-        state = ours.state_dict()
-        assert state.keys() == expected.state_dict().keys()
-        for name, tensor in expected.state_dict().items():
-            torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
 
 
 def test_autocast_of_lightning_holds_in_stages(tmp_path):
@@ -144,14 +127,13 @@ def test_autocast_of_lightning_holds_in_stages(tmp_path):
 
 def test_training_goes_on_from_a_checkpoint_of_either(tmp_path):
     whole = Plain(network())
-    trainer(tmp_path, max_epochs=2).fit(whole, loader())
+    trainer(tmp_path).fit(whole, loader())
     for make in (Plain, lambda model: Piped(pipeline(model))):
-        first = make(network())
         saving = trainer(tmp_path, max_epochs=1)
-        saving.fit(first, loader())
+        saving.fit(make(network()), loader())
         saving.save_checkpoint(tmp_path / "saved.ckpt")
         second = Piped(pipeline(network()))
-        trainer(tmp_path, max_epochs=2).fit(second, loader(), ckpt_path=tmp_path / "saved.ckpt")
+        trainer(tmp_path).fit(second, loader(), ckpt_path=tmp_path / "saved.ckpt")
         torch.testing.assert_close(second.losses, whole.losses[6:], rtol=1e-9, atol=0)
 
 

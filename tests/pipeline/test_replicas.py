@@ -1,7 +1,6 @@
 """Replicas of the model train as one, follow what the user does with the model, and refuse what cannot be copied."""
 
-import threading
-import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +11,22 @@ import pipepart
 from pipepart import Cluster, Pipeline
 from pipepart.profiling import Costs, Timing
 from tests.support import plain
-from tests.support.chains import plan_by_hand
-from tests.support.replicas import IN_TURN, batch, cut_in_two, cut_replicas, model_for
+from tests.support.chains import cut_by_hand
+from tests.support.in_backward import CallsInBackward
+from tests.support.replicas import IN_TURN, batch, model_for
+from tests.support.two_parts import Calls
 
 LOSS = nn.MSELoss()
+X, Y = batch()
+
+
+def cut(model: nn.Module, loss_fn: Any = LOSS, **how: Any) -> Pipeline:
+    """Two replicas of two stages, the second from layer 2 on."""
+    return cut_by_hand(model, [2], **{"loss_fn": loss_fn, "micro_batches": 4, "replicas": 2, **how})
+
+
+def around(layer: nn.Module) -> nn.Sequential:
+    return plain.in_double([nn.Linear(3, 4), layer, nn.Linear(4, 4)])
 
 
 @pytest.mark.parametrize(("schedule", "copies"), [("1f1b", 2), ("gpipe", 3), ("zb-h1", 2), ("chimera", 1)])
@@ -23,89 +34,49 @@ def test_the_pipeline_itself_computes_and_differentiates_in_copies(schedule, cop
     """Two outputs, one backward."""
     model = model_for(1)
     reference = plain.twin(model)
-    x, other = batch()[0], batch()[0]
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    with cut_in_two(model, copies, schedule=schedule) as pipe:
+    ours, theirs = X.clone().requires_grad_(), X.clone().requires_grad_()
+    with cut(model, replicas=copies, schedule=schedule) as pipe:
         with torch.no_grad():
-            plain.assert_near(pipe(x).detach(), reference(x).detach())
-        (pipe(ours).square().sum() + pipe(other).sum()).backward()
-    (reference(theirs).square().sum() + reference(other).sum()).backward()
+            plain.assert_near(pipe(X).detach(), reference(X).detach())
+        (pipe(ours).square().sum() + pipe(-X).sum()).backward()
+    (reference(theirs).square().sum() + reference(-X).sum()).backward()
     plain.assert_close({"input": ours.grad}, {"input": theirs.grad})
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_fewer_samples_than_copies_leave_some_idle():
-    model = model_for(1)
-    reference = plain.twin(model)
-    x, y = batch(1)
-    with cut_in_two(model, 3) as pipe:
-        loss = pipe.step(x, target=y)
-    plain.assert_near(loss, plain.whole_step(reference, x, y, LOSS))
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    with cut(model_for(1), replicas=3) as pipe:
+        plain.check_whole(pipe, X[:1], Y[:1], LOSS)
 
 
-class Late(nn.Module):
-    """Takes its time in the second copy."""
+class Counts(nn.Module):
+    """A loss that counts its calls in a buffer."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if threading.current_thread().name.endswith("virtual:1"):
-            time.sleep(0.05)
-        return x
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
 
-
-def test_a_failure_in_the_loss_of_one_copy_ends_the_others():
-    def fails_for_large(output: Tensor, target: Tensor):
-        if float(target.max()) > 5:
-            raise ArithmeticError("large")
-        return (output - target).sum(), (output > 0).sum()
-
-    model = plain.in_double([nn.Linear(3, 4), Late(), nn.Linear(4, 4)])
-    x, y = batch()
-    y[2:4] = 9  # of micro-batch 1, the first of the second copy
-    pipe = cut_replicas(model, [], 2, loss_fn=fails_for_large, schedule="gpipe")
-    with pipe, pytest.raises(ArithmeticError, match="large"):
-        pipe.step(x, target=y)
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.get_buffer("calls").add_(1)
+        return nn.functional.mse_loss(output, target)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_buffers_of_a_loss_may_be_read_and_not_written(strict):
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(1))
-
-        def forward(self, output: Tensor, target: Tensor) -> Tensor:
-            self.get_buffer("calls").add_(1)
-            return nn.functional.mse_loss(output, target)
-
-    model = model_for(1)
-    reference = plain.twin(model)
-    plan = plan_by_hand(list("0123"), [2], replicas=2, micro_batches=4)
-    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]).double())
-    x, y = batch()
-    classes = torch.randint(4, (8,))
-    with Pipeline(model, plan, loss_fn, strict=strict) as pipe:
-        plain.assert_near(pipe.step(x, target=classes), plain.whole_step(reference, x, classes, loss_fn))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
-    with (
-        Pipeline(model, plan, Counts(), strict=True) as pipe,
-        pytest.raises(ValueError, match="the loss writes its buffer 'calls'"),
-    ):
-        pipe.step(x, target=y)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_class_weights_may_be_zero_for_all_samples_of_a_micro_batch(strict):
-    """The mean is 0/0 there, and each replica computes the sum with class weights on its device."""
-    model = model_for(1)
-    reference = plain.twin(model)
-    weight = torch.tensor([0.0, 2.0, 3.0, 4.0]).double()
+@pytest.mark.parametrize(
+    ("first_weight", "classes"), [(1.0, [0, 1, 2, 3] * 2), (0.0, [1, 2, 0, 0, 0, 0, 3, 1])]
+)
+def test_buffers_of_a_loss_are_read_by_each_replica(strict, first_weight, classes):
+    """Class weights may be zero for all samples of a micro-batch, where the mean is 0/0."""
+    weight = torch.tensor([first_weight, 2.0, 3.0, 4.0]).double()
     loss_fn = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)
-    x, classes = batch()[0], torch.tensor([1, 2, 0, 0, 0, 0, 3, 1])
-    plan = plan_by_hand(list("0123"), [2], replicas=2, micro_batches=4)
-    with Pipeline(model, plan, loss_fn, strict=strict) as pipe:
-        plain.assert_near(pipe.step(x, target=classes), plain.whole_step(reference, x, classes, loss_fn))
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
+    with cut(model_for(1), loss_fn, strict=strict) as pipe:
+        plain.check_whole(pipe, X, torch.tensor(classes), loss_fn)
+
+
+def test_a_loss_may_not_write_its_buffers():
+    says = "the loss writes its buffer 'calls'"
+    with cut(model_for(1), Counts(), strict=True) as pipe, pytest.raises(ValueError, match=says):
+        pipe.step(X, target=Y)
 
 
 class Scaled(nn.Module):
@@ -122,14 +93,14 @@ class Scaled(nn.Module):
         return x * self.scale * self.other.to(x.dtype)
 
 
-def followed() -> nn.Sequential:
-    return plain.in_double([nn.Linear(3, 4), nn.Dropout(0.5), Scaled(), nn.Linear(4, 4)]).eval()
-
-
 def untraced(model: Any) -> None:
     version = model[0].weight._version
     model[0].weight.data.mul_(3)
     assert model[0].weight._version == version
+
+
+def another_shape(model: Any) -> None:
+    model[2].scale = torch.full((1,), 5.0, dtype=torch.double)
 
 
 CHANGES: dict[str, Any] = {
@@ -139,9 +110,7 @@ CHANGES: dict[str, Any] = {
     "rate of a dropout": lambda model: setattr(model.train()[1], "p", 1.0),
     "dtype": nn.Module.float,
     "values of a buffer": lambda model: model[2].scale.fill_(2),
-    "another buffer of another shape": lambda model: setattr(
-        model[2], "scale", torch.full((1,), 5.0, dtype=torch.double)
-    ),
+    "another buffer of another shape": another_shape,
     "another tensor": lambda model: setattr(model[2], "other", model[2].other * 2),
     "values of a tensor": lambda model: model[2].other.mul_(2),
 }
@@ -149,9 +118,9 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_copies_follow_what_the_user_changes_between_steps(change):
-    model = followed()
-    x, y = batch()
-    with cut_in_two(model) as pipe:
+    model = plain.in_double([nn.Linear(3, 4), nn.Dropout(0.5), Scaled(), nn.Linear(4, 4)]).eval()
+    x, y = X, Y
+    with cut(model) as pipe:
         pipe.step(x, target=y)
         CHANGES[change](model)
         if change == "dtype":
@@ -173,23 +142,22 @@ class Convolutional(nn.Module):
         return self.last(self.norm(self.linear(self.frozen(x))).relu())
 
 
-@pytest.mark.parametrize("norm", [True, False])
-def test_auto_plans_one_replica_of_a_model_with_a_batch_norm_in_training(norm):
-    model = Convolutional()
-    if not norm:
-        model.norm.eval()
-    x, y = torch.randn(8, 3), torch.randn(8, 4)
-    profile = pipepart.profile(model, x, target=y, loss_fn=nn.MSELoss(), micro_batches=4, seconds=0.0)
-    assert bool(profile.writes_statistics) is norm
-    assert all("norm" in name for name in profile.writes_statistics)
-    slow = profile.model_copy(update={"costs": tuple(map(_slow, profile.costs))})
-    assert pipepart.plan(slow, Cluster.virtual(2), replicas="auto").replicas == (1 if norm else 2)
-
-
-def _slow(costs: Costs) -> Costs:
+def slow(costs: Costs) -> Costs:
     """The costs with a second for each forward, beside which the sums of gradients take no time."""
     second = {"forward": Timing(seconds=1.0)}
     return costs.model_copy(update={"layers": tuple(one.model_copy(update=second) for one in costs.layers)})
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_auto_plans_one_replica_of_a_model_with_a_batch_norm_in_training(norm):
+    model, x, y = Convolutional(), X.float(), Y.float()
+    if not norm:
+        model.norm.eval()
+    profile = pipepart.profile(model, x, target=y, loss_fn=LOSS, micro_batches=4, seconds=0.0)
+    assert bool(profile.writes_statistics) is norm
+    assert all("norm" in name for name in profile.writes_statistics)
+    profile = profile.model_copy(update={"costs": tuple(map(slow, profile.costs))})
+    assert pipepart.plan(profile, Cluster.virtual(2), replicas="auto").replicas == (1 if norm else 2)
 
 
 class Counting(nn.Module):
@@ -211,29 +179,25 @@ class Counting(nn.Module):
     ids=["own", "batch norm"],
 )
 def test_a_layer_that_writes_a_buffer_is_refused(layer, name, buffer):
-    model = plain.in_double([nn.Linear(3, 4), layer, nn.Linear(4, 4)])
-    x, y = batch()
-    with cut_in_two(model) as pipe:
+    with cut(around(layer)) as pipe:
         with pytest.raises(ValueError, match=rf"layer '{name}' writes its buffer '{buffer}' .* replicas=1"):
-            pipe.step(x, target=y)
+            pipe.step(X, target=Y)
         pipe.eval()
-        plain.assert_near(pipe.step(x, target=y), nn.MSELoss()(model(x), y).detach())
+        plain.check_whole(pipe, X, Y, LOSS)
 
 
-def test_hooks_on_parameters_are_refused_as_they_would_see_one_copy():
-    x, y = batch()
-    for register in ("register_hook", "register_post_accumulate_grad_hook"):
-        model = model_for(1)
-        with cut_in_two(model) as pipe:
-            handle = getattr(model[2].weight, register)(lambda *_: None)
-            with pytest.raises(ValueError, match=r"parameter '2.weight' has a hook"):
-                pipe.step(x, target=y)
-            assert model[0].weight.grad is None
-            pipe.eval()
-            with torch.no_grad():
-                pipe(x)
-            handle.remove()
-            pipe.step(x, target=y)
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_parameters_are_refused_as_they_would_see_one_copy(register):
+    model = model_for(1)
+    with cut(model) as pipe:
+        handle = getattr(model[2].weight, register)(lambda *_: None)
+        with pytest.raises(ValueError, match=r"parameter '2.weight' has a hook"):
+            pipe.step(X, target=Y)
+        assert model[0].weight.grad is None
+        with torch.no_grad():
+            pipe(X)
+        handle.remove()
+        pipe.step(X, target=Y)
 
 
 class Noisy(nn.Module):
@@ -259,46 +223,38 @@ class Locked(nn.Identity):
 )
 def test_a_layer_that_cannot_be_copied_is_refused_by_name(make, says):
     with pytest.raises(ValueError, match=says):
-        cut_in_two(nn.Sequential(nn.Linear(3, 4), make(), nn.Linear(4, 4)))
+        cut(around(make()))
 
 
-class Failing(nn.Module):
-    """Fails on inputs that hold a negative first number, forward or backward."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Fail.apply(x, self.where)
+def burn(x: Tensor) -> None:
+    if x[0, 0] < 0:
+        raise ArithmeticError("negative")
 
 
-class _Fail(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, where: str) -> Tensor:
-        ctx.fails = where == "backward" and x[0, 0] < 0
-        if where == "forward" and x[0, 0] < 0:
-            raise ArithmeticError("negative")
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        if ctx.fails:
-            raise ArithmeticError("negative")
-        return gradients[0], None
+def burning(where: str, own: str, x: Tensor) -> Tensor:
+    """Fails on what holds a negative first number, in this part of a step."""
+    if where == own == "backward":
+        return CallsInBackward.apply(x, partial(burn, x.detach()))
+    if where == own:
+        burn(x)
+    return x * 1
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", ["forward", "backward", "loss"])
 def test_a_failure_in_a_copy_is_placed_and_leaves_the_next_step_right(where):
-    first = nn.Linear(3, 4, bias=False)
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(burning(where, "loss", output), target)
+
+    first, last = nn.Linear(3, 4, bias=False), nn.Linear(4, 4, bias=False)
     nn.init.ones_(first.weight)
-    model = plain.in_double([first, nn.Identity(), Failing(where), nn.Linear(4, 4)])
-    x, y = batch()
-    x = x.abs()
+    nn.init.ones_(last.weight)
+    layer = Calls(lambda x: burning(where, where if where != "loss" else "", x))
+    model = plain.in_double([first, nn.Identity(), layer, last])
+    x = X.abs()
     bad = x.clone()
     bad[6:8] *= -1  # micro-batch 3, the second of copy 1, which has gradients of the first by then
-    with cut_in_two(model) as pipe:
+    with cut(model, loss_fn, reduction="mean") as pipe:
         with pytest.raises(ArithmeticError) as caught:
-            pipe.step(bad, target=y)
+            pipe.step(bad, target=Y)
         assert "stage 1 of 2 of copy 1 on virtual:3, micro-batch 3 of 4" in caught.value.__notes__[-1]
-        plain.check_step(pipe, x, y, LOSS, 4, replica_of=IN_TURN)
+        plain.check_step(pipe, x, Y, LOSS, 4, replica_of=IN_TURN)

@@ -10,12 +10,17 @@ from torch import Tensor, nn
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.pieces import WIDTH, Recurrent
+from tests.support.pieces import WIDTH, Recurrent, linear
 from tests.support.tied import Head, Rotated, cut_apart, language_model, loss_fn, new_values, words
 
-pytestmark = pytest.mark.usefixtures("short_profiles")
-
 each_cut = pytest.mark.parametrize("cut", [cut_by_hand, cut_apart], ids=["on one device", "on devices apart"])
+LOSS = nn.MSELoss()
+
+
+def tied(head: type[Head], between: nn.Module | None = None) -> nn.Sequential:
+    """An embedding, two layers, and a head of this kind with its weight."""
+    embedding = nn.Embedding(9, 4)
+    return nn.Sequential(embedding, between or nn.Tanh(), nn.Linear(4, 4), head(embedding.weight))
 
 
 def test_hooks_see_one_parameter_with_the_whole_gradient():
@@ -86,8 +91,7 @@ def test_changes_between_steps_are_followed(change, cut):
 def test_the_flat_weights_of_a_recurrent_layer_stay_its_own(cut):
     """A stage that ends its step first must not put its replicas where another stage still runs the layer."""
     layer = Recurrent()
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Tanh(), layer, nn.Linear(WIDTH, WIDTH))
-    with cut(model, [2], loss_fn=nn.MSELoss()) as pipe:
+    with cut(nn.Sequential(linear(), layer, nn.Tanh(), layer, linear()), [2], loss_fn=LOSS) as pipe:
         pipe.step(torch.randn(6, WIDTH), target=torch.randn(6, WIDTH))
         assert all(map(is_, layer.inner._flat_weights, layer.inner.parameters()))
 
@@ -100,12 +104,10 @@ def test_what_a_layer_sets_on_itself_is_set_on_the_users():
             self.last = super().forward(x)
             return self.last
 
-    embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, nn.Linear(4, 4), Remembering(embedding.weight))
-    x, _ = words()
+    model = tied(Remembering)
     with cut_by_hand(model, [2], micro_batches=1) as pipe, torch.no_grad():
-        output = pipe(x)
-    last = model.get_submodule("2").last
+        output = pipe(words()[0])
+    last = model.get_submodule("3").last
     assert isinstance(last, Tensor)
     assert last.equal(output)
 
@@ -124,33 +126,13 @@ def test_a_hook_that_is_a_method_of_the_layer_sets_what_its_forward_reads():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * self.scale
 
-    embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, nn.Linear(4, 4), Hooked(embedding.weight))
-    x, y = words()
-    reference = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
-    reference.append(Hooked(reference[0].weight))
+    model, reference = tied(Hooked), tied(Hooked)
     reference.load_state_dict(model.state_dict())
+    x, y = words()
     with cut_by_hand(model, [2], loss_fn=loss_fn) as pipe:
         pipe.step(x, target=y)
     plain.micro_batched_step(reference, x, y, loss_fn, 3)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
-
-
-def test_a_part_that_was_replaced_in_a_layer_that_stages_share_is_refused():
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)
-
-    holds = Holds()
-    model = nn.Sequential(nn.Linear(4, 4), holds, nn.Tanh(), holds)
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
-        holds.inner = nn.Linear(4, 4)
-        with pytest.raises(ValueError, match=r"layer '3' \(Holds\) has other modules"):
-            pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
 
 
 def test_a_step_that_failed_leaves_no_gradient_behind():
@@ -163,10 +145,8 @@ def test_a_step_that_failed_leaves_no_gradient_behind():
             return x * 1
 
     failing = Failing()
-    embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, failing, nn.Linear(4, 4), Head(embedding.weight))
     x, y = words()
-    with cut_by_hand(model, [1, 2, 3], loss_fn=loss_fn) as pipe:
+    with cut_by_hand(tied(Head, failing), [1, 2, 3], loss_fn=loss_fn) as pipe:
         failing.broken = True
         with pytest.raises(ZeroDivisionError):
             pipe.step(x, target=y)
@@ -175,25 +155,25 @@ def test_a_step_that_failed_leaves_no_gradient_behind():
 
 
 @each_cut
-def test_a_shared_buffer_that_is_written_is_refused_by_name(cut):
+def test_what_stages_that_share_a_layer_must_not_do_is_refused_by_name(cut):
+    """Write a buffer, keep running statistics, or have a part replaced."""
+
     class Counting(Rotated):
         def forward(self, x: Tensor) -> Tensor:
             self.get_buffer("table").add_(1)
             return super().forward(x)
 
-    counting = Counting(torch.zeros(4))
-    model = nn.Sequential(counting, nn.Tanh(), counting)
+    x, y = torch.randn(2, 6, 4)
+    counting, norm, holds = Counting(torch.zeros(4)), nn.BatchNorm1d(4), Rotated(torch.zeros(4))
+    says = r"buffer [02]\.table is shared by layers of stages 0, 1, which write it"
     with (
-        cut(model, [2], loss_fn=nn.MSELoss()) as pipe,
-        pytest.raises(
-            RuntimeError, match=r"buffer [02]\.table is shared by layers of stages 0, 1, which write it"
-        ),
+        cut(nn.Sequential(counting, nn.Tanh(), counting), [2], loss_fn=LOSS) as pipe,
+        pytest.raises(RuntimeError, match=says),
     ):
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-
-
-def test_running_statistics_shared_by_stages_are_refused_by_name():
-    norm = nn.BatchNorm1d(4)
-    model = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm)
+        pipe.step(x, target=y)
     with pytest.raises(ValueError, match=r"buffer 1\.running_mean is shared by layers of stages 0, 1"):
-        cut_by_hand(model, [2], loss_fn=nn.MSELoss())
+        cut(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2], loss_fn=LOSS)
+    with cut(nn.Sequential(nn.Linear(4, 4), holds, nn.Tanh(), holds), [2], loss_fn=LOSS) as pipe:
+        holds.linear = nn.Linear(4, 4)
+        with pytest.raises(ValueError, match=r"layer '3' \(Rotated\) has other modules"):
+            pipe.step(x, target=y)

@@ -1,4 +1,4 @@
-"""Tables fit the terminal, and names in them stay text: no markup, no escape codes."""
+"""Tables fit the terminal, fold layers that repeat, and keep names as text: no markup, no escape codes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pipepart.reporting import (
     size_table,
     stage_table,
 )
+from pipepart.reporting.folding import fold
 from pipepart.reporting.table import Column, FittingTable, labelled_lines
 
 Printed = Callable[[RenderableType], str]
@@ -94,3 +95,26 @@ def test_names_stay_text_wherever_they_stand(two_stages: Plan, monkeypatch) -> N
         assert "\x1b[31m" not in file.getvalue()
         counts.append(file.getvalue().count(shown))
     assert counts == [3, 4, 1, 1]
+
+
+def labels(names: list[str], kinds: list[str] | None = None) -> list[str]:
+    return [each.label for each in fold(names, kinds or [])]
+
+
+def test_blocks_within_a_block_are_found():
+    names = ["stages.0.down", *(f"stages.0.blocks.{block}.{part}" for block in range(4) for part in "ab")]
+    assert labels([*names, "stages.1.down"]) == [
+        "stages.0.down",
+        "stages.0.blocks.0.a – 3.b, 4 × 2 alike",
+        "stages.1.down",
+    ]
+
+
+def test_every_layer_is_in_one_fold_whatever_its_name():
+    names = ["", ".", "7", "a.b.", "x9y", "1.", "2.", "\n3", "3", "4.4.4", "4.4.5", "4.5", "8", "9"]
+    found = fold(names)
+    assert [each.first for each in found] == [
+        sum(other.layers for other in found[:at]) for at in range(len(found))
+    ]
+    assert sum(each.layers for each in found) == len(names)
+    assert fold([]) == []

@@ -75,7 +75,7 @@ def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys) -> Any:
 
 
 def check_whole(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], **how: Any) -> None:
-    """Assert that a step has loss and gradients of the plain model on the whole mini-batch, up to rounding.
+    """Assert that a step without earlier gradients has loss and gradients of the whole mini-batch, up to rounding.
 
     Losses that layers add count, parameters of the loss have gradients, too.
 
@@ -84,6 +84,7 @@ def check_whole(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], **how
         x, y, loss_fn: the mini-batch and its loss; None for a target or a loss that there is not.
         how: keywords of the step.
     """
+    pipe.zero_grad()
     losses = [loss_fn] if isinstance(loss_fn, nn.Module) else []
     theirs = twin(nn.ModuleList([pipe.module, *losses]))
     reference, plain_loss = [*theirs.children(), loss_fn][:2]

@@ -140,9 +140,9 @@ def _run(
     """Run a script once for each environment; kill those that have not ended in time, and ``stays`` at last."""
     everyone = set(range(len(environments)))
     with tempfile.TemporaryDirectory() as folder:
-        until = time.time() + seconds
         server.send((script, list(environments), folder))
-        groups = server.recv()
+        groups = server.recv()  # once the server has imported all
+        until = time.time() + seconds
         codes: dict[int, int | None] = {}
         ends: dict[int, float] = {}
         while ends.keys() != everyone:

@@ -39,8 +39,3 @@ def model_for(chunks: int) -> nn.Sequential:
     for _ in range(2 * chunks - 1):
         layers += [nn.Linear(4, 4), nn.GELU()]
     return in_double(layers)
-
-
-def cut_in_two(model: nn.Module, replicas: int = 2, **how: Any) -> Pipeline:
-    """Two stages, the second from layer 2 on."""
-    return cut_replicas(model, [2], replicas, loss_fn=nn.MSELoss(), **how)

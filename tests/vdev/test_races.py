@@ -127,10 +127,9 @@ def test_a_forgotten_wait_is_found_in_one_run(program, expected, kind, operation
 
 @pytest.mark.parametrize(("program", "expected"), [one[:2] for one in PROGRAMS])
 def test_a_forgotten_wait_gives_wrong_numbers_on_late_devices(program, expected):
-    seeds = range(6) if program is target_of_a_copy_freed_without_record_stream else (0,)
-    lateness = (
-        None if len(seeds) > 1 else 1.0
-    )  # a copy that is as late as it can be comes too late to do harm
+    # A copy that is as late as it can be comes too late to do harm.
+    copies = program is target_of_a_copy_freed_without_record_stream
+    seeds, lateness = (range(6), None) if copies else ((0,), 1.0)
     right = []
     for seed in seeds:
         with vdev.delayed(seed, lateness=lateness):
@@ -151,8 +150,8 @@ def test_a_report_names_operations_streams_threads_and_lines():
     assert (first.first.stream, first.second.stream) == ((0, side.stream_id), (0, 0))
     assert f"aten::mul on stream {side.stream_id} of vdev:0, queued by MainThread" in text
     assert "aten::add on stream 0 of vdev:0, queued by MainThread" in text
-    line = test_a_report_names_operations_streams_threads_and_lines.__code__.co_firstlineno + 4
-    assert f"{__file__}:{line} {test_a_report_names_operations_streams_threads_and_lines.__name__}" in text
+    own = test_a_report_names_operations_streams_threads_and_lines
+    assert f"{__file__}:{own.__code__.co_firstlineno + 4} {own.__name__}" in text
 
 
 @pytest.mark.parametrize("overlapping", [True, False])

@@ -17,6 +17,9 @@ from tests.support.in_backward import CallsInBackward
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls, splits
 
+X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
+LOSS = nn.MSELoss()
+
 
 class Trouble(Exception):
     """An exception that cannot be constructed from its message alone."""
@@ -54,16 +57,27 @@ class Fuse(nn.Module):
             raise Trouble(call, reason=self.where)
 
 
+def fail(error: BaseException, *_: Any) -> Any:
+    raise error
+
+
+def failing(error: BaseException) -> nn.Module:
+    """A layer that raises this in its forward."""
+    return Calls(partial(fail, error))
+
+
 def notes(error: BaseException) -> str:
     """Return the notes of an exception, one line each."""
     return "\n".join(error.__notes__)
 
 
-def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
-    """Three stages of two layers each: [0, 1], [2, 3], [4, 5], the fuse among them."""
-    modules: list[nn.Module] = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
-    modules.insert(position, fuse)
-    return nn.Sequential(*modules)
+def around(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), *layers, nn.Linear(4, 4))
+
+
+def cut(model: nn.Module, borders: list[int], **options: Any) -> Pipeline:
+    options = {"loss_fn": LOSS, "micro_batches": 4, **options}
+    return cut_by_hand(model, borders, timeout=60, **options)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +92,16 @@ def chain_with(fuse: nn.Module, position: int) -> nn.Sequential:
 def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
     """Its own object, the frame that raised it, notes with layer, stage and micro-batch; then a good step."""
     fuse = Fuse(where)
-    model = chain_with(fuse, position)
+    modules = list(
+        around(nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+    )  # with the fuse, two layers in each of three stages
+    modules.insert(position, fuse)
     # The first layer's backward hook only fires where its input has a gradient.
-    x, y = torch.randn(8, 4, requires_grad=True), torch.randn(8, 4)
-    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
+    x = X.clone().requires_grad_()
+    with cut(nn.Sequential(*modules), [2, 4], schedule=schedule) as pipe:
         fuse.at = micro_batch
         with pytest.raises(Trouble) as caught:
-            pipe.step(x, target=y)
+            pipe.step(x, target=Y)
         assert (caught.value.code, caught.value.reason) == (micro_batch, where)
         assert "in burn" in "".join(traceback.format_exception(caught.value))
         assert f"stage {position // 2} of 3" in notes(caught.value)
@@ -92,9 +109,8 @@ def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
         assert (f"layer '{position}' (Fuse)" in notes(caught.value)) == (where == "forward")
         part = "F" if where == "forward" else "I" if schedule == "zb-h1" else "B"
         assert f"(action {position // 2}{part}{micro_batch})" in notes(caught.value)
-
         fuse.at = None
-        plain.check_step(pipe, x, y, LOSS, 4)
+        plain.check_step(pipe, x, Y, LOSS, 4)
 
 
 @pytest.mark.parametrize(
@@ -108,75 +124,49 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
         number = round(float(target.detach().min()))  # each micro-batch's target is its number
         if where == "forward":
             fuse.burn(number)
-        return nn.functional.mse_loss(CallsInBackward.apply(output, partial(fuse.burn, number)), target)
+        return LOSS(CallsInBackward.apply(output, partial(fuse.burn, number)), target)
 
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    x, y = torch.randn(8, 4), torch.arange(4.0).repeat_interleave(2)[:, None].repeat(1, 4)
-    options: dict[str, Any] = {"reduction": "mean", "recompute": recompute}
-    with cut_by_hand(model, [1], loss_fn=loss_fn, micro_batches=4, **options) as pipe:
+    y = torch.arange(4.0).repeat_interleave(2)[:, None].repeat(1, 4)
+    with cut(around(nn.Tanh()), [1], loss_fn=loss_fn, reduction="mean", recompute=recompute) as pipe:
         fuse.at = micro_batch
         with pytest.raises(Trouble) as caught:
-            pipe.step(x, target=y)
+            pipe.step(X, target=y)
         assert caught.value.reason == where
         assert ("in the forward of the loss" in notes(caught.value)) == (where == "forward")
         assert "stage 1 of 2" in notes(caught.value)
         assert f"micro-batch {micro_batch} of 4" in notes(caught.value)
         fuse.at = None
-        plain.check_step(pipe, x, y, LOSS, 4)
+        plain.check_step(pipe, X, y, LOSS, 4)
 
 
 @pytest.mark.parametrize(
-    "kind", [StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt, MemoryError, OSError]
+    "kind", [StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt, MemoryError, OSError, ValueError]
 )
-def test_exceptions_that_python_treats_apart(kind):
-    def fail(x: Tensor) -> Tensor:
-        raise kind("from a layer")
-
-    model = nn.Sequential(nn.Linear(4, 4), Calls(fail), nn.Linear(4, 4))
-    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe:
-        for _ in range(2):
-            with pytest.raises(kind, match="from a layer") as caught:
-                pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-            assert "layer '1' (Calls)" in notes(caught.value)
-
-
-def test_an_exception_raised_again_carries_the_notes_of_one_step():
-    error = ValueError("made once")
-
-    def fail(x: Tensor) -> Tensor:
-        raise error
-
-    with cut_by_hand(nn.Sequential(nn.Linear(4, 4), Calls(fail)), [1], loss_fn=nn.MSELoss()) as pipe:
-        lengths = []
+def test_exceptions_that_python_treats_apart_and_one_raised_again(kind):
+    """Of an exception that is raised again, the notes are those of one step."""
+    with cut(around(failing(kind("from a layer"))), [1, 2]) as pipe:
         for _ in range(3):
-            with pytest.raises(ValueError, match="made once") as caught:
-                pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
-            lengths.append(len(caught.value.__notes__))
-    assert lengths == [lengths[0]] * 3
+            with pytest.raises(kind, match="from a layer") as caught:
+                pipe.step(X, target=Y)
+            assert notes(caught.value).count("layer '1' (Calls)") == 1
+
+
+def test_an_exception_that_takes_no_notes_arrives_as_it_is():
+    class Silent(Exception):
+        def add_note(self, note: str) -> None:
+            raise TypeError("no notes")
+
+    with cut(around(failing(Silent("as is"))), [1, 2]) as pipe, pytest.raises(Silent, match="as is"):
+        pipe.step(X, target=Y)
 
 
 def test_the_first_of_two_failures_arrives():
     """Both stages fail on their first micro-batch; the second can only do so when the first has not."""
-
-    def fail(code: int) -> Any:
-        raise Trouble(code, reason="first")
-
-    model = nn.Sequential(Calls(lambda _: fail(0)), nn.Linear(4, 4), Calls(lambda _: fail(1)))
-    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss()) as pipe, pytest.raises(Trouble) as caught:
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    first, second = (failing(Trouble(code, reason="first")) for code in (0, 1))
+    model = nn.Sequential(first, nn.Linear(4, 4), second)
+    with cut(model, [1, 2]) as pipe, pytest.raises(Trouble) as caught:
+        pipe.step(X, target=Y)
     assert caught.value.code == 0
-
-
-X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
-LOSS = nn.MSELoss()
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
-
-
-def cut(model: nn.Module, borders: list[int], **options: Any) -> Pipeline:
-    return cut_by_hand(model, borders, loss_fn=LOSS, micro_batches=4, timeout=60, **options)
 
 
 @pytest.mark.parametrize("drop_in", [False, True])
@@ -192,15 +182,13 @@ def test_a_second_forward(drop_in):
 
     calls, norm = 0, nn.BatchNorm1d(4)
     running = norm.running_mean
-    model = nn.Sequential(nn.Linear(4, 4), norm, Calls(burn), nn.Linear(4, 4))
-    with cut(model, [1, 3], schedule="gpipe", recompute="always") as pipe:
+    with cut(around(norm, Calls(burn)), [1, 3], schedule="gpipe", recompute="always") as pipe:
         with pytest.raises(Trouble) as caught:
             pipe(X).sum().backward() if drop_in else pipe.step(X, target=Y)
         first, second = caught.value.__notes__
         assert first == "pipepart: in the second forward of layer '2' (Calls)"
-        assert second.startswith(
-            "pipepart: on stage 1 of 3 on virtual:1, micro-batch 1 of 4 (action 1RECOMPUTE1)"
-        )
+        place = "on stage 1 of 3 on virtual:1, micro-batch 1 of 4 (action 1RECOMPUTE1)"
+        assert second.startswith(f"pipepart: {place}")
         assert norm.running_mean is running
         assert norm.num_batches_tracked == 4
         plain.check_step(pipe, X, Y, LOSS, 4)
@@ -222,30 +210,25 @@ def test_a_second_forward_that_does_something_else():
     assert "stage 0 of 2" in caught.value.__notes__[-1]
 
 
-class Overwrites(nn.Module):
-    """A linear layer that writes over the input of its last call when it is armed."""
+class Overwrites(nn.Linear):
+    """Writes over the input of its last call when it is armed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.held: Tensor | None = None
-        self.armed = False
+    held: Tensor | None = None
+    armed = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.armed and self.held is not None:
             self.held.add_(1)
-        own = x * 1
+        own = input * 1
         self.held = own.detach()
-        return self.linear(own)
+        return super().forward(own)
 
 
 @splits
 def test_the_backward_for_the_weights():
     """The input of a layer is written into after the first part, which has passed its gradient on already."""
-    overwrites = Overwrites()
-    with cut(
-        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), overwrites, nn.Linear(4, 4)), [2], schedule="zb-h1"
-    ) as pipe:
+    overwrites = Overwrites(4, 4)
+    with cut(around(nn.Tanh(), overwrites), [2], schedule="zb-h1") as pipe:
         overwrites.armed = True
         with pytest.raises(RuntimeError, match="has been written into") as caught:
             pipe.step(X, target=Y)
@@ -258,11 +241,10 @@ def test_the_backward_for_the_weights():
 
 @pytest.mark.parametrize("stage", [0, 2])
 def test_the_step_of_a_stages_optimizer(stage):
-    def fail(*_: Any) -> None:
-        raise Trouble(2, reason="optimizer")
-
-    with cut(network(), [2, 4], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)) as pipe:
-        handle = pipe.optimizers[stage].register_step_pre_hook(fail)
+    model = around(nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+    with cut(model, [2, 4], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)) as pipe:
+        raising = partial(fail, Trouble(2, reason="optimizer"))
+        handle = pipe.optimizers[stage].register_step_pre_hook(raising)
         with pytest.raises(Trouble) as caught:
             pipe.step(X, target=Y)
         assert "in the step of its optimizer (SGD)" in notes(caught.value)
@@ -273,46 +255,22 @@ def test_the_step_of_a_stages_optimizer(stage):
 
 
 def test_the_sum_of_the_gradients_of_two_copies(monkeypatch):
-    def fail(replica: Replica) -> Any:
-        raise Trouble(3, reason="sum")
-
-    with cut(network(), [3], replicas=2) as pipe:
+    with cut(around(nn.Tanh()), [1], replicas=2) as pipe:
         with monkeypatch.context() as patch:
-            patch.setattr(Replica, "hand_over", fail)
+            patch.setattr(Replica, "hand_over", partial(fail, Trouble(3, reason="sum")))
             with pytest.raises(Trouble) as caught:
                 pipe.step(X, target=Y)
         assert re.search(r"\(action [23]REDUCE_GRAD\)", notes(caught.value))
         plain.check_step(pipe, X, Y, LOSS, 4, replica_of=(0, 1))
 
 
-def test_an_exception_that_takes_no_notes_arrives_as_it_is():
-    class Silent(Exception):
-        def add_note(self, note: str) -> None:
-            raise TypeError("no notes")
-
-    def fail(x: Tensor) -> Tensor:
-        raise Silent("from a layer")
-
-    with (
-        cut(nn.Sequential(nn.Linear(4, 4), Calls(fail), nn.Linear(4, 4)), [1, 2]) as pipe,
-        pytest.raises(Silent, match="from a layer"),
-    ):
-        pipe.step(X, target=Y)
-
-
 def test_the_error_of_detect_anomaly_names_the_stage_and_the_micro_batch():
-    class Root(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * 0).sqrt()
-
-    model = nn.Sequential(nn.Linear(4, 4), Root(), nn.Linear(4, 4))
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
     with (
-        cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=2) as pipe,
+        cut(around(Calls(lambda x: (x * 0).sqrt())), [1]) as pipe,
         pytest.warns(UserWarning, match="Anomaly Detection"),
         torch.autograd.detect_anomaly(),
         pytest.raises(RuntimeError, match="returned nan values") as caught,
     ):
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
     assert "stage 1 of 2" in notes(caught.value)
-    assert "micro-batch 0 of 2" in notes(caught.value)
+    assert "micro-batch 0 of 4" in notes(caught.value)

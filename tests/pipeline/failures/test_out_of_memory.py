@@ -13,7 +13,7 @@ import pipepart
 from pipepart import Pipeline
 from pipepart.units import format_bytes
 from tests.support import plain
-from tests.support.chains import plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls
 
@@ -69,13 +69,7 @@ def _nothing_collects() -> Iterator[None]:
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large(), nn.Linear(4, 4), Large())
-
-
-def assert_nothing_lives(model: nn.Sequential) -> None:
-    refs = [ref for layer in model for ref in getattr(layer, "alive", ())]
-    assert refs
-    assert [ref for ref in refs if ref() is not None] == []
+    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(4, 4), Large())))
 
 
 @pytest.mark.parametrize(
@@ -89,30 +83,28 @@ def assert_nothing_lives(model: nn.Sequential) -> None:
 )
 def test_nothing_of_a_step_lives_in_the_error(order, where, stage, call):
     model, (schedule, recompute) = network(), order
-    plan = plan_by_hand(
-        [str(index) for index in range(6)], [2, 4], micro_batches=4, schedule=schedule, recompute=recompute
-    )
     layer = model[2 * stage + 1]
     assert isinstance(layer, Large)
     layer.where, layer.fails_at = where, call
     x = X.clone().requires_grad_()
-    with Pipeline(model, plan, nn.MSELoss(), timeout=60) as pipe:
+    how: dict[str, Any] = {"schedule": schedule, "recompute": recompute, "timeout": 60}
+    with cut_by_hand(model, [2, 4], loss_fn=nn.MSELoss(), micro_batches=4, **how) as pipe:
         with pytest.raises(torch.OutOfMemoryError, match="device is full") as caught:
             pipe.step(x, target=Y)
         if where == "forward":
             assert f"layer '{2 * stage + 1}' (Large)" in notes(caught.value)
         assert f"pipepart: on stage {stage} of 3 on virtual:{stage}, micro-batch " in notes(caught.value)
-        assert_nothing_lives(model)
-
+        tags = [ref for one in model if isinstance(one, Large) for ref in one.alive]
+        assert tags
+        assert [ref for ref in tags if ref() is not None] == []
         layer.fails_at = None
         plain.check_step(pipe, X[:4], Y[:4], nn.MSELoss(), 4)
 
 
 def test_the_cpus_own_error_becomes_torchs():
     model = nn.Sequential(nn.Linear(4, 4), Calls(lambda x: x + torch.empty(10**15)))
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
     with (
-        Pipeline(model, plan, nn.MSELoss(), reduction="mean") as pipe,
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss(), reduction="mean") as pipe,
         pytest.raises(torch.OutOfMemoryError, match="can't allocate memory") as caught,
     ):
         pipe.step(X, target=Y)
@@ -120,25 +112,15 @@ def test_the_cpus_own_error_becomes_torchs():
     assert "in the forward of layer '1' (Calls)" in notes(caught.value)
 
 
-def fail_with_a_plan(fails_at: int, **how: Any) -> tuple[str, pipepart.Plan]:
-    """The notes of a step whose second stage fails in a forward, and its plan with figures."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Large())
+def test_the_error_says_what_the_plan_predicts():
+    large = Large()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), large)
     profile = pipepart.profile(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=4, seconds=0.01)
     cluster = pipepart.Cluster.virtual(2, memory="1MiB", threads=1)
-    plan = pipepart.plan(profile, cluster, micro_batches=4, cut_before=["2"], **how)
-    layer = model[3]
-    assert isinstance(layer, Large)
-    layer.calls, layer.fails_at = 0, fails_at
-    with (
-        Pipeline(model, plan, nn.MSELoss()) as pipe,
-        pytest.raises(torch.OutOfMemoryError) as caught,
-    ):
+    plan = pipepart.plan(profile, cluster, micro_batches=4, cut_before=["2"], schedule="gpipe")
+    large.calls, large.fails_at = 0, 2
+    with Pipeline(model, plan, nn.MSELoss()) as pipe, pytest.raises(torch.OutOfMemoryError) as caught:
         pipe.step(X, target=Y)
-    return notes(caught.value), plan
-
-
-def test_the_error_says_what_the_plan_predicts():
-    text, plan = fail_with_a_plan(2, schedule="gpipe")
     peak = format_bytes(plan.predicted.memory_bytes[1])
-    assert f"predicts at most {peak} on virtual:1, taken to have 1.0 MiB" in text
-    assert "plan with more micro-batches" in text
+    assert f"predicts at most {peak} on virtual:1, taken to have 1.0 MiB" in notes(caught.value)
+    assert "plan with more micro-batches" in notes(caught.value)

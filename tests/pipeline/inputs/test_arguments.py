@@ -28,14 +28,14 @@ class Embed(nn.Module):
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(Embed(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    return plain.in_double([Embed(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)])
 
 
-def called(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+def called(model: nn.Module, given: Arguments) -> Tensor:
     """The plain model: its first layer with all arguments, the others with one value."""
-    assert isinstance(model, nn.Sequential)
-    value = model[0](*args, **kwargs)
-    for layer in list(model)[1:]:
+    first, *others = model.children()
+    value = first(*given.args, **given.kwargs)
+    for layer in others:
         value = layer(value)
     return value
 
@@ -43,57 +43,43 @@ def called(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
 IDS = torch.randint(9, (7, 5))
 MASK = torch.randint(2, (7, 5)).double()
 TARGET = torch.randn(7, 5, 2).double()
-CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "keyword": ((IDS,), {"attention_mask": MASK}),
-    "positional": ((IDS, MASK), {}),
-    "only keywords": ((), {"ids": IDS, "attention_mask": MASK, "scale": 0.5}),
-    "one": ((IDS,), {}),
+LOSS = nn.MSELoss()
+FORMS: dict[str, tuple[Arguments, dict[str, Any]]] = {
+    "keyword": (Arguments(IDS, attention_mask=MASK), {}),
+    "positional": (Arguments(IDS, MASK), {}),
+    "only keywords": (Arguments(ids=IDS, attention_mask=MASK, scale=0.5), {}),
+    "recomputed": (Arguments(IDS, attention_mask=MASK), {"recompute": "always"}),
+    "compiled": (Arguments(IDS, MASK), {"compile": {"backend": "eager"}}),
 }
 
 
-def loss_of(output: Tensor) -> Tensor:
-    return nn.functional.mse_loss(output, TARGET)
-
-
-@pytest.mark.parametrize(
-    ("form", "how"),
-    [
-        *((form, {}) for form in CALLS),
-        ("keyword", {"recompute": "always"}),
-        pytest.param("positional", {"compile": {"backend": "eager"}}, marks=pytest.mark.slow),
-    ],
-)
-def test_steps_and_forwards_call_the_first_layer_with_all_arguments(form, how):
-    args, kwargs = CALLS[form]
+@pytest.mark.parametrize("form", [*list(FORMS)[:-1], pytest.param("compiled", marks=pytest.mark.slow)])
+def test_steps_and_forwards_call_the_first_layer_with_all_arguments(form):
+    given, how = FORMS[form]
     model = network()
     reference = plain.twin(model)
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), **how) as pipe:
+    with cut_by_hand(model, [2], loss_fn=LOSS, **how) as pipe:
         for _ in range(2):
-            loss = pipe.step(*args, target=TARGET, **kwargs)
-            expected = loss_of(called(reference, *args, **kwargs))
+            loss = pipe.step(*given.args, target=TARGET, **given.kwargs)
+            expected = LOSS(called(reference, given), TARGET)
             expected.backward()
             plain.assert_near(loss, expected.detach())
         with torch.no_grad():
-            plain.assert_near(pipe(*args, **kwargs), called(reference, *args, **kwargs))
-        loss_of(pipe(Arguments(*args, **kwargs))).backward()
-    loss_of(called(reference, *args, **kwargs)).backward()
+            plain.assert_near(pipe(*given.args, **given.kwargs), called(reference, given))
+        LOSS(pipe(given), TARGET).backward()
+    LOSS(called(reference, given), TARGET).backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
-SAMPLES: dict[str, Any] = {
-    "tuple": (IDS, MASK),
-    "arguments": Arguments(IDS, attention_mask=MASK),
-}
-
-
-@pytest.mark.parametrize("form", SAMPLES)
-def test_auto_takes_a_sample_in_every_form(form):
-    model, sample = network(), SAMPLES[form]
+@pytest.mark.parametrize(
+    "sample", [(IDS, MASK), Arguments(IDS, attention_mask=MASK)], ids=["tuple", "arguments"]
+)
+def test_auto_takes_a_sample_in_every_form(sample):
+    model, given = network(), Arguments.of(sample)
     reference = plain.twin(model)
-    with Pipeline.auto(model, sample, target=TARGET, loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
-        given = Arguments.of(sample)
+    with Pipeline.auto(model, sample, target=TARGET, loss_fn=LOSS, micro_batches=2) as pipe:
         pipe.step(*given.args, target=TARGET, **given.kwargs)
-    loss_of(called(reference, *given.args, **given.kwargs)).backward()
+    LOSS(called(reference, given), TARGET).backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
@@ -113,7 +99,7 @@ def test_arguments_that_the_first_layer_does_not_take_are_refused_before_anythin
     ran = []
     model[1].register_forward_hook(lambda *_: ran.append(1))
     sample = Arguments(*args, **{name: value for name, value in kwargs.items() if name != "target"})
-    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
+    with cut_by_hand(model, [1], loss_fn=LOSS) as pipe:
         entrances: list[Callable[[], Any]] = [
             lambda: pipe.step(*args, **kwargs),
             lambda: pipepart.profile(model, sample),
@@ -128,34 +114,22 @@ def test_arguments_that_the_first_layer_does_not_take_are_refused_before_anythin
     assert not ran
 
 
-def test_a_dict_that_is_one_argument_is_wrapped():
-    with pytest.raises(TypeError, match=r"key 3.*pipepart\.Arguments\(sample\)"):
-        Arguments.of({3: IDS})
-    assert Arguments.of(Arguments({3: IDS})).input == {3: IDS}
+def test_a_model_whose_argument_is_a_dict_says_how_a_sample_is_given_and_how_it_was_called():
+    class OfOneBatch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 1)])
 
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.blocks[1](self.blocks[0](batch["x"]))
 
-class OfOneBatch(nn.Module):
-    """Its only argument is a container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 1)])
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        x = batch["x"]
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def test_a_model_whose_argument_is_a_dict_says_how_a_sample_is_given():
     batch = {"x": torch.randn(4, 3)}
     with pytest.raises(TypeError, match=r"missing a required argument: 'batch'.* the sample is \(dict,\)"):
         pipepart.profile(OfOneBatch(), batch, seconds=0)
     assert len(pipepart.profile(OfOneBatch(), (batch,), seconds=0).layers) == 2
-
-
-def test_what_a_recorded_model_raises_tells_how_it_was_called():
     with pytest.raises(TypeError) as caught:
         pipepart.profile(OfOneBatch(), [torch.randn(4, 3), torch.randn(4, 3)], seconds=0)
     assert "called as OfOneBatch(list of 2)" in "".join(caught.value.__notes__)
+    with pytest.raises(TypeError, match=r"key 3.*pipepart\.Arguments\(sample\)"):
+        Arguments.of({3: IDS})
+    assert Arguments.of(Arguments({3: IDS})).input == {3: IDS}

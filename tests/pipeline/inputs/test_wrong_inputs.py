@@ -15,6 +15,10 @@ from tests.support.chains import cut_by_hand, plan_by_hand
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
+LOSS = nn.MSELoss()
+X, Y = torch.randn(6, 4), torch.randn(6, 2)
+PLAN = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=2)
+
 
 class Counted(nn.Module):
     """Counts its calls with real tensors."""
@@ -41,7 +45,6 @@ def assert_untouched(model: nn.Sequential) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-X, Y = torch.randn(6, 4), torch.randn(6, 2)
 WRONG_STEPS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
     "no input": ((), {"target": Y}, TypeError, r"takes \(x.* 0 positional arguments: missing"),
     "two inputs": ((X, X), {"target": Y}, TypeError, "2 positional arguments: too many"),
@@ -60,7 +63,7 @@ WRONG_STEPS: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], s
 def test_wrong_arguments_of_a_step_and_a_forward(case):
     arguments, given, kind, message = WRONG_STEPS[case]
     keywords, model = dict(given), network()
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+    with cut_by_hand(model, [2], loss_fn=LOSS) as pipe:
         with pytest.raises(kind, match=message):
             pipe.step(*arguments, **keywords)
         if "unlike target" not in case and "nested" not in case:
@@ -71,113 +74,101 @@ def test_wrong_arguments_of_a_step_and_a_forward(case):
         pipe.step(X, target=Y)
 
 
+def auto(model: Any = None, **options: Any) -> Pipeline:
+    return Pipeline.auto(model or network(), X, target=Y, loss_fn=LOSS, **options)
+
+
 @pytest.mark.parametrize("model", [nn.ModuleList([nn.Linear(4, 4)]), "a string"], ids=["list", "no module"])
-@pytest.mark.parametrize("where", ["profile", "auto", "pipeline"])
-def test_models_that_cannot_be_called(model, where):
-    plan = plan_by_hand(["0"], [], micro_batches=2)
-    call: dict[str, Callable[[], Any]] = {
-        "profile": lambda: pipepart.profile(model, X),
-        "auto": lambda: Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), devices=1),
-        "pipeline": lambda: Pipeline(model, plan, loss_fn=nn.MSELoss()),
-    }
-    with pytest.raises(TypeError, match=r"nn\.Module|has no forward"):
-        call[where]()
-
-
-def test_a_plan_by_hand_of_a_model_that_is_recorded():
-    with pytest.raises(ValueError, match="does not say what the layers of a Linear are"):
-        Pipeline(nn.Linear(4, 4), plan_by_hand(["0"], [], micro_batches=2), loss_fn=nn.MSELoss())
-
-
-@pytest.mark.parametrize("devices", [0, -1, True, 2.5, "two"])
-def test_devices_that_are_none(devices):
-    model = network()
-    with pytest.raises((TypeError, ValueError), match=re.escape(repr(devices))):
-        Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), devices=devices)
-    assert_untouched(model)
-
-
-@pytest.mark.parametrize("count", [0, -2, 1.5, True, "many", []])
-def test_numbers_of_micro_batches_below_one(count):
-    model = network()
-    with pytest.raises((TypeError, ValueError), match=re.escape(repr(count))):
-        Pipeline.auto(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=count)
-    assert_untouched(model)
+def test_models_that_cannot_be_called(model):
+    for make in (
+        lambda: pipepart.profile(model, X),
+        lambda: auto(model),
+        lambda: Pipeline(model, PLAN, LOSS),
+    ):
+        with pytest.raises(TypeError, match=r"nn\.Module|has no forward"):
+            make()
 
 
 @pytest.mark.parametrize(
-    ("loss_fn", "got"),
+    ("keyword", "value"),
     [
-        (lambda output, target: ((output - target) ** 2).mean(dim=1), r"a tensor of shape \[2"),
-        (lambda output, target: 1.5, "a float"),
-        (lambda output, target: None, "a NoneType"),
+        *(("devices", value) for value in (0, -1, True, 2.5, "two")),
+        *(("micro_batches", value) for value in (0, -2, 1.5, True, "many", [])),
     ],
-    ids=["vector", "float", "none"],
 )
-def test_losses_that_turn_out_to_be_no_scalar(loss_fn, got):
+def test_numbers_that_are_none(keyword, value):
     model = network()
-    with cut_by_hand(model, [2], loss_fn=loss_fn) as pipe:
-        with pytest.raises(ValueError, match=f"must be a scalar tensor, got {got}"):
-            pipe.step(X, target=Y)
-        assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_model_without_a_loss_of_its_own_needs_one():
-    with (
-        cut_by_hand(network(), [2]) as pipe,
-        pytest.raises(ValueError, match=r"no loss_fn is given, .* It returned a tensor of shape \[2, 2\]"),
-    ):
-        pipe.step(X)
-
-
-def test_a_plan_for_another_model():
-    plan = plan_by_hand(["0", "1", "9"], [1], micro_batches=2)
-    model = network()
-    with pytest.raises(ValueError, match=r"leaves out layers '2', '3'; the model has no layers '9'"):
-        Pipeline(model, plan, loss_fn=nn.MSELoss())
-    with pytest.raises(ValueError, match="another order"):
-        Pipeline(model, plan_by_hand(["0", "2", "1", "3"], [1], micro_batches=2), loss_fn=nn.MSELoss())
-    with pytest.raises(ValueError, match="layer '3' is there 2 times"):
-        plan_by_hand(["0", "1", "2", "3", "3"], [1], micro_batches=2)
+    with pytest.raises((TypeError, ValueError), match=re.escape(repr(value))):
+        auto(model, **{keyword: value})
     assert_untouched(model)
 
 
-def test_plain_mistakes_in_making_a_pipeline_are_told():
-    model = network()
-    plan = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=2)
-    unchecked: Any = Pipeline
-    with pytest.raises(TypeError, match=r"got a str: load it, pipepart\.Plan\.load\('plan\.json'\)"):
-        unchecked(model, "plan.json", nn.MSELoss())
-    with pytest.raises(TypeError, match=r"loss_fn must be a function, got 'mse'"):
-        unchecked(model, plan, "mse")
-    with pytest.raises(TypeError, match=r"merge must be a function, got 1"):
-        unchecked(model, plan, merge=1)
-    for timeout in (float("inf"), 0, -1.0, float("nan"), "1"):
-        with pytest.raises(ValueError, match="a number of seconds above 0"):
-            unchecked(model, plan, timeout=timeout)
-    with pytest.raises(ValueError, match=r"whole number of at least 1, got 2\.0"):
-        unchecked.auto(model, X, target=Y, loss_fn=nn.MSELoss(), micro_batches=2.0)
-    with pytest.raises(TypeError, match="optimizer_state must be the name of an optimizer"):
-        unchecked.auto(model, X, target=Y, loss_fn=nn.MSELoss(), optimizer_state=torch.optim.Adam)
-    assert_untouched(model)
+def of_layers(*names: str) -> Callable[[nn.Module], Any]:
+    return lambda model: Pipeline(model, plan_by_hand(names, [1], micro_batches=2), LOSS)
 
 
-def test_auto_refuses_wrong_keywords_before_it_measures():
+def described(model: nn.Module) -> Pipeline:
+    """On a device that is described only."""
+    stages = (PLAN.stages[0].model_copy(update={"device": "device:0", "layers": tuple("0123")}),)
+    cluster = pipepart.Cluster.parse(["1GiB"])
+    return Pipeline(model, PLAN.model_copy(update={"cluster": cluster, "stages": stages}), LOSS)
+
+
+UNCHECKED: Any = Pipeline
+MISTAKES: list[tuple[Callable[[nn.Module], Any], type[Exception], str]] = [
+    (of_layers("0", "1", "9"), ValueError, r"leaves out layers '2', '3'; the model has no layers '9'"),
+    (of_layers("0", "2", "1", "3"), ValueError, "another order"),
+    (of_layers("0", "1", "2", "3", "3"), ValueError, "layer '3' is there 2 times"),
+    (lambda model: Pipeline(model[1], PLAN), ValueError, "does not say what the layers of a Linear are"),  # type: ignore[index]
+    (described, ValueError, "'device:0' is only described"),
+    (lambda _: pipepart.profile(nn.Sequential(), X), ValueError, "holds no layers"),
+    (
+        lambda model: UNCHECKED(model, "plan.json", LOSS),
+        TypeError,
+        r"got a str: load it, pipepart\.Plan\.load\('plan\.json'\)",
+    ),
+    (lambda model: UNCHECKED(model, PLAN, "mse"), TypeError, r"loss_fn must be a function, got 'mse'"),
+    (lambda model: UNCHECKED(model, PLAN, merge=1), TypeError, r"merge must be a function, got 1"),
+    *(
+        (
+            lambda model, timeout=timeout: UNCHECKED(model, PLAN, timeout=timeout),
+            ValueError,
+            "a number of seconds above 0",
+        )
+        for timeout in (float("inf"), 0, float("nan"), "1")
+    ),
+    (partial(auto, micro_batches=2.0), ValueError, r"whole number of at least 1, got 2\.0"),
+    (
+        partial(auto, optimizer_state=torch.optim.Adam),
+        TypeError,
+        "optimizer_state must be the name of an optimizer",
+    ),
+    (
+        partial(auto, schedul="1f1b"),
+        TypeError,
+        r"Pipeline\.auto\(\) .* 'schedul': did you mean 'schedule'\?",
+    ),
+    (partial(auto, colour=1), TypeError, r"Pipeline\.auto\(\) .* 'colour'$"),
+    (
+        partial(auto, optimizer=torch.optim.SGD([X], lr=0.1)),
+        TypeError,
+        r"got SGD: Pipeline\(\.\.\., optimizer=lambda params: ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "says"), MISTAKES)
+def test_mistakes_in_making_a_pipeline_are_told_before_anything_is_measured(make, kind, says):
     model = network()
-    auto: Any = partial(Pipeline.auto, model, X, target=Y, loss_fn=nn.MSELoss())
-    with pytest.raises(TypeError, match=r"Pipeline\.auto\(\) .* 'schedul': did you mean 'schedule'\?"):
-        auto(schedul="1f1b")
-    with pytest.raises(TypeError, match=r"Pipeline\.auto\(\) .* 'colour'$"):
-        auto(colour=1)
-    with pytest.raises(TypeError, match=r"got SGD: Pipeline\(\.\.\., optimizer=lambda params: "):
-        auto(optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(kind, match=says):
+        make(model)
     assert_untouched(model)
 
 
 @pytest.mark.parametrize(("samples", "parts"), [(5, 2), (4, 2), (3, 1)])
 def test_batch_norm_in_training_gets_two_samples_a_micro_batch(samples, parts):
     model = network()
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+    with cut_by_hand(model, [2], loss_fn=LOSS, micro_batches=4) as pipe:
         pipe.step(X[:samples], target=Y[:samples])
         assert model[0].calls == parts
         pipe.eval()
@@ -186,29 +177,9 @@ def test_batch_norm_in_training_gets_two_samples_a_micro_batch(samples, parts):
 
 
 def test_memory_that_does_not_suffice_says_so_before_anything_runs():
-    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
-    x = torch.randn(8, 64)
     with pytest.raises(pipepart.InfeasiblePlanError, match=r"stage \d .* short by \d+ bytes") as caught:
-        pipepart.Pipeline.auto(
-            model,
-            x,
-            target=x,
-            loss_fn=nn.MSELoss(),
-            devices=pipepart.Cluster.virtual(2, memory="10KiB"),
-            micro_batches=2,
+        auto(
+            nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 2)),
+            devices=pipepart.Cluster.virtual(2, memory="2KiB"),
         )
     assert caught.value.deficit_bytes > 0
-    assert model.state_dict()["1.num_batches_tracked"] == 0
-
-
-def test_a_sequential_without_layers():
-    with pytest.raises(ValueError, match="holds no layers"):
-        pipepart.profile(nn.Sequential(), X)
-
-
-def test_a_device_that_is_only_described_runs_nothing():
-    plan = plan_by_hand(["0", "1", "2", "3"], [], micro_batches=2)
-    stages = (plan.stages[0].model_copy(update={"device": "device:0"}),)
-    plan = plan.model_copy(update={"cluster": pipepart.Cluster.parse(["1GiB"]), "stages": stages})
-    with pytest.raises(ValueError, match="'device:0' is only described"):
-        Pipeline(network(), plan, loss_fn=nn.MSELoss())

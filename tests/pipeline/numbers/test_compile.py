@@ -15,20 +15,13 @@ from torch import Tensor, fx, nn
 
 import pipepart
 from pipepart import Pipeline
+from tests.support import plain
 from tests.support.chains import cut_by_hand, on_device, plan_by_hand
 from tests.support.pieces import WIDTH, Noise, linear
-from tests.support.plain import (
-    assert_close,
-    assert_same,
-    copied,
-    gradients,
-    in_double,
-    micro_batched_step,
-    twin,
-)
+from tests.support.two_parts import Calls
 
-EAGER = {"backend": "eager"}
-loss_fn = nn.MSELoss()
+LOSS = nn.MSELoss()
+X, Y = torch.randn(2, 6, WIDTH).double()
 
 
 @pytest.fixture(autouse=True)
@@ -47,36 +40,35 @@ class Counting:
         return graph.forward
 
 
-def mini_batch(samples: int = 6) -> tuple[Tensor, Tensor]:
-    return torch.randn(samples, WIDTH).double(), torch.randn(samples, WIDTH).double()
+def cut(model: nn.Module, borders: list[int], backend: Any = "eager", **options: Any) -> Pipeline:
+    return cut_by_hand(model, borders, loss_fn=LOSS, compile={"backend": backend}, **options)
 
 
-def assert_trains_alike(pipe: Pipeline, plain: nn.Module, parts: int = 3, **how: Any) -> None:
-    """Three steps: one of single layers, one that compiles, one of what is compiled."""
-    model = pipe.module
+def check_steps(pipe: Pipeline, drawing: bool = False) -> None:
+    """Three steps as of the plain model: one of single layers, one that compiles, one of what is compiled."""
     for step in range(3):
-        x, y = mini_batch()
+        pipe.zero_grad()
+        reference = plain.twin(pipe.module)
         torch.manual_seed(step)
-        loss = pipe.step(copied(x), target=y)
+        loss = pipe.step(X + step, target=Y)
         torch.manual_seed(step)
-        expected = micro_batched_step(plain, copied(x), y, loss_fn, parts, **how)
-        assert float((loss - expected).abs()) < 1e-14
-        assert_same(gradients(model), gradients(plain))
-        assert_same(dict(model.named_buffers()), dict(plain.named_buffers()))
+        expected = plain.micro_batched_step(reference, X + step, Y, LOSS, 3, drawing=drawing)
+        plain.assert_near(loss, expected.double())
+        plain.assert_same(plain.gradients(pipe.module), plain.gradients(reference))
+        plain.assert_same(dict(pipe.module.named_buffers()), dict(reference.named_buffers()))
 
 
 def test_consecutive_layers_are_one_graph():
     """And the model keeps its layers and names."""
     backend = Counting()
     layers = [linear(), nn.Tanh(), linear(), nn.Tanh(), linear()]
-    model = in_double(layers)
+    model = plain.in_double(layers)
     names = list(model.state_dict())
-    x, y = mini_batch()
-    with cut_by_hand(model, [3], loss_fn=loss_fn, compile={"backend": backend}) as pipe:
-        pipe.step(x, target=y)
+    with cut(model, [3], backend) as pipe:
+        pipe.step(X, target=Y)
         assert backend.graphs == []
-        pipe.step(x, target=y)
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
+        pipe.step(X, target=Y)
         assert list(pipe.state_dict()) == names
     assert all(now is before for now, before in zip(model, layers, strict=True))
     assert type(model[0].forward).__name__ == "method"
@@ -86,75 +78,66 @@ def test_consecutive_layers_are_one_graph():
 
 def test_layers_that_draw_stay_single_and_draw_the_same():
     backend = Counting()
-    model = in_double([linear(), nn.Dropout(0.5), linear(), nn.Tanh(), Noise(), linear()])
-    plain = twin(model)
-    with cut_by_hand(model, [3], loss_fn=loss_fn, compile={"backend": backend}) as pipe:
-        assert_trains_alike(pipe, plain, drawing=True)
+    model = plain.in_double([linear(), nn.Dropout(0.5), linear(), nn.Tanh(), Noise(), linear()])
+    with cut(model, [3], backend) as pipe:
+        check_steps(pipe, drawing=True)
     assert len(backend.graphs) == 4  # 0; 2; 3; 5
 
 
 def test_a_dropout_of_nothing_is_compiled_until_it_drops():
-    backend = Counting()
-    drop, plain_drop = nn.Dropout(0.0), nn.Dropout(0.0)
-    model = in_double([linear(), drop, linear()])
-    plain = nn.Sequential(twin(model[0]), plain_drop, twin(model[2]))
-    with cut_by_hand(model, [], loss_fn=loss_fn, compile={"backend": backend}) as pipe:
-        assert_trains_alike(pipe, plain)
+    backend, drop = Counting(), nn.Dropout(0.0)
+    with cut(plain.in_double([linear(), drop, linear()]), [], backend) as pipe:
+        check_steps(pipe)
         assert len(backend.graphs) == 1
-        drop.p = plain_drop.p = 0.5
-        assert_trains_alike(pipe, plain, drawing=True)
+        drop.p = 0.5
+        check_steps(pipe, drawing=True)
 
 
 def test_a_layer_with_a_hook_runs_by_itself_whenever_the_hook_came():
     seen: list[int] = []
-    model = in_double([linear(), nn.Tanh(), linear()])
-    x, y = mini_batch()
-    with cut_by_hand(model, [], loss_fn=loss_fn, micro_batches=3, compile=EAGER) as pipe:
+    model = plain.in_double([linear(), nn.Tanh(), linear()])
+    with cut(model, []) as pipe:
         for _ in range(2):
-            pipe.step(x, target=y)
+            pipe.step(X, target=Y)
         handle = model[1].register_forward_hook(lambda *_: seen.append(1))
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
         assert len(seen) == 3
         handle.remove()
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
         assert len(seen) == 3
 
 
 def test_statistics_are_gathered_and_losses_added_at_every_step():
     """Deferred statistics of a BatchNorm, and a loss that a layer adds."""
 
-    class Adds(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            pipepart.add_loss(x.square().mean())
-            return x
+    def add(x: Tensor) -> Tensor:
+        pipepart.add_loss(x.square().mean())
+        return x
 
-    model = in_double([linear(), nn.BatchNorm1d(WIDTH), linear(), Adds(), linear()])
-    plain = twin(model)
-    x, y = mini_batch()
-    options: dict[str, Any] = {"loss_fn": loss_fn, "deferred_batch_norm": True}
+    model = plain.in_double([linear(), nn.BatchNorm1d(WIDTH), linear(), Calls(add), linear()])
+    other = plain.twin(model)
     with (
-        cut_by_hand(model, [2], compile=EAGER, **options) as pipe,
-        cut_by_hand(plain, [2], **options) as other,
+        cut(model, [2], deferred_batch_norm=True) as pipe,
+        cut_by_hand(other, [2], loss_fn=LOSS, deferred_batch_norm=True) as plainly,
     ):
         for _ in range(3):
-            assert pipe.step(x, target=y) == other.step(x, target=y)
-    assert_same(gradients(model), gradients(plain))
-    assert_same(dict(model.named_buffers()), dict(plain.named_buffers()))
+            assert pipe.step(X, target=Y) == plainly.step(X, target=Y)
+    plain.assert_same(plain.gradients(model), plain.gradients(other))
+    plain.assert_same(dict(model.named_buffers()), dict(other.named_buffers()))
 
 
 def test_forwards_in_evaluation_and_ones_that_are_differentiated():
-    model = in_double([linear(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), linear()])
-    plain = twin(model).eval()
-    x, y = mini_batch()
-    with cut_by_hand(model, [2], micro_batches=3, compile=EAGER) as pipe:
+    model = plain.in_double([linear(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), linear()])
+    reference = plain.twin(model).eval()
+    with cut(model, [2]) as pipe:
         pipe.eval()
         for _ in range(3):
+            expected = torch.cat([reference(part) for part in X.tensor_split(3)])
             with torch.no_grad():
-                assert torch.equal(pipe(x), torch.cat([plain(part) for part in x.tensor_split(3)]))
-        for _ in range(3):
-            loss_fn(pipe(x), y).backward()
-            loss_fn(torch.cat([plain(part) for part in x.tensor_split(3)]), y).backward()
-            assert_close(gradients(model), gradients(plain))
+                assert pipe(X).equal(expected)
+            LOSS(pipe(X), Y).backward()
+            LOSS(expected, Y).backward()
+            plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 def test_an_exception_in_compiled_layers_has_its_type_and_names_them():
@@ -167,40 +150,34 @@ def test_an_exception_in_compiled_layers_has_its_type_and_names_them():
             return x * 2
 
     layer = Armed()
-    model = in_double([linear(), linear(), layer])
-    x, y = mini_batch()
-    with cut_by_hand(model, [1], loss_fn=loss_fn, compile=EAGER) as pipe:
+    with cut(plain.in_double([linear(), linear(), layer]), [1]) as pipe:
         for _ in range(2):
-            pipe.step(x, target=y)
+            pipe.step(X, target=Y)
         layer.armed = True
         with pytest.raises(KeyError, match="boom") as raised:
-            pipe.step(x, target=y)
+            pipe.step(X, target=Y)
         layer.armed = False
-        pipe.step(x, target=y)
+        pipe.step(X, target=Y)
     notes = raised.value.__notes__
     assert notes[0] == "pipepart: in the forward of layer '1' (Linear) or layer '2' (Armed)"
     assert notes[1].startswith("pipepart: on stage 1 of 2 on virtual:1, micro-batch 0 of 3")
 
 
 @pytest.mark.parametrize(
-    ("wish", "error", "says"),
+    ("wish", "device", "error", "says"),
     [
-        ("inductor", TypeError, "got 'inductor'"),
-        ({"speed": 11}, TypeError, "speed"),
-        ({"model": nn.Tanh()}, TypeError, "leave it out"),
-        ({"backend": "nowhere"}, RuntimeError, "nowhere"),
-        ({"mode": "fastest"}, RuntimeError, "fastest"),
+        ("inductor", "cpu", TypeError, "got 'inductor'"),
+        ({"speed": 11}, "cpu", TypeError, "speed"),
+        ({"model": nn.Tanh()}, "cpu", TypeError, "leave it out"),
+        ({"backend": "nowhere"}, "cpu", RuntimeError, "nowhere"),
+        ({"mode": "fastest"}, "cpu", RuntimeError, "fastest"),
+        ({"mode": "reduce-overhead"}, "cuda:0", ValueError, "max-autotune-no-cudagraphs"),
+        ({"options": {"triton.cudagraphs": True}}, "cuda:0", ValueError, "max-autotune-no-cudagraphs"),
     ],
 )
-def test_wishes_that_torch_does_not_know_are_refused_before_anything_is_made(wish, error, says):
+def test_wishes_that_torch_or_the_devices_do_not_know_are_refused_before_anything_is_made(
+    wish, device, error, says
+):
+    plan = on_device(plan_by_hand(["0", "1"], [1], micro_batches=2), device)
     with pytest.raises(error, match=says):
-        cut_by_hand(nn.Sequential(linear(), linear()), [1], compile=wish)
-
-
-@pytest.mark.parametrize(
-    "wish", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}], ids=str
-)
-def test_graphs_of_torch_itself_are_refused_on_cuda_devices(wish):
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
-    with pytest.raises(ValueError, match="max-autotune-no-cudagraphs"):
-        Pipeline(nn.Sequential(linear(), linear()), on_device(plan, "cuda:0"), compile=wish)
+        Pipeline(nn.Sequential(linear(), linear()), plan, compile=wish)

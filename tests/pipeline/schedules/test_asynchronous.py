@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch import nn
 
 from pipepart import Pipeline
 from tests.support import plain
-from tests.support.chains import Recompute, plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
 from tests.support.pairwise import pairwise
+from tests.support.two_parts import Calls
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -20,41 +22,32 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
 }
+LOSS = nn.MSELoss()
 SCHEDULES = ["pipedream", "pipedream-2bw"]
 CASES = pairwise(SCHEDULES, [2, 3, 4], OPTIMIZERS, ["never", "always"])
 
 
 def chain(stages: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for stage in range(stages):
-        layers += [nn.Linear(5, 5), nn.Tanh() if stage % 2 else nn.LayerNorm(5)]
-    return plain.in_double(layers)
+    torch.manual_seed(stages)
+    pairs = ((nn.Linear(5, 5), nn.Tanh() if stage % 2 else nn.LayerNorm(5)) for stage in range(stages))
+    return plain.in_double(layer for pair in pairs for layer in pair)
 
 
 def pipeline(
-    model: nn.Sequential,
-    stages: int,
-    schedule: str,
-    factory: OptimizerFactory | None = OPTIMIZERS["momentum"],
-    micro_batches: int = 12,
-    recompute: Recompute = "never",
-    loss_fn: nn.Module | None = None,
+    model: nn.Sequential, schedule: str, optimizer: Any = OPTIMIZERS["momentum"], **how: Any
 ) -> Pipeline:
-    names = [name for name, _ in model.named_children()]
-    plan = plan_by_hand(
-        names, borders_of(stages), micro_batches=micro_batches, schedule=schedule, recompute=recompute
-    )
-    return Pipeline(model, plan, loss_fn or nn.MSELoss(), optimizer=factory)
+    """Two layers a stage."""
+    how = {"loss_fn": LOSS, "micro_batches": 12, "schedule": schedule, "optimizer": optimizer, **how}
+    return cut_by_hand(model, borders_of(len(model) // 2), **how)
 
 
 @pytest.mark.parametrize(("schedule", "stages", "optimizer", "recompute"), CASES)
 def test_weights_and_losses_are_those_of_delayed_updates(schedule, stages, optimizer, recompute):
-    torch.manual_seed(stages)
     model = chain(stages)
     oracle = DelayedTraining(copy.deepcopy(model), stages, schedule, OPTIMIZERS[optimizer])
-    with pipeline(model, stages, schedule, OPTIMIZERS[optimizer], recompute=recompute) as pipe:
+    with pipeline(model, schedule, OPTIMIZERS[optimizer], recompute=recompute) as pipe:
         for x, y in batches(2, samples=24):
-            ours, theirs = pipe.step(x, target=y), oracle.step(x, y, nn.MSELoss(), 12)
+            ours, theirs = pipe.step(x, target=y), oracle.step(x, y, LOSS, 12)
             assert ours.equal(theirs)
             assert_weights(model, oracle)
 
@@ -66,11 +59,10 @@ def assert_weights(model: nn.Module, oracle: DelayedTraining) -> None:
 
 
 def test_a_mean_over_targets_counts_those_of_the_optimizer_step():
-    torch.manual_seed(0)
     model, loss_fn = chain(2), nn.CrossEntropyLoss(ignore_index=-1)
     oracle = DelayedTraining(copy.deepcopy(model), 2, "pipedream-2bw", OPTIMIZERS["momentum"])
     x, y = torch.randn(8, 5, dtype=torch.double), torch.tensor([0, 1, -1, -1, -1, 2, 3, 4])
-    with pipeline(model, 2, "pipedream-2bw", micro_batches=4, loss_fn=loss_fn) as pipe:
+    with pipeline(model, "pipedream-2bw", micro_batches=4, loss_fn=loss_fn) as pipe:
         for _ in range(2):
             ours = pipe.step(x, target=y)
             theirs = oracle.step(x, y, _ZeroForNone(loss_fn), 4, weigh=lambda part: int((part >= 0).sum()))
@@ -90,13 +82,12 @@ class _ZeroForNone(nn.Module):
 
 
 def test_the_numbers_are_not_those_of_plain_training_and_the_pipeline_says_so():
-    torch.manual_seed(0)
     model = chain(2)
     other = copy.deepcopy(model)
     ((x, y),) = batches(1, samples=12)
     with (
-        pipeline(model, 2, "pipedream") as pipe,
-        pipeline(other, 2, "1f1b", OPTIMIZERS["momentum"]) as synchronous,
+        pipeline(model, "pipedream") as pipe,
+        pipeline(other, "1f1b") as synchronous,
     ):
         pipe.step(x, target=y)
         synchronous.step(x, target=y)
@@ -106,14 +97,13 @@ def test_the_numbers_are_not_those_of_plain_training_and_the_pipeline_says_so():
 
 
 def test_parameters_keep_their_memory_and_hooks_and_a_graph_of_the_caller_notices_the_writes():
-    torch.manual_seed(0)
     model = chain(3)
     before = [parameter.data_ptr() for parameter in model.parameters()]
     seen: list[float] = []
     next(model.parameters()).register_hook(lambda gradient: seen.append(float(gradient.norm())))
     ((x, y),) = batches(1, samples=12)
     outside = model(x.clone().requires_grad_()).sum()
-    with pipeline(model, 3, "pipedream") as pipe:
+    with pipeline(model, "pipedream") as pipe:
         pipe.step(x, target=y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outside.backward()
@@ -121,28 +111,21 @@ def test_parameters_keep_their_memory_and_hooks_and_a_graph_of_the_caller_notice
     assert len(seen) == 12
 
 
-class _FailsAt(nn.Module):
-    def __init__(self, call: int) -> None:
-        super().__init__()
-        self.calls_left = call
+def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on():
+    model = chain(3)
+    fine = copy.deepcopy(model)
+    calls = iter(range(100))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls_left -= 1
-        if self.calls_left == -1:
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 5:
             raise ArithmeticError("no more")
         return x
 
-
-def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on():
-    torch.manual_seed(0)
-    model = chain(3)
-    fine = copy.deepcopy(model)
-    model[5] = _FailsAt(5)
-    fine[5] = nn.Identity()
+    model[5], fine[5] = Calls(fail), nn.Identity()
     oracle = DelayedTraining(fine, 3, "pipedream", OPTIMIZERS["momentum"])
     (x, y), again = batches(2, samples=12)
-    oracle.step(x, y, nn.MSELoss(), 12)
-    with pipeline(model, 3, "pipedream") as pipe:
+    oracle.step(x, y, LOSS, 12)
+    with pipeline(model, "pipedream") as pipe:
         with pytest.raises(ArithmeticError, match="no more"):
             pipe.step(x, target=y)
         weights = [model.get_parameter(f"{layer}.weight") for layer in (0, 2, 4)]
@@ -158,7 +141,7 @@ def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_asynchronous_schedule_wants_an_optimizer(schedule):
     with pytest.raises(ValueError, match=rf"'{schedule}' is asynchronous.*optimizer=lambda params"):
-        pipeline(chain(2), 2, schedule, factory=None)
+        pipeline(chain(2), schedule, None)
 
 
 def test_stages_that_share_a_parameter_are_refused_before_anything_is_moved():
@@ -167,14 +150,14 @@ def test_stages_that_share_a_parameter_are_refused_before_anything_is_moved():
     with pytest.raises(
         ValueError, match=r"'0.weight' is shared by layers of stages 0, 1.*put these layers in one"
     ):
-        pipeline(model, 2, "pipedream")
+        pipeline(model, "pipedream")
 
 
 def test_a_mini_batch_that_makes_no_whole_optimizer_steps_is_refused():
     model = chain(2)
     ((x, y),) = batches(1, samples=3)
     with (
-        pipeline(model, 2, "pipedream-2bw", micro_batches=4) as pipe,
+        pipeline(model, "pipedream-2bw", micro_batches=4) as pipe,
         pytest.raises(ValueError, match="3 is no multiple of that; 2 or 4 is"),
     ):
         pipe.step(x, target=y)

@@ -1,13 +1,15 @@
-"""Schedules that split the backward compute the gradients of weights at their own action, with the same numbers."""
+"""Which worker runs what, when: split backwards at their own actions, and several stages on a device."""
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Pipeline, Plan
+import schedules
+from pipepart import Pipeline
 from pipepart.runtime.step import Step
 from schedules import Action, Kind
 from tests.pipeline.conformance.runners import split_on_the_critical_path
@@ -15,6 +17,8 @@ from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.observed_actions import after_each_action, around_each_action
 from tests.support.two_parts import splits
+
+LOSS = nn.MSELoss()
 
 
 @splits
@@ -35,17 +39,11 @@ def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.Mon
     after_each_action(monkeypatch, note)
     reference = plain.twin(model)
     x, y = torch.randn(6, 4), torch.randn(6, 2)
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=3, schedule="zb-h1") as pipe:
+    with cut_by_hand(model, [2], loss_fn=LOSS, schedule="zb-h1") as pipe:
         pipe.step(x, target=y)
-    (nn.functional.mse_loss(reference(x[:2]), y[:2]) / 3).backward()
+    (LOSS(reference(x[:2]), y[:2]) / 3).backward()
     assert {name: action for name, (action, _) in first.items()} == weights
-    expected = plain.gradients(reference)
-    plain.assert_same({name: gradient for name, (_, gradient) in first.items()}, expected)
-
-
-def split_plan() -> Plan:
-    plan = plan_by_hand([str(index) for index in range(6)], [2, 4], micro_batches=4)
-    return split_on_the_critical_path(plan)
+    plain.assert_same({name: gradient for name, (_, gradient) in first.items()}, plain.gradients(reference))
 
 
 def test_on_the_critical_path_the_stage_before_goes_on_while_the_weights_are_computed(
@@ -61,11 +59,48 @@ def test_on_the_critical_path_the_stage_before_goes_on_while_the_weights_are_com
             gone_on.set()
 
     around_each_action(monkeypatch, in_turn)
+    plan = split_on_the_critical_path(plan_by_hand(list("012345"), [2, 4], micro_batches=4))
     model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), torch.randn(8, 8)
-    with Pipeline(model, split_plan(), loss_fn=nn.MSELoss(), trace=True) as pipe:
+    with Pipeline(model, plan, LOSS, trace=True) as pipe:
         pipe.step(x, target=x)
         assert pipe.last_trace is not None
         assert pipe.last_trace.schedule.actions == pipe.plan.build_schedule().actions
         assert [str(action) for action in pipe.last_trace.schedule.actions[2][-2:]] == ["2I3", "2W3"]
         pipe.step(x[:3], target=x[:3])
     assert waited[:3] == [True] * 3
+
+
+class Remembers(nn.Module):
+    """Notes its thread, and where its input and output are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        self.seen, self.given, self.made = threading.current_thread().name, x.data_ptr(), y.data_ptr()
+        return y
+
+
+@pytest.mark.parametrize(
+    ("schedule", "placement"), [("interleaved-1f1b", [0, 1, 0, 1]), ("zb-v", [0, 1, 1, 0])]
+)
+def test_one_worker_runs_all_stages_of_its_device_and_passes_tensors_without_a_copy(schedule, placement):
+    layers = [Remembers() for _ in range(4)]
+    cut = partial(cut_by_hand, nn.Sequential(*layers), [1, 2, 3])
+    with cut(micro_batches=1, schedule=schedule, chunks=2) as pipe:
+        running = [thread.name for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
+        assert sorted(running) == ["pipepart-virtual:0", "pipepart-virtual:1"]
+        pipe(torch.randn(4, 3, requires_grad=True))
+    assert [one.seen for one in layers] == [f"pipepart-virtual:{device}" for device in placement]
+    assert [one.given for one in layers[1:]] == [one.made for one in layers[:-1]]
+
+
+def test_a_trace_has_a_span_for_each_part_of_an_overlapped_pair():
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
+    cut = partial(cut_by_hand, model, [1, 2, 3], loss_fn=LOSS, micro_batches=4)
+    with cut(schedule="dualpipe-v", chunks=2, trace=True) as pipe:
+        pipe.step(torch.randn(8, 5), target=torch.randn(8, 5))
+        trace = pipe.last_trace
+        assert trace is not None
+        built = pipe.plan.build_schedule()
+        assert any(action.parts for row in built.actions for action in row)
+        assert trace.schedule == schedules.split_overlaps(built)
+        assert [len(row) for row in trace.starts] == [len(row) for row in trace.schedule.actions]

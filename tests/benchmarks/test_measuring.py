@@ -1,0 +1,180 @@
+"""Benchmarks build equal models, time only contenders that are right, in turn and undisturbed, and show the figures."""
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks import models, quiet
+from benchmarks.contender import InThisProcess
+from benchmarks.overlap import Overlap, overlap, profiled
+from benchmarks.proof import WrongGradientsError, require_equal
+from benchmarks.quiet import Measurement, busy_seconds, undisturbed
+from benchmarks.race import Result
+from benchmarks.rounds import Samples, interleave
+from benchmarks.tables import overhead_table, step_table
+
+
+@pytest.mark.parametrize("name", models.BUILDERS)
+def test_two_builds_are_equal_and_leave_the_random_state_alone(name: str):
+    before = torch.random.get_rng_state()
+    one, other = models.build(name), models.build(name)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.testing.assert_close(one.model.state_dict(), other.model.state_dict(), rtol=0, atol=0)
+    assert torch.equal(one.sample, other.sample)
+    assert torch.equal(one.target, other.target)
+    assert len(one.sample) == len(one.target)
+    assert len(one.sample) % 8 == 0  # a batch splits evenly for the peers that take nothing else
+
+
+def test_an_unknown_name_is_answered_with_those_there_are():
+    with pytest.raises(ValueError, match="mlp16, gpt"):
+        models.build("resnet")
+
+
+REFERENCE = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([0.0])}
+
+
+def test_rounding_passes_and_its_size_is_returned():
+    nearly = {"weight": REFERENCE["weight"] * (1 + 1e-6), "bias": REFERENCE["bias"]}
+    assert require_equal("x", nearly, REFERENCE) == pytest.approx(1e-6, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "message"),
+    [
+        ({"weight": torch.tensor([1.5, 2.0]), "bias": REFERENCE["bias"]}, "weight is off by"),
+        ({"weight": torch.full((2,), float("nan")), "bias": REFERENCE["bias"]}, "weight"),
+        ({"weight": REFERENCE["weight"]}, "bias"),
+    ],
+)
+def test_a_wrong_scale_nan_or_a_missing_parameter_is_refused(gradients, message):
+    with pytest.raises(WrongGradientsError, match=message):
+        require_equal("x", gradients, REFERENCE)
+
+
+def test_lanes_overlap_for_as_long_as_they_are_busy_at_once_and_copies_hide_behind_them():
+    found = overlap([("a", 0.0, 10.0), ("b", 6.0, 14.0), ("b", 20.0, 21.0)])
+    assert found == Overlap(busy=15.0, together=4.0, copying=0.0, hidden=0.0, lanes=2)
+    assert overlap([]) == Overlap(0.0, 0.0, 0.0, 0.0, 0)
+    assert overlap([("a", 0.0, 10.0), ("a", 2.0, 5.0)]) == Overlap(
+        10.0, 0.0, 0.0, 0.0, 1
+    )  # one within the other
+    found = overlap([("a", 2.0, 6.0)], [("c", 0.0, 3.0), ("d", 5.0, 9.0)])
+    assert (found.busy, found.copying, found.hidden) == (4.0, 7.0, 2.0)
+    found = profiled(lambda: torch.ones(8) + 1, on_cuda=False)
+    assert found.lanes == 1
+    assert found.busy > 0
+
+
+def others_take(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    """Other programs take so many CPU seconds during the first, second, ... try, and none later."""
+    clock = itertools.chain(*((0.0, taken) for taken in seconds), itertools.repeat(0.0))
+    monkeypatch.setattr(quiet, "busy_seconds", lambda: next(clock))
+
+
+@pytest.mark.parametrize(
+    ("others", "counts", "disturbed"),
+    [
+        ((0.0,), 1, False),
+        ((quiet.TICK_SECONDS,), 1, False),
+        ((1.0, 1.0), 3, False),
+        ((900.0, 1.0, 800.0), 2, True),  # on a machine that never rests, the least disturbed try
+    ],
+)
+def test_disturbed_work_is_done_again(others, counts, disturbed, monkeypatch: pytest.MonkeyPatch):
+    others_take(monkeypatch, *others)
+    calls = itertools.count(1)
+    taken = undisturbed(lambda: next(calls), tries=3)
+    assert (taken.result, taken.disturbed) == (counts, disturbed)
+
+
+def test_wall_and_cpu_are_those_of_the_work(monkeypatch: pytest.MonkeyPatch):
+    others_take(monkeypatch, 0.0)
+    taken = undisturbed(lambda: time.sleep(0.05))
+    assert taken.wall_seconds >= 0.05
+    assert taken.cpu_seconds < 0.04
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what the whole machine has used")
+def test_what_another_process_burns_shows():
+    before = busy_seconds()
+    subprocess.run([sys.executable, "-c", "sum(range(8_000_000))"], check=True)
+    assert busy_seconds() - before > 0.05
+
+
+class Contender(InThisProcess):
+    """Calls a function with the number of each step."""
+
+    def __init__(self, name: str, act: Callable[[int], object]) -> None:
+        self.name, self._act, self._steps = name, act, itertools.count()
+
+    def step(self) -> None:
+        self._act(next(self._steps))
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {}
+
+
+def test_each_round_warms_up_and_times_every_contender_and_turns_the_order(monkeypatch: pytest.MonkeyPatch):
+    """The first three steps of a turn are not timed."""
+    others_take(monkeypatch)
+    diary: list[str] = []
+    interleave([Contender(name, lambda _, name=name: diary.append(name)) for name in "abc"], rounds=3)
+    assert "".join(diary) == "aaaaabbbbbccccc" + "bbbbbcccccaaaaa" + "cccccaaaaabbbbb"
+    slow_start = Contender("a", lambda step: time.sleep(0.1 if step % 5 < 3 else 0.0))
+    samples = interleave([slow_start], rounds=2)["a"]
+    assert len(samples.wall_seconds) == 4
+    assert max(samples.wall_seconds) < 0.1
+
+
+def test_the_median_ignores_a_disturbed_round_and_steps_that_never_found_quiet_are_counted():
+    samples = Samples([Measurement(None, seconds, seconds, 0.0) for seconds in (1.0, 9.0, 2.0)])
+    assert samples.wall == samples.cpu == 2.0
+    assert Samples([Measurement(None, 1.0, 1.0, 0.9), Measurement(None, 1.0, 1.0, 0.0)]).disturbed == 1
+
+
+def steps(milliseconds: float, cpu_milliseconds: float) -> Samples:
+    return Samples([Measurement(None, milliseconds / 1e3, cpu_milliseconds / 1e3, foreign_seconds=0.0)])
+
+
+RESULT = Result(
+    model="tiny",
+    micro_batches=50,
+    cut=(("0", "1"), ("2", "3")),
+    auto="zb-h1, 1 on 0, 3 on 1",
+    samples={
+        "plain": steps(100, 100),
+        "plain, micro-batches": steps(120, 120),
+        "pipepart 1f1b": steps(60, 140),
+    },
+    predicted_seconds={"pipepart 1f1b": [0.057, 0.054, 0.9]},
+    gradient_errors={},
+)
+
+
+def rows(table: Table) -> dict[str, list[str]]:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [[cell.strip() for cell in line.split("│")] for line in capture.get().splitlines() if "│" in line]
+    return {cells[1]: cells[2:-1] for cells in lines}
+
+
+def test_a_step_is_told_in_milliseconds_and_overhead_by_the_actions_of_one_device_for_wall_of_all_for_cpu():
+    found = rows(step_table(RESULT))
+    # The prediction is the median, its error relative to the measurement.
+    assert found["pipepart 1f1b"][:2] + found["pipepart 1f1b"][3:] == ["60.0", "0.60", "57.0", "-5.0 %"]
+    assert found["plain"][3:] == ["", ""]
+    assert str(step_table(RESULT).caption).endswith("auto: zb-h1, 1 on 0, 3 on 1")
+    # 50 micro-batches: 100 actions a device, 200 on both.
+    assert rows(overhead_table(RESULT))["pipepart 1f1b"] == ["600", "-600", "700", "+100"]
+    for table in (step_table, overhead_table):
+        assert Console().measure(table(RESULT)).minimum <= 80
