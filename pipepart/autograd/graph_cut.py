@@ -23,12 +23,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
+from torch.autograd.variable import Variable
 from torch.utils import _pytree as pytree
 
 from .in_place import check_not_overwritten, note_sent
 from .own_copy import own_copy, tensors
 
 Gradients = Sequence[Tensor | None]
+
+_run_backward = Variable._execution_engine.run_backward
 
 
 class _Emulated(threading.local):
@@ -54,7 +57,7 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
     if type(value) is Tensor:
         message = value.detach()
         note_sent(message)
-        return (message.requires_grad_(), (_root(value),)) if value.requires_grad else (message, ())
+        return (message.requires_grad_(), (root(value),)) if value.requires_grad else (message, ())
     nest, spec = pytree.tree_flatten(value)
     found = []
     for index, item in enumerate(nest):
@@ -63,7 +66,7 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
             note_sent(nest[index])
             if item.requires_grad:
                 nest[index].requires_grad_()
-                found.append(_root(item))
+                found.append(root(item))
     return pytree.tree_unflatten(nest, spec), tuple(found)
 
 
@@ -89,10 +92,11 @@ def fresh_leaves(message: Any) -> Any:
 
 def roots(tensor: Tensor) -> tuple[GradientEdge, ...]:
     """Return the edge where the gradient of a tensor enters its graph; empty if it needs no gradient."""
-    return (_root(tensor),) if tensor.requires_grad else ()
+    return (root(tensor),) if tensor.requires_grad else ()
 
 
-def _root(tensor: Tensor) -> GradientEdge:
+def root(tensor: Tensor) -> GradientEdge:
+    """Return the edge where the gradient of a tensor that requires one enters its graph."""
     node = tensor.grad_fn
     # A node made in Python does not keep its graph alive, which the edge that torch makes for it does.
     if node is None or isinstance(node, BackwardCFunction):
@@ -106,7 +110,7 @@ def received(message: Any, device: torch.device) -> tuple[Any, Sequence[Tensor]]
     Raises:
         RuntimeError: the stage that sent it has overwritten it.
     """
-    parts = tensors(message)
+    parts = (message,) if type(message) is Tensor else tensors(message)
     check_not_overwritten(parts)
     for part in parts:
         if emulated.bring is not None or part.device != device:
@@ -186,10 +190,16 @@ def leaves(message: Any) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors(message) if tensor.requires_grad)
 
 
-def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence[GradientEdge] = ()) -> None:
+def backward(
+    roots: Sequence[GradientEdge],
+    gradients: Gradients,
+    only: Sequence[GradientEdge] = (),
+    here: bool = False,
+) -> None:
     """Run the backward of one graph from its roots; with ``only``, compute only the gradients of these edges.
 
-    Roots without a gradient are ignored.
+    Roots without a gradient are ignored. With ``here`` all nodes run on this thread, as those of the CPU do; threads of
+    accelerators are given Python's context variables, which takes longer.
     """
     for gradient in gradients:
         if gradient is None:
@@ -199,7 +209,8 @@ def backward(roots: Sequence[GradientEdge], gradients: Gradients, only: Sequence
     if not roots:
         return
     # torch.autograd.backward calls this after checks of the gradients, which are correct here by construction.
-    _engine_run_backward(
+    run = _run_backward if here else _engine_run_backward
+    run(
         tuple(roots),
         tuple(gradients),
         False,

@@ -30,8 +30,9 @@ def version(tensor: Tensor | None) -> int:
 
 
 def note_sent(tensor: Tensor) -> None:
-    """Store the version counter of a tensor when it leaves its stage."""
-    setattr(tensor, _SENT, 0 if tensor.is_inference() else tensor._version)
+    """Store the version counter of a tensor when it leaves its stage, if torch counts."""
+    if not tensor.is_inference():
+        tensor._pipepart_sent_version = tensor._version  # type: ignore
 
 
 def check_not_overwritten(parts: Sequence[Tensor]) -> None:
@@ -42,7 +43,7 @@ def check_not_overwritten(parts: Sequence[Tensor]) -> None:
     """
     for tensor in parts:
         sent = getattr(tensor, _SENT, None)
-        if sent is not None and sent != version(tensor):
+        if sent is not None and sent != tensor._version:
             raise _overwritten()
 
 

@@ -1,6 +1,6 @@
 """The loss of a step: which losses are supported, and how the losses of micro-batches are combined."""
 
-from .auxiliary import Added, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
+from .auxiliary import Added, AddedLosses, add_loss, added_so_far, collect_losses, collecting, losses_of_stage
 from .contract import MiniBatchLoss
 from .reduction import Reduction, StepLoss, declared_reduction
 from .returned import LossError, check_gradient, check_scalar, sum_of, value_of
@@ -8,6 +8,7 @@ from .terms import MicroBatchLoss, without_slack
 
 __all__ = [
     "Added",
+    "AddedLosses",
     "LossError",
     "MicroBatchLoss",
     "MiniBatchLoss",

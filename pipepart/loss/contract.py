@@ -53,13 +53,14 @@ class MiniBatchLoss:
         self._targets = [leaves_of(target) for target in batch.targets]
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
+        self._first: int | None = None  # the micro-batch that was taken first
         self._totals: list[float | Tensor] | None = None
         # By term: the counts of all micro-batches, where they were computed from the targets.
         self._counts: dict[int, list[float | Tensor]] = {}
         self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
-    def take(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
-        """Compute the loss of a micro-batch and add it to the step.
+    def take(self, micro_batch: int, output: Any, target: Any) -> list[Tensor]:
+        """Compute the loss of a micro-batch and add it to the step; return the tensors where its backward starts.
 
         Args:
             micro_batch: which.
@@ -70,10 +71,12 @@ class MiniBatchLoss:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
         taken = self._computed(micro_batch, output, target)
-        self._check_alike(taken)
-        self._replays = self._replays or taken.replays
-        self._taken[micro_batch] = taken.without_graph()  # whoever holds a step that failed holds this
-        return taken
+        if self._first is None:
+            self._first, self._replays = micro_batch, taken.replays
+        else:
+            self._check_alike(taken)
+        self._taken[micro_batch] = taken
+        return taken.drop_graph()  # whoever holds a step that failed holds what was taken
 
     def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
         """Return the losses computed here, by micro-batch, copied to a device."""
@@ -98,14 +101,10 @@ class MiniBatchLoss:
                 self._loss.function, "it computes something else for some micro-batches than for others"
             )
 
-    def roots(self, micro_batch: int) -> list[Tensor]:
-        """Return the tensors from which the backward of a micro-batch starts, without their graphs."""
-        taken = self._taken[micro_batch]
-        assert taken is not None
-        return taken.roots
+    def weights(self, micro_batch: int) -> list[tuple[float | Tensor, Tensor]]:
+        """Return the gradients from which the backward of a micro-batch starts, and the tensors that they are of.
 
-    def weights(self, micro_batch: int) -> list[float | Tensor]:
-        """Return the gradients from which the backward of a micro-batch starts.
+        The tensors have no graphs any more.
 
         Raises:
             LossError: it has several terms, and not all of their totals are known.
@@ -115,8 +114,11 @@ class MiniBatchLoss:
         if self._totals is None:
             self._totals = self._known_or_assumed(micro_batch, taken)
             self._replays = ()
-        pairs = zip(taken.terms, self._totals, strict=True)
-        return [term.weight(total) for term, total in pairs if term.tensor.requires_grad]
+        return [
+            (term.weight(total), term.tensor)
+            for term, total in zip(taken.terms, self._totals, strict=True)
+            if term.tensor.requires_grad
+        ]
 
     def correction(self) -> float:
         """Return the factor for all gradients of the step, after the losses of all micro-batches are known.
@@ -150,21 +152,22 @@ class MiniBatchLoss:
         taken = [one for one in self._taken if one is not None]
         value = taken[0].value
         if has_streams(value.device):  # workers have computed them, and the caller's streams read them
-            hold_for_caller(tensors([(one.value, one.terms, one.shift) for one in taken]))
+            numbers = [(term.tensor, term.coefficient, term.divisor) for one in taken for term in one.terms]
+            hold_for_caller(tensors([numbers, [(one.value, one.shift) for one in taken]]))
         columns = enumerate(zip(*(one.terms for one in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
         return (total + taken[0].shift).to(value.device, value.dtype)
 
-    def differentiable_total(self, taken: Sequence[MicroBatchLoss]) -> Tensor:
-        """Return the loss of the mini-batch with the graph of the losses of all micro-batches."""
+    def differentiable_total(self, roots: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Return the loss of the mini-batch with the graph of the roots of all micro-batches."""
         total = self.total().detach()
         if not torch.is_grad_enabled():
             return total
         parts = [
             (root * weight).sum().to(total.device, total.dtype)
-            for index, one in enumerate(taken)
-            for root, weight in zip(one.roots, self.weights(index), strict=True)
+            for index, own in enumerate(roots)
+            for root, (weight, _) in zip(own, self.weights(index), strict=True)
         ]
         if not parts:
             return total
@@ -259,12 +262,13 @@ class MiniBatchLoss:
         self, value: Any, pattern: Pattern, found: Values, counts: Mapping[int, float | Tensor]
     ) -> MicroBatchLoss:
         """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
-        if not is_pair(value):
+        if isinstance(value, Tensor) or not is_pair(value):
             return pattern.loss(value, found, counts)
         (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
         assert term.divisor is not None
         taken = self._divided(total, count, term.divisor, term.least)
-        return taken._replace(key=pattern.key, replays=pattern.replays)
+        taken.key, taken.replays = pattern.key, pattern.replays
+        return taken
 
     def _divided(
         self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = -math.inf
@@ -277,16 +281,17 @@ class MiniBatchLoss:
 
     def _check_alike(self, taken: MicroBatchLoss) -> None:
         """Refuse micro-batches whose losses were computed in different ways."""
-        for index, other in enumerate(self._taken):
-            if other is None:
-                continue
-            if other.key != taken.key or len(other.terms) != len(taken.terms):
-                raise refusal(
-                    self._loss.function,
-                    f"it computes something else than for micro-batch {index}: other functions, numbers or "
-                    "constants, as where it keeps state from call to call",
-                )
+        assert self._first is not None
+        other = self._taken[self._first]
+        assert other is not None
+        if other.key is taken.key:  # of one pattern
             return
+        if other.key != taken.key or len(other.terms) != len(taken.terms):
+            raise refusal(
+                self._loss.function,
+                f"it computes something else than for micro-batch {self._first}: other functions, numbers or "
+                "constants, as where it keeps state from call to call",
+            )
 
     def _known_or_assumed(self, micro_batch: int, taken: MicroBatchLoss) -> list[float | Tensor]:
         """Return the totals of the terms, before the first backward."""
@@ -307,7 +312,7 @@ class MiniBatchLoss:
             if isinstance(known, Tensor):  # computed from targets, which may be on another device
                 known = known.to(term.tensor.device)
             totals.append(known)
-        if not self.certain and len(taken.roots) > 1:
+        if not self.certain and sum(term.tensor.requires_grad for term in taken.terms) > 1:
             raise refusal(
                 self._loss.function,
                 "it has several terms, and what one of them is divided by depends on the outputs of later "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..autograd.own_copy import leaves_of, tensors
 from ..capture import Unfinished, loss_of
@@ -16,10 +17,12 @@ from .buffers import buffers_elsewhere, call_with_buffers
 from .reduction import StepLoss
 from .rules import Rows
 from .sized import SizedTape, without_data
-from .straight_line import is_straight
+from .straight_line import code_of_straight_line
 from .sums import Values
 from .tape import Lost, Results, Tape
 from .torch_losses import is_torch_loss, is_unchanged
+
+_MOST = 64  # mini-batches and kinds of arguments whose patterns are kept
 
 
 class Followed(NamedTuple):
@@ -109,9 +112,16 @@ class Following:
         loss.patterns = self._patterns
         self._sized: dict[Hashable, SizedTape | None] = {}  # by the keys of tapes
         self._is_torchs = is_unchanged(loss.function)
-        self._is_straight = not self._is_torchs and is_straight(loss.function)
-        # Patterns by the kinds of the arguments, of a loss that makes the same calls for all of the same kinds.
-        self._certain: dict[Hashable, Pattern] = {}
+        code = () if self._is_torchs else code_of_straight_line(loss.function)
+        self._is_straight = bool(code)
+        # By the kinds of the arguments, of a loss that makes the same calls for all of the same kinds: the pattern, and
+        # the number of what it returns if the pattern needs that, the arguments and no other tensors, else None. A
+        # module may have other settings at the next step.
+        self._certain: dict[Hashable, tuple[Pattern, int | None]] = {}
+        if isinstance(loss.function, FunctionType):
+            self._certain = loss.certain.setdefault((code, self._sizes, self._regular, self._follows), {})
+            if len(loss.certain) > _MOST or len(self._certain) > _MOST:
+                loss.certain.clear()
         first, *others = targets
         self._common = {  # targets that all micro-batches have in common, by place
             place: leaf
@@ -129,23 +139,29 @@ class Following:
             What the loss returns, its pattern, and the tensors of its calls by their numbers.
         """
         kinds = self._kinds(micro_batch, output, target)
-        pattern = None if kinds is None else self._certain.get(kinds)
-        if pattern is None or self._function is None:
+        certain = None if kinds is None else self._certain.get(kinds)
+        if certain is None or self._function is None:
             return None
-        if self._is_straight:
+        pattern, number = certain
+        if number is None:
             with Results(output, target) as results:
                 value = self._function(output, target)
             return value, pattern, results.values.__getitem__
-        moved = buffers_elsewhere(self._function, output)
-        value = call_with_buffers(self._function, (output, target), moved)
-        return value, pattern, (output, target, value).__getitem__
+        if isinstance(self._function, nn.Module):
+            moved = buffers_elsewhere(self._function, output)
+            value = call_with_buffers(self._function, (output, target), moved)
+        else:
+            value = self._function(output, target)
+        return value, pattern, {0: output, 1: target, number: value}.__getitem__
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
         if not (self._is_torchs or self._is_straight):
             return None
         if type(output) is not Tensor or type(target) is not Tensor:
             return None
-        return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
+        of_output = output.shape, output.dtype, output.device, output.requires_grad
+        of_target = target.shape, target.dtype, target.device, target.requires_grad
+        return self._sizes[micro_batch], of_output, of_target, torch.is_grad_enabled()
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.
@@ -214,7 +230,8 @@ class Following:
         of_torch = self._is_torchs and len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)
         is_certain = of_torch or (self._is_straight and not any(call.in_place for call in tape.calls))
         if is_certain and followed.kinds is not None and isinstance(found, Pattern):
-            self._certain[followed.kinds] = found
+            is_direct = analyse is Analysis.pattern and (self._is_torchs or found.needs <= {0, 1, number})
+            self._certain[followed.kinds] = found, number if is_direct else None
         return found
 
     def _give(self, tape: Tape, output: Any, target: Sequence[Any]) -> list[int | None]:

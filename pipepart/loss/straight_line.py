@@ -27,12 +27,18 @@ _OWN = words(
 )
 
 
-def is_straight(function: Any) -> bool:
-    """Return True for a function of two arguments that makes the same calls for all tensors of the same kinds."""
+def code_of_straight_line(function: Any) -> tuple[Any, ...]:
+    """Return the code of such a function and the functions that it calls: while these stay, its calls do.
+
+    Empty for a function that may make other calls for tensors of the same kinds, or does not have two arguments.
+    """
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__:
-        return False
+        return ()
     names = _global_names(function.__code__)
-    return names is not None and all(_is_of_torch(name, function.__globals__) for name in names)
+    if names is None:
+        return ()
+    called = [_function_of_torch(name, function.__globals__) for name in sorted(names)]
+    return () if None in called else (function.__code__, *called)
 
 
 @lru_cache(maxsize=256)
@@ -56,13 +62,13 @@ def _global_names(code: CodeType) -> frozenset[tuple[str, ...]] | None:
     return frozenset(names - {()})
 
 
-def _is_of_torch(dotted: tuple[str, ...], names: Mapping[str, Any]) -> bool:
-    """Return True for the name of a function of torch, and for ``len``."""
+def _function_of_torch(dotted: tuple[str, ...], names: Mapping[str, Any]) -> Any:
+    """Return the function of torch with a name, or ``len``; None for the name of anything else."""
     value = names.get(dotted[0], getattr(builtins, dotted[0], None))
     for name in dotted[1:]:
         if not isinstance(value, ModuleType) or value.__name__.partition(".")[0] != "torch":
-            return False
+            return None
         value = getattr(value, name, None)
     home = getattr(value, "__module__", None) or ""
     is_function = isinstance(value, FunctionType | BuiltinFunctionType)
-    return value is len or (is_function and home.partition(".")[0] == "torch")
+    return value if value is len or (is_function and home.partition(".")[0] == "torch") else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
 Replay = Callable[[Targets, int], Any]  # computes a count of any micro-batch of a step, from the targets
 
 
-class Term(NamedTuple):
+@dataclass(slots=True)
+class Term:
     """One term of the loss of a micro-batch. It is divided by the sum of the counts of all micro-batches.
 
     Attributes:
@@ -52,12 +54,13 @@ class Term(NamedTuple):
             weight = self.coefficient * share / total
             # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
             return torch.where(torch.as_tensor(self.empty), 0.0, weight) if self.divided else weight
-        if self.empty:
+        if not share:
             return 0.0
         return self.coefficient * share / total if total else float("inf")
 
 
-class MicroBatchLoss(NamedTuple):
+@dataclass(slots=True)
+class MicroBatchLoss:
     """The loss of one micro-batch: a sum of terms.
 
     Attributes:
@@ -75,22 +78,24 @@ class MicroBatchLoss(NamedTuple):
     key: Hashable = None
     replays: tuple[Replay | None, ...] = ()
 
-    @property
-    def roots(self) -> list[Tensor]:
-        """The tensors from which the backward starts."""
-        return [term.tensor for term in self.terms if term.tensor.requires_grad]
+    def drop_graph(self) -> list[Tensor]:
+        """Replace its tensors by copies that do not keep the graph alive, and still say whether they had one.
 
-    def without_graph(self) -> MicroBatchLoss:
-        """Return a copy whose tensors do not keep the graph alive. They require a gradient if those with it do."""
-        value = _without_graph(self.value)
-        terms = [  # the loss is often its only term
-            Term(value if term.tensor is self.value else _without_graph(term.tensor), *term[1:])
-            for term in self.terms
-        ]
-        return MicroBatchLoss(value, tuple(terms), self.shift, self.key)
+        Returns:
+            The tensors from which the backward starts, with their graph.
+        """
+        roots = []
+        value, self.value = self.value, _without_graph(self.value)
+        for term in self.terms:  # the loss is often its only term
+            tensor = term.tensor
+            if tensor.requires_grad:
+                roots.append(tensor)
+            term.tensor = self.value if tensor is value else _without_graph(tensor)
+        self.replays = ()
+        return roots
 
     def on(self, device: torch.device) -> MicroBatchLoss:
-        """Return a copy of :meth:`without_graph` on a device; in host memory it can be sent to other processes."""
+        """Return a copy without graph on a device; in host memory it can be sent to other processes."""
 
         def moved(number: Any) -> Any:
             return number.to(device) if isinstance(number, Tensor) else number
@@ -109,7 +114,8 @@ class MicroBatchLoss(NamedTuple):
 
 
 def _without_graph(tensor: Tensor) -> Tensor:
-    return without_slack(tensor.detach()).requires_grad_(tensor.requires_grad)
+    kept = without_slack(tensor.detach())
+    return kept.requires_grad_() if tensor.requires_grad else kept
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
@@ -123,8 +129,11 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
     with torch.no_grad():
         values = torch.stack([term.tensor.to(home) for term in terms])
     values = values.to(torch.promote_types(values.dtype, torch.float32))
-    empty = _row([term.empty for term in terms], home, torch.bool)
     weights = _row([term.weight(total) for term in terms], home, values.dtype)
+    empties = [term.empty for term in terms]
+    if all(empty is False for empty in empties):
+        return (values * weights).sum()
+    empty = _row(empties, home, torch.bool)
     whole = (values.masked_fill(empty, 0.0) * weights).sum()
     return torch.where(empty.all(), values[0], whole)  # nothing counts at all: as torch has it
 

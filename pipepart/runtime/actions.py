@@ -128,7 +128,7 @@ class StageActions:
         if not run.is_last:
             self._send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
         if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
-            saved.start_out(run.stashes[micro_batch].entered.leaves)
+            saved.start_out(run.stashes[micro_batch].entered[0])
 
     def _backward(self, compute: Compute, micro_batch: int) -> None:
         """Receive the gradients of the output, and send those of the input and of shared parameters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,27 +23,17 @@ from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import Replica
 from .state.shared_parameters import SharedParameters
 
-_grad = attrgetter("grad")
+_requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")
 _MOST_LAYOUTS = 256  # that are remembered: sequences may have any length
 
 
-class Entered(NamedTuple):
-    """The input of one forward, and where its gradients will be.
-
-    A leaf's ``grad`` has the layout of the leaf. If the gradient has another layout, ``grad`` is a copy, and the
-    previous stage would sum the copy in another order than the plain model does. So nodes between the leaves and the
-    layers catch the gradients, until gradients of an input of this shape are known to have its layout.
-
-    Attributes:
-        leaves: the tensors that require a gradient.
-        caught: the gradient that was caught for each leaf; None if its ``grad`` is used.
-    """
-
-    leaves: tuple[Tensor, ...]
-    caught: list[Tensor | None] | None
-
-
-NOTHING_ENTERED = Entered((), None)
+# The input of one forward, and where its gradients will be: the tensors that require a gradient, and the gradient that
+# was caught for each; None if its `grad` is used.
+#
+# A leaf's `grad` has the layout of the leaf. If the gradient has another layout, `grad` is a copy, and the previous
+# stage would sum the copy in another order than the plain model does. So nodes between the leaves and the layers catch
+# the gradients, until gradients of an input of this shape are known to have its layout.
+Entered = tuple[tuple[Tensor, ...], list[Tensor | None] | None]
 
 
 class Stage:
@@ -114,14 +104,14 @@ class Stage:
             message = graph_cut.fresh_leaves(message)
             parts = tensors(message)
         if not torch.is_grad_enabled():
-            return (*self._run_layers(message, micro_batch, keys, which), NOTHING_ENTERED)
+            return (*self._run_layers(message, micro_batch, keys, which), ((), None))
         training = self._modules[0].training
         writes = self._writes_input.get(training)
         if self._guarded and writes is not False:
             message = own_copy(message)
             parts = tensors(message)
         pairs = overlaps(parts) if len(parts) > 1 else ()
-        leaves = graph_cut.leaves(message)
+        leaves = tuple(filter(_requires_grad, parts))
         caught: list[Tensor | None] | None = None
         if not leaves:
             given = message
@@ -143,13 +133,10 @@ class Stage:
             )
         if writes is None:
             self._writes_input[training] = versions != [version(part) for part in parts]
-        return output, repeatable, Entered(leaves, caught)
+        return output, repeatable, (leaves, caught)
 
-    def gradients_of(self, entered: Entered) -> list[Tensor | None]:
-        """Return the gradients of an input after the backward; None for a leaf that was not used."""
-        leaves, caught = entered
-        if caught is None:
-            return list(map(_grad, leaves))
+    def caught_gradients(self, leaves: Sequence[Tensor], caught: list[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients that were caught for an input, and remember it if they have its layout."""
         pairs = zip(leaves, caught, strict=True)
         if all(gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs):
             if len(self._layouts) >= _MOST_LAYOUTS:
@@ -206,4 +193,4 @@ class Stage:
 
 
 def _layout(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-    return tuple([(leaf.shape, leaf.stride()) for leaf in leaves])
+    return (*map(_shape, leaves), *map(Tensor.stride, leaves))

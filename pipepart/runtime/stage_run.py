@@ -15,8 +15,10 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ from ..autograd.nests import check_nest
 from ..autograd.own_copy import tensors
 from ..autograd.split_backward import WeightGradients, backward_inputs
 from ..capture import state_of
-from ..loss import Added, losses_of_stage
+from ..loss import Added, AddedLosses
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
 from .offload import CopyQueue, SavedTensors, check_no_hooks, storages_of
@@ -43,13 +45,13 @@ from .state.replicas import Gradients, add_gradients
 from .state.weight_versions import Versions
 from .step_gradients import scale_gradients
 
-RunBackward = Callable[[Sequence[GradientEdge], graph_cut.Gradients], None]
-
 _NOTHING = nullcontext()
+_grad = attrgetter("grad")
 _CPU_QUEUE = CopyQueue()
 
 
-class Stash(NamedTuple):
+@dataclass(slots=True)
+class Stash:
     """The graph of one micro-batch, kept from its forward to its backward.
 
     Attributes:
@@ -90,6 +92,7 @@ class StageRun:
         keys: the random numbers of the step.
         modes: of the caller.
         sink: takes the losses that layers add, and the output of a last stage.
+        added: collects the losses that layers add on the stage's worker.
         optimizers: of the stages of the model, which step within the step; empty if they do not. In one process they
             are the first replica's.
         queue: copies to the host and back, if any stage offloads.
@@ -113,6 +116,7 @@ class StageRun:
         keys: RngKeys,
         modes: Modes,
         sink: LossSink,
+        added: AddedLosses,
         optimizers: Sequence[Optimizer | None] = (),
         queue: CopyQueue = _CPU_QUEUE,
     ) -> None:
@@ -137,15 +141,18 @@ class StageRun:
             self._queue = queue
             self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
         self._is_plain = not (modes.autocast or self._repeated or self.offloads)
-        self._added = losses_of_stage()
+        self._is_on_cpu = stage.device.type == "cpu"
+        self._added = added
         stage.begin()
 
     def forward(self, micro_batch: int, message: Any) -> Any:
         """F: run the layers; return the message for the next stage, None from the last."""
+        added = self._added
+        if added.found:  # in a backward, as by a checkpointed layer that runs again
+            added.taken()
         if self._is_plain:
-            with self._added:
-                output, _, entered = self.stage.run(message, micro_batch, self._keys)
-            losses = self._added.taken() if self._added.found else ()
+            output, _, entered = self.stage.run(message, micro_batch, self._keys)
+            losses = added.taken() if added.found else ()
             message, stash = self._pass_on(micro_batch, output, entered, losses)
             if self._modes.grad:
                 self.stashes[micro_batch] = stash
@@ -157,12 +164,11 @@ class StageRun:
             staying = self._state | storages_of(tensors(message))
             saved = SavedTensors(self._queue, self.stage.device, staying)
         with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
-            with self._added:
-                if micro_batch in self._repeated:
-                    output, entered, kept = self._repeatable_forward(micro_batch, message)
-                else:
-                    output, _, entered = self.stage.run(message, micro_batch, self._keys)
-            losses = self._added.taken()
+            if micro_batch in self._repeated:
+                output, entered, kept = self._repeatable_forward(micro_batch, message)
+            else:
+                output, _, entered = self.stage.run(message, micro_batch, self._keys)
+            losses = added.taken()
             if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(output):
                 self.inputs[micro_batch] = kept
                 return None
@@ -204,7 +210,8 @@ class StageRun:
                 "that layer's inplace=True away, or plan with recompute='never'"
             )
         with torch.enable_grad(), self._modes.autocasting():
-            with self._added, self.stage.buffers.replaced(kept.buffers):
+            self._added.taken()
+            with self.stage.buffers.replaced(kept.buffers):
                 output, _repeatable, entered = self.stage.run(
                     kept.message, micro_batch, self._keys, ForwardPass.SECOND
                 )
@@ -217,22 +224,26 @@ class StageRun:
         self.stashes[micro_batch] = stash
 
     def backward(
-        self, micro_batch: int, gradients: graph_cut.Gradients, run: RunBackward = graph_cut.backward
+        self, micro_batch: int, gradients: graph_cut.Gradients, defers_weights: bool = False
     ) -> graph_cut.Gradients:
         """B: run the backward from the gradients of the output; return the gradients of the input."""
         stash = self.stashes.pop(micro_batch)
         if stash.saved is not None:
             stash.saved.return_()
-        run(stash.roots + stash.added, graph_cut.move_gradients(gradients, self.stage.device))
-        return self.stage.gradients_of(stash.entered)
+        roots, gradients = (
+            stash.roots + stash.added,
+            graph_cut.move_gradients(gradients, self.stage.device),
+        )
+        if defers_weights:
+            self.deferred[micro_batch] = backward_inputs(roots, gradients)
+        else:
+            graph_cut.backward(roots, gradients, here=self._is_on_cpu)
+        leaves, caught = stash.entered
+        return list(map(_grad, leaves)) if caught is None else self.stage.caught_gradients(leaves, caught)
 
     def backward_inputs(self, micro_batch: int, gradients: graph_cut.Gradients) -> graph_cut.Gradients:
         """I: run the backward without the deferred weight gradients; return the gradients of the input."""
-
-        def run(roots: Sequence[GradientEdge], gradients: graph_cut.Gradients) -> None:
-            self.deferred[micro_batch] = backward_inputs(roots, gradients)
-
-        return self.backward(micro_batch, gradients, run)
+        return self.backward(micro_batch, gradients, defers_weights=True)
 
     def backward_weights(self, micro_batch: int, _: None = None) -> None:
         """W: compute the deferred weight gradients."""
@@ -271,8 +282,7 @@ class StageRun:
 
     def add_root(self, micro_batch: int, tensor: Tensor) -> None:
         """Have the backward of a micro-batch start at one more tensor."""
-        stash = self.stashes[micro_batch]
-        self.stashes[micro_batch] = stash._replace(added=(*stash.added, *graph_cut.roots(tensor)))
+        self.stashes[micro_batch].added += graph_cut.roots(tensor)
 
     def forget(self) -> None:
         """Release all tensors."""

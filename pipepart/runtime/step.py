@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from schedules import Action, Kind
 
 from ..autograd.own_copy import tensors
+from ..loss import losses_of_stage
 from ..workers.modes import Modes
 from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
@@ -110,12 +111,20 @@ class Step:
             if stage.replica and self._worker_of[stage.index] in self.here:
                 stage.replica.begin(self._has_forwards, self.modes.grad)
         queues = list(copy_queues)
+        self._added = forward._added if forward else {worker: losses_of_stage() for worker in self.here}
         self.runs: dict[int, StageRun] = (
             forward.runs
             if forward
             else {
                 stage.index: StageRun(
-                    stage, order, self.keys, self.modes, sink, optimizers, *queues[row : row + 1]
+                    stage,
+                    order,
+                    self.keys,
+                    self.modes,
+                    sink,
+                    self._added[row],
+                    optimizers,
+                    *queues[row : row + 1],
                 )
                 for stage in stages
                 if (row := self._worker_of[stage.index]) in self.here
@@ -203,16 +212,17 @@ class Step:
         tables, current, now = self._tables, self.current, time.monotonic
         action = None
         try:
-            for action in actions:
-                if self._over:
-                    raise Stopped
-                kind, stage, micro_batch, _ = action
-                current[worker] = action, now()
-                if pace is not None:
-                    pace.wait()
-                tables[stage][kind](micro_batch)
-                if pace is not None:
-                    pace.queued()
+            with self._added[worker]:
+                for action in actions:
+                    if self._over:
+                        raise Stopped
+                    kind, stage, micro_batch, _ = action
+                    current[worker] = action, now()
+                    if pace is not None:
+                        pace.wait()
+                    tables[stage][kind](micro_batch)
+                    if pace is not None:
+                        pace.queued()
         except Stopped:
             raise
         except BaseException as error:

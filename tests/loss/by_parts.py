@@ -59,9 +59,9 @@ def backward_of_all(
     taken = {}
 
     def backward(index: int) -> None:
-        roots = [root for root in taken[index].roots if root.requires_grad]
+        roots = taken[index]
         weights = loss.weights(index)
-        seeds = [torch.as_tensor(w, dtype=r.dtype) for w, r in zip(weights, roots, strict=True)]
+        seeds = [torch.as_tensor(w, dtype=r.dtype) for (w, _), r in zip(weights, roots, strict=True)]
         torch.autograd.backward(roots, seeds)
 
     for index, (part, target) in enumerate(zip(parts, targets, strict=True)):

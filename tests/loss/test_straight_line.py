@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import l1_loss
 
-from pipepart.loss import LossError
-from pipepart.loss.straight_line import is_straight
+from pipepart.loss import LossError, StepLoss
+from pipepart.loss.straight_line import code_of_straight_line
 from pipepart.loss.tape import Tape
 from tests.loss import by_parts
 from tests.loss.batches import classes, numbers, tokens
@@ -18,6 +18,7 @@ from tests.loss.batches import classes, numbers, tokens
 SCALE = 1.0
 OPTIONS = {"scale": 1.0}
 WEIGHTS = torch.ones(3, dtype=torch.double)
+CHOSEN: Any = torch.mean
 
 
 def smoothed(o: Tensor, t: Tensor) -> Tensor:
@@ -56,6 +57,34 @@ def test_a_straight_function_is_exact_and_is_recorded_once_for_each_size(
     recorded = sum(type(tape) is Tape for tape in entered)
     assert recorded == len({len(part) for part in x.tensor_split(micro_batches)})
     by_parts.check(loss_fn, x, y, micro_batches)
+    loss = StepLoss(loss_fn)
+    for _ in range(3):  # later steps know the pattern
+        found, (gradient, *_) = by_parts.by_parts(loss, x, y, micro_batches)
+        expected, (theirs, *_) = by_parts.whole(loss_fn, x, y)
+        torch.testing.assert_close((found, gradient), (expected, theirs), rtol=1e-11, atol=1e-13)
+    entered.clear()
+    by_parts.by_parts(loss, x, y, micro_batches)
+    assert not any(type(tape) is Tape for tape in entered)
+
+
+def reduced(o: Tensor, t: Tensor) -> Tensor:
+    return CHOSEN((o - t).square())
+
+
+def test_another_function_of_torch_from_one_step_to_the_next_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, (x, y) = StepLoss(reduced), numbers()
+    for function in (torch.mean, torch.sum, torch.mean):
+        monkeypatch.setitem(globals(), "CHOSEN", function)
+        found, (gradient,) = by_parts.by_parts(loss, x, y, 3)
+        expected, (theirs,) = by_parts.whole(reduced, x, y)
+        torch.testing.assert_close((found, gradient), (expected, theirs), rtol=1e-11, atol=1e-13)
+
+
+def test_weights_of_classes_may_count_for_no_sample_of_a_micro_batch() -> None:
+    """The mean of that micro-batch is 0 / 0, at an output that the function computes."""
+    x, y = classes()
+    y = y.sort().values
+    by_parts.check(lambda o, t: F.cross_entropy(o * 2, t, torch.arange(o.shape[1]).to(o.dtype)), x, y, 3)
 
 
 def branches(o: Tensor, t: Tensor) -> Tensor:
@@ -105,16 +134,16 @@ def enclosing() -> Callable[..., Any]:
     ],
 )
 def test_a_function_whose_calls_may_change_is_not_straight(loss_fn: Callable[..., Any]) -> None:
-    assert not is_straight(loss_fn)
+    assert not code_of_straight_line(loss_fn)
 
 
 def test_a_function_in_the_place_of_torchs_is_not_straight(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss_fn(o: Tensor, t: Tensor) -> Tensor:
         return F.mse_loss(o, t)
 
-    assert is_straight(loss_fn)
+    assert code_of_straight_line(loss_fn)
     monkeypatch.setattr(F, "mse_loss", lambda o, t: (o - t).square().mean() * SCALE)
-    assert not is_straight(loss_fn)
+    assert not code_of_straight_line(loss_fn)
 
 
 def test_a_number_of_a_global_that_changes_within_a_step_is_seen() -> None:

@@ -34,7 +34,7 @@ def held_bytes(step: Step, stage: int) -> int:
 def held_tensors(step: Step, stage: int) -> list[Tensor]:
     own = {p.data_ptr() for _, module in step.runs[stage].stage.layers for p in module.parameters()}
     found = [tensor for stash in step.runs[stage].stashes.values() for tensor in saved_in(stash.roots)]
-    found += [leaf for stash in step.runs[stage].stashes.values() for leaf in stash.entered.leaves]
+    found += [leaf for stash in step.runs[stage].stashes.values() for leaf in stash.entered[0]]
     found += [tensor for deferred in step.runs[stage].deferred.values() for tensor in deferred.tensors()]
     return [tensor for tensor in found if tensor.data_ptr() not in own]
 
@@ -107,7 +107,7 @@ def peak_of_each_device(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         device = step.schedule.device_of[action.stage]
         found = [t for stage in step.schedule.stages_of(device) for t in held_tensors(step, stage)]
         for run in step.runs_on(device):
-            found += [leaf for stash in run.stashes.values() for leaf in stash.entered.leaves]
+            found += [leaf for stash in run.stashes.values() for leaf in stash.entered[0]]
             found += [tensor for kept in run.inputs.values() for tensor in tensors(kept.message)]
             found += [tensor for deferred in run.deferred.values() for tensor in deferred.tensors()]
         peaks[device] = max(peaks[device], sum({t.data_ptr(): t.nbytes for t in found}.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -76,9 +77,11 @@ class MicroBatchLossSink(LossSink):
         """Compute the loss of the micro-batch."""
         if self._keeps:
             self._keep(micro_batch, value)
-        loss, number = self._place(micro_batch, value)
+        if self._another is not None:
+            self._use_own_loss(micro_batch, value)
+        loss, number = self._places[micro_batch]
         try:
-            taken = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
+            roots = loss.take(number, value, on_device_of(value, self._targets[micro_batch]))
         except BaseException as error:
             add_note(error, f"{LAYER}in the forward of the loss")
             raise
@@ -87,18 +90,17 @@ class MicroBatchLossSink(LossSink):
                 "what the loss is divided by was only known behind the first backward of its group, too late for an "
                 "asynchronous schedule: return (sum, count) with a count of the target alone"
             )
-        roots = taken.roots
         self._trains |= bool(roots)
-        return tuple([edge for root in roots for edge in graph_cut.roots(root)])
+        return tuple(map(graph_cut.root, roots))
 
-    def _place(self, micro_batch: int, output: Any) -> tuple[MiniBatchLoss, int]:
-        """Return the loss that takes a micro-batch, and its number there. Called with ``receiving`` held."""
-        if self._another is not None and any(has_streams(tensor.device) for tensor in tensors(output)):
+    def _use_own_loss(self, micro_batch: int, output: Any) -> None:
+        """Let a worker on an accelerator have its own loss for a micro-batch. Called with ``receiving`` held."""
+        assert self._another is not None
+        if any(has_streams(tensor.device) for tensor in tensors(output)):
             worker, number = threading.get_ident(), self._places[micro_batch][1]
             if worker not in self._by_worker:
                 self._by_worker[worker] = self._another() if self._by_worker else self._losses[0]
             self._places[micro_batch] = self._by_worker[worker], number
-        return self._places[micro_batch]
 
     def _merge(self) -> None:
         """Let the first loss have the micro-batches of all workers, after all were received."""
@@ -116,7 +118,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        return [self._seed(weight, root) for weight, root in zip(weights, loss.roots(number), strict=True)]
+        return list(starmap(self._seed, weights))
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from ...input_error import InputTypeError
 from ..failure.notes import PLACE, add_note
 from .links import Entry, Fail, Links, Table
 from .threads import Key, Stopped, Transport
-from .wire import Form, buffers_for, pack, unpack
+from .wire import Form, buffers_for, pack, unpack, whole_buffer
 
 _AHEAD = 4  # receives that are posted before their messages are needed, at least
 _AHEAD_MOST = 256  # of small messages
@@ -92,8 +91,11 @@ class RankTransport:
         if self._ordered is not None:
             return
         known = self._table.rows.get(worker, ()) if self._table.complete else ()
-        with self._connected():
+        try:
             self._ahead[worker] = _Ahead(self._links, [entry for entry in known if not entry.is_sent])
+        except RuntimeError as error:
+            self._end_if_broken(error)
+            raise
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send a message to the rank of the receiver.
@@ -106,20 +108,29 @@ class RankTransport:
         if rank == self._links.ranks.rank:
             self._inner.send(sender, receiver, key, message)
             return
-        self._counters.setdefault(sender, []).extend(sent_counters(message))
-        form, buffers = pack(graph_cut.move(message, self._device))
+        if key[0] is Kind.F:
+            self._counters.setdefault(sender, []).extend(sent_counters(message))
         known = self._table.sent.get(key)
-        if known is None:
-            known = self._announce(sender, rank, key, form)
-        elif known.form != form:
-            raise RuntimeError(_changed(sender, known.form, form))
-        with self._connected(rank):
+        message = graph_cut.move(message, _HOST if self._ordered is None else self._ordered.device)
+        whole = None if known is None else whole_buffer(message, known.form)
+        if known is not None and whole is not None:
+            buffers = [whole]
+        else:
+            form, buffers = pack(message)
+            if known is None:
+                known = self._announce(sender, rank, key, form)
+            elif known.form != form:
+                raise RuntimeError(_changed(sender, known.form, form))
+        try:
             if self._ordered is not None:
                 self._ordered.send(key, buffers)
                 return
             for place, buffer in enumerate(buffers, known.tag + 2):
                 if buffer.numel():
                     self._links.send(buffer, rank, place, self._fail)
+        except RuntimeError as error:
+            self._end_if_broken(error, rank)
+            raise
 
     def recv(self, receiver: int, key: Key) -> Any:
         """Wait for a message.
@@ -133,21 +144,27 @@ class RankTransport:
         if (worker := self._worker_of[receiver]) not in self._ahead:  # the calling thread works for it
             self.begin(worker)
         self._awaiting[worker] = key
-        with self._connected(rank):
+        try:
             if not self._table.complete:
                 tag = self._tag(key, sender)
                 entry = Entry(key, self._announced(rank, tag), rank, tag, is_sent=False)
                 self._table.rows.setdefault(worker, []).append(entry)
                 self._ahead[worker].post(entry)
             form, buffers = (self._ordered or self._ahead[worker]).take(key)
+        except RuntimeError as error:
+            self._end_if_broken(error, rank)
+            raise
         self._awaiting[worker] = None
         return unpack(form, buffers, self._recordings[key[2]])
 
     def end(self) -> None:
         """After the last action of a worker, on its thread."""
-        if self._ordered is not None:
-            with self._connected():
+        try:
+            if self._ordered is not None:
                 self._ordered.finish()
+        except RuntimeError as error:
+            self._end_if_broken(error)
+            raise
 
     def stop(self, error: BaseException) -> None:
         """Wake the workers of this rank that wait for messages, as the step has failed on another one."""
@@ -194,27 +211,16 @@ class RankTransport:
             )
         return tag
 
-    @contextmanager
-    def _connected(self, rank: int | None = None) -> Iterator[None]:
-        """End the step if a connection breaks within the block, to a rank if it is known to which.
+    def _end_if_broken(self, error: RuntimeError, rank: int | None = None) -> None:
+        """End the step after an error of a connection, to a rank if it is known to which.
 
         Raises:
-            Stopped: it has broken.
-            RuntimeError: out of memory.
+            Stopped: the connection has broken. Otherwise the error is another one, such as out of memory.
         """
-        try:
-            yield
-        except RuntimeError as error:
-            found = self._links.ranks.lost(error, rank)
-            if found is error:
-                raise
+        found = self._links.ranks.lost(error, rank)
+        if found is not error:
             self._fail(found)
             raise Stopped from None
-
-    @property
-    def _device(self) -> torch.device:
-        """Where messages are when they are sent."""
-        return _HOST if self._ordered is None else self._ordered.device
 
     def _announce(self, sender: int, rank: int, key: Key, form: Form) -> Entry:
         """Send the form of a message."""

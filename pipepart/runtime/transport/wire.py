@@ -82,6 +82,18 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
     return Form(forms, nest, kind, tuple(len(buffer) for buffer in buffers)), buffers
 
 
+def whole_buffer(message: Any, form: Form) -> Tensor | None:
+    """Return the only buffer of a message that is one tensor and has a form, without making its form; else None."""
+    if not form.whole:
+        return None
+    if form.nest is None:
+        (message,) = message if type(message) is list and len(message) == 1 else (None,)
+    if type(message) is not Tensor or message.layout is not torch.strided or not _is_whole(message):
+        return None
+    own = message.dtype, message.shape, message.stride(), message.requires_grad
+    return message.detach() if own == form.leaves[0][2:] else None
+
+
 def _is_whole(tensor: Tensor) -> bool:
     """Return True if a tensor is its whole memory."""
     plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
