@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .distributed.model_part import ModelPart
+from .dtensors import local_leaf
 from .input_error import InputTypeError
 from .restoring import restoring
 from .runtime.state.optimizers import StageOptimizers
@@ -134,7 +135,7 @@ class AsModule:
             ValueError: as :meth:`clip_grad_norm_`.
         """
         self._optimizers.refuse("clipping")
-        nn.utils.clip_grad_value_(self.parameters(), clip_value, foreach)
+        nn.utils.clip_grad_value_(map(local_leaf, self.parameters()), clip_value, foreach)
 
     def train(self, mode: bool = True) -> Self:
         """Put the model in training mode."""

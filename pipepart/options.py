@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from .capture import Verify
 from .data.gather import Merger
+from .distributed import Parallelize
 from .input_error import InputError, InputTypeError
 from .planning import Plan
 from .runtime.compiled import CompileOptions
@@ -32,6 +33,7 @@ class RunOptions(TypedDict, total=False):
     verify: Verify
     weights: str | PathLike[str] | None
     initialize: Initialize | None
+    parallelize: Parallelize | None
 
 
 def check_keywords(options: Mapping[str, Any], others: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from .checkpoint import finish
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
-from .distributed import join, making, planned_once
+from .distributed import Parallelize, check_parallelize, join, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
@@ -85,6 +85,14 @@ class Pipeline(Calls):
         initialize: for a model whose parameters are on the meta device, a function that initializes the tensors of one
             module in place. It is called with each module that this process has, after its children, as by
             ``model.apply(initialize)``. A model of transformers has one: ``model._init_weights``.
+        parallelize: under torchrun, a function of the layers of this process and their mesh that applies FSDP2 or
+            tensor parallelism to them in place. ``layers`` maps names in the model to modules; ``mesh`` has the
+            dimensions ``"dp"`` (replicas) and, if the plan has ``tensor`` above 1, ``"tp"``. For example::
+
+                def parallelize(layers, mesh):
+                    for layer in layers.values():
+                        fully_shard(layer, mesh=mesh["dp"])
+
         compile: True, or keywords for ``torch.compile``: consecutive layers of a stage are compiled together from the
             second step on, except layers that draw random numbers, add losses or have hooks. Rounding differs.
 
@@ -119,6 +127,7 @@ class Pipeline(Calls):
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
         initialize: Initialize | None = None,
+        parallelize: Parallelize | None = None,
     ) -> None:
         ranks = join_ranks(timeout)
         options = {
@@ -135,10 +144,12 @@ class Pipeline(Calls):
             "varying_shapes": varying_shapes,
             "verify": verify,
             "initialize": initialize,
+            "parallelize": parallelize,
         }
         with making(ranks, plan, model, options):
             check_runs(plan, reduction, optimizer, timeout)
             check_functions(loss_fn=loss_fn, split=split, merge=merge)
+            check_parallelize(parallelize, plan, ranks is not None, options)
             self._plan = plan
             infos = plan.profile.layers if plan.profile is not None else ()
             self._chain = chain = chain_of(model, infos, verify=verify, split_loss=loss_fn is None)
@@ -155,13 +166,13 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes, strict)
-            if not side.has_whole and isinstance(chain, RecordedChain):
+            self._side = side = join(ranks, plan, chain, varying_shapes, strict, parallelize)
+            if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)
             self._stages = build_stages(
                 chain.layers,
-                plan,
+                side.plan,
                 compile,
                 strict,
                 values,
@@ -176,7 +187,7 @@ class Pipeline(Calls):
             self._orders = Orders(plan, with_optimizers=optimizer is not None)
             # Last of what can fail: it starts the workers.
             self._engine = Engine(
-                plan,
+                side.plan,
                 self._stages,
                 self._orders,
                 DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
@@ -184,7 +195,7 @@ class Pipeline(Calls):
                 timeout,
                 side.links,
             )
-        side.connect()
+        side.connect(self._stages)
 
     @classmethod
     def auto(
@@ -277,7 +288,10 @@ class Pipeline(Calls):
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """Under torchrun with replicas, the ranks by replica ("dp") and place in it ("pp"); otherwise None."""
+        """Under torchrun with replicas or ``parallelize``, the ranks by replica ("dp") and place in it ("pp").
+
+        With ``tensor`` above 1 in the plan also by place in the group of a device ("tp"). None otherwise.
+        """
         return self._side.mesh
 
     def meet(self, call: str) -> Ranks | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -11,3 +13,8 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the compiler skips code under such a mode anyway
+
+
+def on_shards(types: Iterable[type]) -> bool:
+    """Return True if an operation is on DTensors. A mode that returns ``NotImplemented`` then gets those on shards."""
+    return any(kind.__name__ == "DTensor" for kind in types)

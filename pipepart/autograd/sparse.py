@@ -1,4 +1,4 @@
-"""Splits sparse tensors into dense indices and values, for operations without a sparse kernel."""
+"""Splits tensors into the dense tensors that hold their data, such as the indices and values of a sparse tensor."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ _BY_COLUMNS = torch.sparse_csc, torch.sparse_bsc
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the indices and values of a sparse tensor; a dense tensor is returned unchanged."""
+    """Return the indices and values of a sparse tensor, or the shard of a DTensor; others are returned unchanged."""
     if tensor.layout is torch.strided:
-        return (tensor,)
+        shard = getattr(
+            tensor, "_local_tensor", getattr(tensor, "elem", None)
+        )  # of a DTensor, or of a collective
+        return (tensor,) if shard is None else dense_parts(shard)
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in _BY_ROWS:

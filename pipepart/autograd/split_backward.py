@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from ..dtensors import is_dtensor
 from . import graph_cut
 from .sparse import bytes_of
 from .weight_gradients import KNOWN, Formula, Known, read_formula
@@ -154,7 +155,7 @@ def _weight(node: Any) -> Node | None:
     weight = node.variable
     # A parameter with a hook is not deferred: hooks expect to be called in one backward.
     hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
-    return node if type(weight) is nn.Parameter and not hooked else None
+    return node if (type(weight) is nn.Parameter or is_dtensor(weight)) and not hooked else None
 
 
 def _used_once(uses: dict[Node, _Use], ends: set[Node]) -> dict[Node, _Use]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..dtensors import is_dtensor
 from .in_place import version
 
 
@@ -148,7 +149,8 @@ def _saved(node: Any, name: str) -> Tensor:
     if getattr(node, f"_raw_saved_{name}").unpack_hook not in (None, unpacked):
         raise _NotPlainError  # unpacking computes it, as under a checkpoint, and may be done only once
     tensor = getattr(node, f"_saved_{name}").detach()
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_complex():
+    plain = type(tensor) is Tensor or is_dtensor(tensor)
+    if not plain or tensor.layout is not torch.strided or tensor.is_complex():
         raise _NotPlainError
     return tensor
 

@@ -6,7 +6,7 @@ from .any_module import chain_of
 from .chain import Chain, Whole
 from .describing import describe, tensor_specs
 from .grouped_product import grouped_product
-from .hooks import FORWARD_HOOKS, has_hooks
+from .hooks import FORWARD_HOOKS, HOOKS, has_hooks
 from .layer_info import LayerInfo, SharedTensor, TensorSpec
 from .placeholders import copied
 from .recorded.chain import RecordedChain, Verify
@@ -14,7 +14,7 @@ from .recorded.refusal import CaptureError, values_refused
 from .recorded.replay.comparing import fingerprint
 from .recorded.replay.layers import Live, Unfinished, finish, loss_of, reads_values, used_by
 from .recorded.replay.outputs import own_loss
-from .recorded.replay.recording import Recording
+from .recorded.replay.recording import Group, Recording
 from .restore import restored, shadow_parameters
 from .sequential import flatten, holds_meta, state_of
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORWARD_HOOKS",
+    "HOOKS",
     "CaptureError",
     "Chain",
+    "Group",
     "LayerGraph",
     "LayerInfo",
     "Live",

@@ -119,7 +119,7 @@ def _exchange(model: nn.Module, tensors: dict[Tensor, Tensor]) -> None:
 def _shadow(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
     shadow = nn.Parameter(copied(parameter, device), requires_grad=parameter.requires_grad)
     if parameter.requires_grad:
-        shadow.grad = shadow.new_zeros(shadow.shape)
+        shadow.grad = torch.zeros_like(shadow)
     return shadow
 
 

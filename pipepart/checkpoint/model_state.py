@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..dtensors import local
 from ..input_error import InputError, InputTypeError
 from ..tensor_file import TensorFile
 from .writing import check_tensor
@@ -62,7 +63,7 @@ def model_state(model: Model) -> ModelState:
         if first.get(name, name) != name:
             found.tied[name] = first[name]
         else:
-            check_tensor(name, value)
+            check_tensor(name, value if isinstance(model, nn.Module) else local(value))
             found.tensors[name] = value
     return found
 

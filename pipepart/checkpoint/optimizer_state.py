@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..distributed.model_part import StandIn
+from ..dtensors import local, sharded_like
 from ..input_error import InputError, InputTypeError
 from ..tensor_file import TensorFile
 from .json_values import decode, encode
@@ -89,7 +90,7 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
                     place = f"optimizer state of {name}"
                     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
                     for key, tensor in tensors.items():
-                        check_tensor(f"{place}[{key!r}]", tensor)
+                        check_tensor(f"{place}[{key!r}]", local(tensor))
                     values = {key: value for key, value in state.items() if key not in tensors}
                     found.tensors[name], found.values[name] = tensors, encode(values, place)
         if left:
@@ -169,7 +170,12 @@ class SavedOptimizers:
                 if isinstance(parameter, StandIn) and number in before:
                     packed["state"][number] = before[number]
                 elif (name := names.get(parameter)) in self._values:
-                    loaded[parameter] = packed["state"][number] = self._state(name)
+                    loaded[parameter] = packed["state"][number] = {
+                        key: sharded_like(value, parameter)
+                        if getattr(value, "shape", 0) == parameter.shape
+                        else value
+                        for key, value in self._state(name).items()
+                    }
         optimizer.load_state_dict(packed)
         # torch casts state to the dtype of the parameter; what was float32 beside bfloat16 stays so here.
         for parameter, state in loaded.items():

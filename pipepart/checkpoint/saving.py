@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..dtensors import is_dtensor, whole
 from ..input_error import InputError
 from ..units import is_count
 from . import directories
@@ -117,12 +118,50 @@ class _Contents(NamedTuple):
     own: Mapping[str, Any]
     config: Mapping[str, Any] | None
 
+    def sharded(self) -> list[str]:
+        """Return the names of the tensors of which this process has a shard, in the order of :meth:`whole`."""
+        states = self.optimizer.tensors if self.optimizer else {}
+        return [
+            *(name for name, tensor in self.tensors.items() if is_dtensor(tensor)),
+            *(
+                stored_name(key, name)
+                for name, tensors in states.items()
+                for key, tensor in tensors.items()
+                if is_dtensor(tensor)
+            ),
+        ]
+
+    def whole(self, written: Collection[str], optimized: Collection[str]) -> _Contents:
+        """Return the contents without shards: all processes with shards of a tensor put it together.
+
+        Args:
+            written: names of tensors that are left out.
+            optimized: names of parameters whose state is left out.
+        """
+        tensors, optimizer = _whole(self.tensors, written), self.optimizer
+        if optimizer is not None:
+            states = {
+                name: _whole(state, state if name in optimized else ())
+                for name, state in optimizer.tensors.items()
+            }
+            optimizer = optimizer._replace(tensors=states).without(optimized)
+        return self._replace(tensors=tensors, optimizer=optimizer)
+
     def copied(self) -> _Contents:
         """Return the contents with copies of the tensors on the CPU, which later steps do not change."""
         optimizer = self.optimizer and self.optimizer._replace(
             tensors={name: _copied(tensors) for name, tensors in self.optimizer.tensors.items()}
         )
         return self._replace(tensors=_copied(self.tensors), optimizer=optimizer)
+
+
+def _whole(tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in tensors.items():
+        value = whole(tensor.detach()).cpu() if is_dtensor(tensor) else tensor
+        if name not in left_out:
+            found[name] = value
+    return found
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,21 +199,27 @@ def _share_out(peers: Peers, contents: _Contents, trains: bool) -> _Contents:
         ValueError: the optimizers of some ranks would be missing from the checkpoint, which no rank could load.
     """
     optimizer = contents.optimizer
-    everyone = peers.gather((list(contents.tensors), optimizer and optimizer.names, trains))
-    given = [rank for rank, (_, optimized, _) in enumerate(everyone) if optimized is not None]
-    missing = [rank for rank, (_, optimized, trained) in enumerate(everyone) if trained and optimized is None]
+    shards = contents.sharded()
+    everyone = peers.gather((list(contents.tensors), optimizer and optimizer.names, trains, shards))
+    given = [rank for rank, (_, optimized, *_) in enumerate(everyone) if optimized is not None]
+    missing = [
+        rank for rank, (_, optimized, trained, _) in enumerate(everyone) if trained and optimized is None
+    ]
     if given and missing:
         raise InputError(
             f"rank {missing[0]} has no optimizer to save, and rank {given[0]} has one: pass save the optimizer of "
             "each rank; a rank whose parameters are all frozen needs none"
         )
+    for rank, (_, _, _, others) in enumerate(everyone):
+        if others != shards and not set(others).isdisjoint(shards):
+            raise InputError(
+                f"rank {rank} has shards of the same parameters as rank {peers.rank}, and not the same of "
+                "the optimizer's state: make the optimizers of ranks of one stage of the same parameters"
+            )
     lower = everyone[: peers.rank]
     written = {name for tensors, *_ in lower for name in tensors}
-    optimized = {name for _, names, _ in lower for name in names or ()}
-    return contents._replace(
-        tensors={name: tensor for name, tensor in contents.tensors.items() if name not in written},
-        optimizer=optimizer and optimizer.without(optimized),
-    )
+    optimized = {name for _, names, *_ in lower for name in names or ()}
+    return peers.agree(lambda: contents.whole(written, optimized))
 
 
 class _Writing(NamedTuple):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain as chained
 from itertools import permutations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -23,6 +25,7 @@ from ..ranks import Ranks
 from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward, LossSink, Share
+from ..runtime.stage import Stage
 from ..runtime.state.replicas import refuse_copies
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients
@@ -30,6 +33,7 @@ from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
 from .broadcast import broadcast_result
 from .call_sync import CallSync
+from .inside_stage import Parallelize, StageShards, parallelize_layers
 from .mini_batches import digest, forms
 from .overflow import share_overflow
 from .ownership import Ownership
@@ -47,49 +51,110 @@ class MultiProcess(SingleProcess):
         chain: the layers of the model.
         varying_shapes: whether every message is sent with its shape.
         strict: whether calls compare values of the mini-batches of the ranks.
+        parallelize: the user's function for the layers of this rank; None if there is none.
 
     Attributes:
-        rank_of: of each worker of the plan.
-        mesh: the ranks by replica ("dp") and place in it ("pp"), once they are connected; None without replicas.
+        mesh: the ranks by replica ("dp"), place in it ("pp") and, with ``plan.tensor``, place in the group of a device
+            ("tp"), once they are connected; None without replicas and ``parallelize``.
 
     Raises:
         ValueError: the plan's devices cannot be shared out among the ranks.
     """
 
-    def __init__(self, ranks: Ranks, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        plan: Plan,
+        chain: Chain,
+        varying_shapes: bool,
+        strict: bool,
+        parallelize: Parallelize | None = None,
+    ) -> None:
         super().__init__(plan, chain)
         self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
         self.stages, self.replica = own.stages, own.replica
         self.has_whole = len(own.stages) == len(plan.stages)
         self.shares_out = len(own.rank_of_stage) > len(plan.stages)
-        self.rank_of = own.rank_of
+        self.plan = plan = own.plan_of_lane()
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
-        self.links = self._links = Links(ranks, own.rank_of, homes, varying_shapes)
+        lane = own.of_lanes(own.rank_of)[own.lane]
+        self.links = self._links = Links(ranks, lane, homes, varying_shapes, own.tensor)
         owners, count = own.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        self._sync = CallSync(ranks, chain.model, firsts, lasts, strict)
+        every_first, every_last = ([*chained(*own.of_lanes(some))] for some in (firsts, lasts))
+        self._sync = CallSync(ranks, chain.model, every_first, every_last, strict)
         self.part: RankPart = RankPart(chain.model, own, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
-        self._layers = chain.layers
+        self._chain = chain
+        self._parallelize = parallelize
+        self._shards: StageShards | None = None
+        self._home = homes[self._links.local[0]]
+        if parallelize is not None and len(self._links.local) > 1:
+            raise InputError(
+                f"rank {ranks.rank} drives {len(self._links.local)} devices of the plan, and under parallelize= a rank "
+                f"drives one: start {len(plan.cluster)} processes"
+            )
         # By number of micro-batches: whether the gradients of the last such step needed no correction, whatever came.
         self._certain: dict[int, bool] = {}
 
-    def connect(self) -> None:
-        """Connect the replicas after construction, and copy parameters and buffers of the first to all others."""
-        replicas = self._ownership.ranks
-        if len(replicas) == 1:
+    def connect(self, stages: Sequence[Stage]) -> None:
+        """Connect the replicas after construction, copy parameters and buffers of the first to all others, parallelize.
+
+        Raises:
+            Exception: what the user's function raises on this rank.
+            RankError: it raises on another rank, or that is lost.
+        """
+        own = self._ownership
+        if len(own.ranks) == 1 and self._parallelize is None:
             return
-        columns = list(zip(*replicas, strict=True))
         # Each worker adds up by itself.
-        groups = {worker: self._ranks.new_group(columns) for worker in self._links.local}
+        columns = [lane for column in zip(*own.ranks, strict=True) for lane in own.of_lanes(column)]
+        groups = {worker: self._new_group(columns) for worker in self._links.local}
         first = next(iter(groups.values()))
-        self.mesh = DeviceMesh.from_group(
-            [first, self._ranks.new_group(replicas)], "cpu", replicas, mesh_dim_names=("dp", "pp")
-        )
-        self._links.reductions = Reductions(self._ranks, self._ownership.replica, groups)
-        self.part.connect(first)
+        self.mesh = self._made_mesh(first)
+        if self._has_replicas:
+            self._links.reductions = Reductions(self._ranks, own.replica, groups)
+            self.part.connect(first)
+        if self._parallelize is not None:
+            self._run_parallelize(self._parallelize, stages, groups)
+
+    def _new_group(self, rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Make a group of each row, in which layers send as well, if they are parallelized."""
+        inside = self._parallelize is not None
+        backend = "cpu:gloo,cuda:nccl" if inside and self._home.type == "cuda" else "gloo"
+        return self._ranks.new_group(rows, backend, lasting=inside)
+
+    def _made_mesh(self, replicas: dist.ProcessGroup) -> DeviceMesh:
+        own = self._ownership
+        inside = self._parallelize is not None
+        rows = [lane for ranks in own.ranks for lane in own.of_lanes(ranks)]
+        groups, ranks, names = [replicas, self._new_group(rows)], torch.tensor(own.ranks), ("dp", "pp")
+        if own.tensor > 1:
+            ranks = ranks[..., None] + torch.arange(own.tensor)
+            groups.append(self._new_group(ranks.flatten(0, 1).tolist()))
+            names = ("dp", "pp", "tp")
+        kind = self._home.type if inside else "cpu"
+        return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=names)
+
+    def _run_parallelize(
+        self, parallelize: Parallelize, stages: Sequence[Stage], groups: Mapping[int, dist.ProcessGroup]
+    ) -> None:
+        """Parallelize the layers of this rank, and wait until all ranks have."""
+        ranks, own, mesh = self._ranks, self._ownership, self.mesh
+        assert mesh is not None
+        device_of = self.plan.build_schedule().device_of
+        here = [stage.shared for stage in stages if device_of[stage.index] in self._links.local]
+        inside = mesh["dp", "tp"] if own.tensor > 1 else mesh["dp"]
+        try:
+            units = parallelize_layers(parallelize, self._chain, here, inside, own.shared, ranks)
+        except BaseException:
+            ranks.close("the pipeline could not be made")
+            raise
+        own.forget()
+        self._shards = StageShards(ranks, own.replica, groups, units)
+        self._links.reductions = self._shards
 
     def before_backward(
         self, gradients: StepGradients, with_optimizers: bool, micro_batches: int
@@ -146,12 +211,14 @@ class MultiProcess(SingleProcess):
         share = sink.share(is_last=self._ranks.rank == self._last).as_plain()
         found = self._ranks.exchange((share, keys.drawn))
         self._ranks.midway = False
+        found = self._ownership.of_first_lane(found)
         shares = [Share.from_plain(share) for share, _ in found]
+        last = self._last // self._ownership.tensor
         keys.drawn = any(drawn for _, drawn in found)
         keys.finish()
-        if refusal := refusal or shares[self._last].refusal:
+        if refusal := refusal or shares[last].refusal:
             raise LossError(refusal)
-        sink.adopt(shares, self._last)
+        sink.adopt(shares, last)
         if sink.trains:
             self._certain[len(sink.outputs)] = sink.certain
         self.part.share_written()
@@ -162,7 +229,7 @@ class MultiProcess(SingleProcess):
     def _share_taken(self, sink: LossSink) -> str:
         """Give every rank the losses of the micro-batches of all replicas; return why they do not fit, if so."""
         try:
-            for taken in self._ranks.gather(sink.taken()):
+            for taken in self._ownership.of_first_lane(self._ranks.gather(sink.taken())):
                 sink.adopt_taken(taken)
         except LossError as error:
             return str(error)
@@ -235,11 +302,13 @@ class MultiProcess(SingleProcess):
         """Agree on a call, as :meth:`CallSync.begin`, and give shared parameters their newest values."""
 
         def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
-            if "torch.distributed.fsdp" in sys.modules:
+            if self._shards is None and "torch.distributed.fsdp" in sys.modules:
                 refuse_wrapped(self.part.model)  # fully_shard changes modules in place
-            if self.mesh is not None and torch.is_grad_enabled():
-                refuse_copies(self._layers, forward=False, backward=True)
+            if self._has_replicas and torch.is_grad_enabled():
+                refuse_copies(self._chain.layers, forward=False, backward=True)
             batch = call.make(args, kwargs, target)
+            if self._shards is not None and self._shards.reshards:
+                _check_even(len(batch.inputs), len(self._ownership.ranks))
             if call.name.startswith("forward") and torch.is_grad_enabled():
                 _check_labels(batch)
             return batch
@@ -253,10 +322,18 @@ class MultiProcess(SingleProcess):
         if self._offset is None:
             ranks = self._ranks
             self._offset = ranks.run(partial(offset_to_rank_0, ranks.rank, ranks.size, ranks.groups[0]))
-        recorder.adopt(self._ranks.gather(recorder.share(self._links.local, self._offset)))
+        shares = self._ranks.gather(recorder.share(self._links.local, self._offset))
+        recorder.adopt(self._ownership.of_first_lane(shares))
 
 
-def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, strict: bool) -> SingleProcess:
+def join(
+    ranks: Ranks | None,
+    plan: Plan,
+    chain: Chain,
+    varying_shapes: bool,
+    strict: bool,
+    parallelize: Parallelize | None = None,
+) -> SingleProcess:
     """Return the coordinator of a pipeline in this process.
 
     Raises:
@@ -271,7 +348,21 @@ def join(ranks: Ranks | None, plan: Plan, chain: Chain, varying_shapes: bool, st
             "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
             "without torchrun, or plan for a cluster without link= and latency="
         )
-    return MultiProcess(ranks, plan, chain, varying_shapes, strict)
+    return MultiProcess(ranks, plan, chain, varying_shapes, strict, parallelize)
+
+
+def _check_even(micro_batches: int, replicas: int) -> None:
+    """Check that all replicas run equally many micro-batches, as each gathers parameters.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if micro_batches % replicas:
+        raise InputError(
+            f"a part of a stage gathers its parameters for each micro-batch (reshard_after_forward=True), and "
+            f"{micro_batches} micro-batches are not equally many for each of {replicas} replicas: leave "
+            "reshard_after_forward= out, or give a mini-batch and a plan with a multiple"
+        )
 
 
 def _check_labels(batch: MicroBatches) -> None:

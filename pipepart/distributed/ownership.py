@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from ..capture import Chain, state_of
 from ..input_error import InputError
 from ..planning import Plan
+
+T = TypeVar("T")
 
 
 class Ownership:
@@ -20,6 +23,9 @@ class Ownership:
     i drives device i. A tensor belongs to the rank of the first stage that uses it, and to the first rank if none does.
     Each replica of the model has ranks of its own, and a tensor belongs to one of each.
 
+    With tensor parallelism a device of the plan is a group of consecutive ranks, which own the same stages. Their
+    places in the group are the lanes. All ranks below are those of lane 0; :meth:`of_lanes` gives the others.
+
     Args:
         plan: has the stages and their devices.
         chain: the layers of the model.
@@ -27,6 +33,8 @@ class Ownership:
         size: the number of processes.
 
     Attributes:
+        tensor: the number of lanes.
+        lane: of this process.
         rank_of: of each worker of the plan.
         rank_of_stage: of each stage of the schedule, replica by replica.
         stages: those of the model that this rank runs.
@@ -38,7 +46,10 @@ class Ownership:
     """
 
     def __init__(self, plan: Plan, chain: Chain, rank: int, size: int) -> None:
+        self.tensor = tensor = plan.tensor
         self.rank_of = _rank_of(plan, size)
+        self.lane = rank % tensor
+        rank -= self.lane
         schedule, count = plan.build_schedule(), len(plan.stages)
         if schedule.replicas != plan.replicas:
             raise InputError(
@@ -52,6 +63,34 @@ class Ownership:
         self._place = self.ranks[self.replica].index(rank)
         own = self.rank_of_stage[self.replica * count :][:count]
         self.stages = frozenset(stage for stage, owner in enumerate(own) if owner == rank)
+
+    def plan_of_lane(self) -> Plan:
+        """Return the plan in which a group of devices is, under its name, the device of this process's lane."""
+        if self.tensor == 1:
+            return self._plan
+        cluster = self._plan.cluster
+        devices = [
+            device.model_copy(update={"torch_device": member.torch_device, "threads": member.threads})
+            for device, member in zip(
+                cluster.devices, (*cluster.devices[self.lane :], *cluster.devices[: self.lane]), strict=True
+            )
+        ]
+        return self._plan.model_copy(
+            update={"cluster": cluster.model_copy(update={"devices": tuple(devices)})}
+        )
+
+    def of_lanes(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Return the ranks in the places of ``ranks`` of lane 0, for each lane."""
+        return [[rank + lane for rank in ranks] for lane in range(self.tensor)]
+
+    def of_first_lane(self, found: Sequence[T]) -> Sequence[T]:
+        """Return what ranks of lane 0 have given, of what all have given: ranks of other lanes have the same."""
+        return found[:: self.tensor]
+
+    def forget(self) -> None:
+        """Find the users of tensors anew: layers have other tensors now."""
+        for name in ("_users", "shared"):
+            vars(self).pop(name, None)
 
     @cached_property
     def _users(self) -> dict[Tensor, list[int]]:
@@ -114,12 +153,17 @@ def _by_replica(rank_of_stage: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _rank_of(plan: Plan, size: int) -> list[int]:
-    """Return the rank that drives each worker of the plan.
+    """Return the rank that drives each worker of the plan, or the first of ``plan.tensor`` ranks that do.
 
     Raises:
         ValueError: the devices cannot be shared out, or a rank would have none with a stage.
     """
-    count = len(plan.cluster)
+    count, tensor = len(plan.cluster), plan.tensor
+    if tensor > 1 and size != count:
+        raise InputError(
+            f"the plan was made with tensor={tensor} for {count} devices, each of which needs a process, and torchrun "
+            f"started {size}: start {count} (torchrun --nproc-per-node {count})"
+        )
     if count % size:
         raise InputError(
             f"the plan's cluster has {count} devices and torchrun started {size} processes, of which each drives "
@@ -127,7 +171,7 @@ def _rank_of(plan: Plan, size: int) -> list[int]:
         )
     places = {device.name: place for place, device in enumerate(plan.cluster.devices)}
     found = [places[device.name] * size // count for device in plan.workers]
-    idle = sorted(set(range(size)) - set(found))
+    idle = sorted(set(range(size)) - {first + lane for first in found for lane in range(tensor)})
     if idle:
         raise InputError(
             f"no stage is on a device of rank {idle[0]}: the plan leaves out {', '.join(plan.unused_devices)}, as the "

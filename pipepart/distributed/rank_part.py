@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..dtensors import local, local_leaf, mesh_names, shard_place, sharded_like, whole
 from ..ranks import Ranks
 from ..runtime.sinks import scalar_as_plain, scalar_from_plain
 from .broadcast import broadcast_result, broadcast_tensors
@@ -68,7 +69,7 @@ class RankPart(ModelPart):
         """Return the gradients of this rank; that of the stand-in is made, as a ``GradScaler`` looks for one."""
         if self._stand_in in set(self.parameters()):
             self._stand_in.grad = torch.zeros_like(self._stand_in)
-        return [one.grad for one in self.parameters() if one.grad is not None]
+        return [local(one.grad) for one in self.parameters() if one.grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's stages."""
@@ -78,14 +79,15 @@ class RankPart(ModelPart):
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model (of the first replica) on every rank, in host memory."""
         self._meet("full_state_dict", lambda: None)
+        own = self._ranks.run(self._copied_state)  # in which the ranks of one stage exchange shards
         found: dict[str, Any] = {}
         for rank in self._ownership.ranks[0]:
-            found |= broadcast_result(self._ranks, rank, self._copied_state)
+            found |= broadcast_result(self._ranks, rank, lambda: own)
         return {name: found[name] for name in self.model.state_dict() if name in found}
 
     def _copied_state(self) -> dict[str, Any]:
         return {
-            name: value.to("cpu", copy=True).resolve_conj().resolve_neg()
+            name: whole(value.detach()).to("cpu", copy=True).resolve_conj().resolve_neg()
             if isinstance(value, Tensor)
             else value
             for name, value in self.state_dict().items()
@@ -104,7 +106,11 @@ class RankPart(ModelPart):
         if strict and (missing or unknown):
             return self.model.load_state_dict(state, strict=True)  # raises, with torch's own words
         wanted = set(self._ownership.names(self.model)) | self._ownership.used_here(self.model)
-        part: Any = OrderedDict((name, value) for name, value in state.items() if name in wanted)
+        part: Any = OrderedDict(
+            (name, sharded_like(value, full[name]) if isinstance(value, Tensor) else value)
+            for name, value in state.items()
+            if name in wanted
+        )
         part._metadata = getattr(state, "_metadata", None)  # versions of the modules
         self.model.load_state_dict(part, strict=False)
         return nn.modules.module._IncompatibleKeys(missing, unknown)
@@ -114,33 +120,38 @@ class RankPart(ModelPart):
     ) -> Tensor:
         """Clip the gradients of this rank by the norm over all ranks; return the norm, equal to that of one process."""
 
-        def own() -> dict[str, Any]:
+        def own() -> dict[Any, Any]:
             float(max_norm)
             # Of one gradient each: the sum over all of them is then taken in the order of the model's parameters.
-            norms: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+            norms: dict[tuple[torch.device, torch.dtype], dict[tuple[str, tuple[int, ...]], Tensor]] = {}
             for name, parameter in self.named_parameters():
-                if parameter.grad is not None:
-                    norm = nn.utils.get_total_norm([parameter.grad], norm_type, foreach=foreach)
-                    norms.setdefault((norm.device, norm.dtype), {})[name] = norm
+                if parameter.grad is not None and (shard := local(parameter.grad)).numel():
+                    norm = nn.utils.get_total_norm([shard], norm_type, foreach=foreach)
+                    place = name, shard_place(parameter.grad)
+                    norms.setdefault((norm.device, norm.dtype), {})[place] = norm
             return {  # one wait for each device, not one for each parameter
-                name: scalar_as_plain(norm)
+                place: scalar_as_plain(norm)
                 for alike in norms.values()
-                for name, norm in zip(alike, torch.stack(list(alike.values())).cpu(), strict=True)
+                for place, norm in zip(alike, torch.stack(list(alike.values())).cpu(), strict=True)
             }
 
         norms = self._meet(f"clip_grad_norm_({max_norm}, {norm_type}, {error_if_nonfinite})", own)
-        known = {
-            name: scalar_from_plain(norm) for part in self._ranks.gather(norms) for name, norm in part.items()
-        }
-        ordered = [known[name] for name, _ in self.model.named_parameters() if name in known]
-        total = torch.linalg.vector_norm(torch.stack(ordered), norm_type) if ordered else torch.tensor(0.0)
+        known: dict[str, dict[tuple[int, ...], Tensor]] = {}  # of each parameter, the norms of its shards
+        for (name, place), norm in (pair for part in self._ranks.gather(norms) for pair in part.items()):
+            known.setdefault(name, {})[place] = scalar_from_plain(norm)
+        ordered = [
+            shards[()] if () in shards else _joined([shards[place] for place in sorted(shards)], norm_type)
+            for name, _ in self.model.named_parameters()
+            if (shards := known.get(name))
+        ]
+        total = _joined(ordered, norm_type) if ordered else torch.tensor(0.0)
         if error_if_nonfinite and not total.isfinite():
             raise RuntimeError(
                 f"the total norm of order {norm_type} of all gradients is not finite, so they cannot be clipped; pass "
                 "error_if_nonfinite=False to scale them anyway"
             )
         nn.utils.clip_grads_with_norm_(
-            [parameter for _, parameter in self.named_parameters()], max_norm, total, foreach
+            [local_leaf(parameter) for _, parameter in self.named_parameters()], max_norm, total, foreach
         )
         return total
 
@@ -154,7 +165,7 @@ class RankPart(ModelPart):
         for tensor, ranks in self._ownership.shared.items():
             alike.setdefault(tuple(ranks), []).append(tensor)
         for ranks, tensors in alike.items():
-            broadcast_tensors(self._ranks, tensors, ranks[0])
+            broadcast_tensors(self._ranks, tensors, ranks[0])  # of all lanes
 
     def share_written(self) -> None:
         """Copy buffers of layers that train, such as BatchNorm statistics, from the first replica to all."""
@@ -162,7 +173,7 @@ class RankPart(ModelPart):
             training = [
                 one for module in self.model.modules() if module.training for one in module.buffers(False)
             ]
-            written = [buffer for buffer in dict.fromkeys(training) if self._ownership.is_mine(buffer)]
+            written = [local(one) for one in dict.fromkeys(training) if self._ownership.is_mine(one)]
             broadcast_tensors(self._ranks, written, self._source(), self._replicas)
 
     def _source(self) -> int:
@@ -170,8 +181,15 @@ class RankPart(ModelPart):
         return dist.get_process_group_ranks(self._replicas)[0]
 
     def _copy_first(self) -> None:
-        """Give further replicas all parameters and buffers of the first."""
+        """Give further replicas all parameters and buffers of the first, but those that are sharded over replicas."""
         if self._replicas is not None:
             tensors = [*self.model.parameters(), *self.model.buffers()]
-            mine = [tensor for tensor in tensors if self._ownership.is_mine(tensor)]
+            mine = [
+                local(one) for one in tensors if self._ownership.is_mine(one) and "dp" not in mesh_names(one)
+            ]
             broadcast_tensors(self._ranks, mine, self._source(), self._replicas)
+
+
+def _joined(norms: Sequence[Tensor], norm_type: float) -> Tensor:
+    """Return the norm of the norms of parts."""
+    return torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)

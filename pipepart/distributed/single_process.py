@@ -13,6 +13,7 @@ from ..data.split import MicroBatches
 from ..planning import Plan
 from ..ranks import Ranks
 from ..runtime.sinks import BeforeBackward
+from ..runtime.stage import Stage
 from ..runtime.step import Step
 from ..runtime.step_gradients import StepGradients, scaled
 from ..runtime.transport.links import Links
@@ -65,6 +66,7 @@ class SingleProcess:
         chain: the layers of the model.
 
     Attributes:
+        plan: with the devices that this process drives, where a device of the plan is a group of several.
         part: of the model, that this process has.
         stages: of this process; None for all.
         replica: of the model, that this process has stages of; None for all.
@@ -80,10 +82,11 @@ class SingleProcess:
     shares_out: bool = False
 
     def __init__(self, plan: Plan, chain: Chain) -> None:
+        self.plan = plan
         self.part = ModelPart(chain.model)
         self.has_whole = True
 
-    def connect(self) -> None:
+    def connect(self, stages: Sequence[Stage]) -> None:
         """Called after the pipeline is constructed."""
 
     def begin(self, call: Call) -> Agreed:

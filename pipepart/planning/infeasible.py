@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..units import counted, format_bytes
+from .costs.layer_ranges import static_bytes
 from .plans.plan import Plan
 from .request import Request
 
@@ -31,10 +32,8 @@ def exceeds_memory(request: Request) -> bool:
     limits = [device.memory_bytes for device in request.cluster.devices]
     room = [limit for limit in limits if limit is not None]
     profile = request.profile
-    layers = [
-        info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
-        for info in profile.layers
-    ]
+    shards = max(request.replicas) if request.asked.shard else 1
+    layers = [static_bytes(info, profile.optimizer_bytes(info), shards) for info in profile.layers]
     return len(room) == len(limits) and (max(layers) > max(room) or sum(layers) > sum(room))
 
 
@@ -46,7 +45,7 @@ def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:
         least_deficit: lower bound of the deficit of every cut, in bytes; None if unknown.
     """
     needs = nearest.device_bytes()
-    limits = {device.name: device.memory_bytes for device in nearest.cluster.devices}
+    limits = {device.name: device.memory_bytes for device in nearest.groups.devices}
     deficits = {name: need - limit for name, need in needs.items() if (limit := limits[name]) is not None}
     name = max(deficits, key=lambda name: deficits[name])
     stages = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from schedules.searching.clock import Clock
 
@@ -14,6 +14,7 @@ from ..input_error import InputError
 from ..profiling import Profile
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
+from .costs.step_bound import bound_on_cluster
 from .infeasible import Infeasible, exceeds_memory
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
@@ -29,7 +30,7 @@ _IMPROVING_SECONDS = 1.0  # time to plan changes that may give a shorter step
 
 
 def plan(
-    profile: Profile,
+    profile: Profile | Sequence[Profile],
     cluster: Cluster,
     *,
     schedule: str = "auto",
@@ -39,7 +40,7 @@ def plan(
     stages: int | Literal["auto"] = "auto",
     chunks: int | None = None,
     replicas: int | Literal["auto"] = 1,
-    tensor: int = 1,
+    tensor: int | Literal["auto"] = 1,
     shard: bool = False,
     colocate: Sequence[Collection[str]] = (),
     cut_before: Sequence[str] | None = None,
@@ -66,7 +67,7 @@ def plan(
     per device (``interleaved-1f1b``, ``zb-v``, ...) minimise the simulated step directly.
 
     Args:
-        profile: measured costs of the layers.
+        profile: measured costs of the layers; for ``tensor="auto"`` several profiles, one for each number to try.
         cluster: the devices. If orders of devices are equally fast, the order of the cluster is kept. Devices that
             would not shorten the step are not used.
         schedule: a schedule name; ``"auto"`` for the fastest schedule; or ``"search"`` for the fastest schedule, whose
@@ -85,9 +86,13 @@ def plan(
             for a model with a BatchNorm in training, as replicas would have different statistics.
         tensor: number of devices that share the layers of each stage, by ``Pipeline(..., parallelize=f)`` under
             torchrun. Each group of so many consecutive devices is planned as one device, with the name of its first
-            member; its members must be alike. A device of the plan is then such a group, also for ``replicas``.
+            member; its members must be alike. A device of the plan is then such a group, also for ``replicas``. The
+            costs of one of the devices are in a profile of ``pipepart.profile(..., parallelize=f, tensor=n)``; those of
+            another profile are taken for whole layers, without collectives. ``"auto"`` for the fastest of several
+            profiles. If groups have different speeds, collectives of the slower ones are priced too long.
         shard: shard the parameters of each stage over its replicas, by ``Pipeline(..., parallelize=f)`` with
-            ``fully_shard`` under torchrun. Needs two replicas at least.
+            ``fully_shard`` under torchrun. Needs two replicas at least. During the step each replica has all parameters
+            and gradients of the stage besides its shard of the parameters and of the optimizer state.
         colocate: groups of layers that stay in one stage.
         cut_before: first layer of each stage from the second on; defines the whole cut.
         allow_split_ties: allow layers that share a parameter to be in different stages if cuts that keep them together
@@ -118,7 +123,6 @@ def plan(
         stages=stages,
         chunks=chunks,
         replicas=replicas,
-        tensor=tensor,
         shard=shard,
         colocate=in_order(colocate),
         cut_before=in_order(cut_before),
@@ -127,22 +131,71 @@ def plan(
         compress=compress,
         seconds=seconds,
     )
-    check_arguments(profile, cluster, options)
-    cluster = compress_links(cluster, options.compress, profile)
+    requests = _requests(profile, cluster, options, tensor)
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
-    request = read_request(profile, cluster, options)
-    fastest = _fastest(profile, request, clock)
+    fastest: Plan | None = None
+    for number, request in enumerate(requests):
+        if fastest is None or _bound(request) < _step(fastest):
+            left = len(requests) - number
+            found = _fastest(request.measured, request, clock if left == 1 else clock.part(1 / left))
+            if found is not None and (fastest is None or _step(found) < _step(fastest)):
+                fastest = found
     if fastest is not None:
         return fastest
     explaining = EXPLAINING_SHARE * limit
     clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
+    request = max(requests, key=lambda each: each.asked.tensor)  # needs the least memory
     nearest = _nearest(request, clock)
     if nearest.plan is not None and nearest.plan.fits:
         # The cut search overestimates memory, as it bounds many cuts at once.
-        return _with_measured(profile, nearest.plan)
-    suggestions = Changes(profile, cluster, options, _planned, clock).that_fit(nearest)
-    raise InfeasiblePlanError(nearest, suggestions, out_of_time=clock.cut_short)
+        return _with_measured(request.measured, nearest.plan)
+    changes = Changes(request.measured, request.all_devices, request.asked, _planned, clock)
+    raise InfeasiblePlanError(nearest, changes.that_fit(nearest), out_of_time=clock.cut_short)
+
+
+def _requests(
+    profile: Profile | Sequence[Profile],
+    cluster: Cluster,
+    options: PlanOptions,
+    tensor: int | Literal["auto"],
+) -> list[Request]:
+    """Return the request for each number of devices that may share a stage, the one with the lowest bound first.
+
+    Raises:
+        TypeError, ValueError: as :func:`plan` does.
+    """
+    if tensor != "auto":
+        return [_request(profile, cluster, replace(options, tensor=tensor))]
+    profiles = [profile] if isinstance(profile, Profile) else list(profile)
+    requests: list[Request] = []
+    refused: InputError | None = None
+    for each in profiles:
+        try:
+            requests.append(_request(each, cluster, replace(options, tensor=each.tensor)))
+        except InputError as error:  # this number makes no groups that the request can have
+            refused = refused or error
+    if not requests:
+        raise refused or InputError('tensor="auto" chooses from several profiles, got none')
+    return sorted(requests, key=_bound) if len(requests) > 1 else requests
+
+
+def _request(profile: Any, cluster: Cluster, options: PlanOptions) -> Request:
+    check_arguments(profile, cluster, options)
+    return read_request(profile, compress_links(cluster, options.compress, profile), options)
+
+
+def _step(plan: Plan) -> float:
+    return plan.predicted.step_seconds
+
+
+def _bound(request: Request) -> float:
+    """Return a lower bound in seconds of the step of every plan of a request."""
+    return min(
+        bound_on_cluster(request.measured, request.all_devices, count, replicas, request.asked.tensor)
+        for count in request.micro_batches
+        for replicas in request.replicas
+    )
 
 
 def shorter_steps(plan: Plan, edited: bool) -> list[Suggestion]:

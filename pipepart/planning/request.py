@@ -190,6 +190,11 @@ def check_arguments(profile: object, cluster: object, options: PlanOptions) -> N
             f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
         )
     check_options(options, cluster)
+    if profile.tensor not in (1, options.tensor):
+        raise InputError(
+            f"the profile has what one of {profile.tensor} processes has of each layer: plan with "
+            f"tensor={profile.tensor}, got tensor={options.tensor}"
+        )
 
 
 def check_options(options: PlanOptions, cluster: Cluster) -> None:

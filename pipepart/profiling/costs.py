@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from ..document import ByteCount, Seconds, Value
+
+CollectiveKind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast"]
 
 
 class Timing(Value):
@@ -56,6 +60,20 @@ class Overhead(Value):
         return max(beside, 1e-3) * (1.0 if self.cores is None else max(1.0, devices * threads / self.cores))
 
 
+class Collective(Value):
+    """Equal collectives among the processes that share a layer, in the forward or the backward of one micro-batch.
+
+    Attributes:
+        kind: what they do.
+        bytes: size of the larger one of input and output, in each process.
+        count: number of them.
+    """
+
+    kind: CollectiveKind
+    bytes: ByteCount
+    count: int = Field(default=1, ge=1)
+
+
 class LayerCost(Value):
     """Seconds and bytes of a layer for one micro-batch.
 
@@ -76,6 +94,8 @@ class LayerCost(Value):
         deferred_bytes: memory held from I to W: inputs of the operations on weights, and their output gradients.
         slowdown: factor by which the layer is slower while the other devices of a CPU compute. The seconds do not
             include it.
+        forward_collectives, backward_collectives: collectives of a layer that several processes share. The seconds do
+            not include them.
     """
 
     forward: Timing = Timing()
@@ -92,6 +112,8 @@ class LayerCost(Value):
     weight_workspace_bytes: ByteCount | None = None
     deferred_bytes: ByteCount = 0
     slowdown: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    forward_collectives: tuple[Collective, ...] = ()
+    backward_collectives: tuple[Collective, ...] = ()
 
     @property
     def backward_seconds(self) -> float:

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from ..autograd import graph_cut
-from ..autograd.dispatch_mode import DispatchMode
+from ..autograd.dispatch_mode import DispatchMode, on_shards
 from ..autograd.sparse import dense_tensors
 from ..autograd.split_backward import WeightGradients
 from .costs import Timing
 from .layer_pass import LayerPass, Observer
+from .memory import collective_kind
 from .roofline import Roofline, Work
 from .timing import LayerTimes
 
@@ -75,6 +76,8 @@ class WorkOfLayers(DispatchMode, Observer):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if on_shards(types):
+            return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         work = work_of(func, args, kwargs, result)
@@ -105,7 +108,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     matrix products. Each tensor is read or written once. An expanded tensor counts the bytes of its storage.
     """
     name = func.overloadpacket.__name__
-    if name in _ALLOCATES:
+    if name in _ALLOCATES or collective_kind(func) is not None:
         return None
     inputs, outputs = dense_tensors((args, kwargs)), dense_tensors(result)
     if not func._schema.is_mutable and _is_view(inputs, outputs):

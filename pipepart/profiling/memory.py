@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..autograd import graph_cut
-from ..autograd.dispatch_mode import DispatchMode
-from ..autograd.sparse import dense_parts, dense_tensors
+from ..autograd.dispatch_mode import DispatchMode, on_shards
+from ..autograd.own_copy import tensors as tensors_of
+from ..autograd.sparse import bytes_of, dense_parts, dense_tensors
 from ..autograd.split_backward import WeightGradients
 from ..capture import TensorSpec, tensor_specs, used_by
-from .costs import SavedTensor
+from .costs import Collective, CollectiveKind, SavedTensor
 from .layer_pass import LayerPass, Observer
 
 
@@ -33,6 +35,8 @@ class LayerBytes:
     input_workspace_bytes: int = 0
     weight_workspace_bytes: int = 0
     deferred_bytes: int = 0
+    forward_collectives: tuple[Collective, ...] = ()
+    backward_collectives: tuple[Collective, ...] = ()
 
 
 @dataclass
@@ -73,10 +77,17 @@ class Allocations(DispatchMode):
         """Set ``start`` and ``peak`` to the bytes allocated now."""
         self.start = self.peak = self.allocated
 
+    def collective(self, kind: CollectiveKind, size: int) -> None:
+        """Called after a collective, with the bytes of the larger one of its input and output."""
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if on_shards(types):
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if (kind := collective_kind(func)) is not None:
+            self.collective(kind, max(map(bytes_of, (result, *args))))
         for tensor in dense_tensors(result):
             storage = tensor.untyped_storage()
             if storage._cdata in self.ignored or hasattr(storage, "_pipepart_token"):
@@ -136,6 +147,7 @@ class MemoryCount(Allocations, Observer):
         self._is_split = False  # whether the running pass has a split backward
         self._pieces: list[_Piece] = []
         self._by_address: dict[int, _Piece] = {}
+        self._collectives: Counter[tuple[CollectiveKind, int]] = Counter()  # of the running part
         self._known: frozenset[int] = frozenset()  # addresses in use before the current forward
         self._passed: list[_Piece] = []
         self._packed: list[weakref.ref[_Saved]] = []
@@ -161,6 +173,11 @@ class MemoryCount(Allocations, Observer):
         self._first = first
         self._by_address.clear()
         self._is_split = False
+        if any(hasattr(parameter, "_local_tensor") for parameter in model.parameters()):
+            # The first operation on DTensors of a kind also runs on fake tensors, to find how its result is sharded.
+            with self, saved_tensors_hooks(self._pack, _Saved.unpack):
+                for split in (False, True):
+                    part.run(value, Observer(), split=split)
         with self, saved_tensors_hooks(self._pack, _Saved.unpack):
             part.run(value, self)
         self._is_split = True
@@ -220,6 +237,7 @@ class MemoryCount(Allocations, Observer):
                 self._piece(tensor).used_by.add(index)
         self._in_forward = True
         self._known = frozenset(self._by_address)
+        self._collectives.clear()
         self.mark()
 
     def forward_ends(self, index: int, output: Any) -> None:
@@ -232,7 +250,7 @@ class MemoryCount(Allocations, Observer):
         cost = self._costs[index]
         if index <= self._last:
             cost.output_bytes = sum(tensor.nbytes for tensor in tensors)
-            cost.output_gradient_bytes = sum(tensor.nbytes for tensor in tensors if tensor.requires_grad)
+            cost.output_gradient_bytes = bytes_of([one for one in tensors_of(output) if one.requires_grad])
             self._specs[index] = tensor_specs(output)
         newly_saved = 0  # bytes allocated in this forward and saved
         for saved in filter(None, (reference() for reference in self._packed)):
@@ -245,8 +263,10 @@ class MemoryCount(Allocations, Observer):
                     piece.saved_by.add(index)
         self._packed.clear()
         cost.forward_workspace_bytes = max(self.peak - self.start - newly_saved, 0)
+        cost.forward_collectives = self._counted()
 
     def backward_starts(self, index: int, gradients: graph_cut.Gradients) -> None:
+        self._collectives.clear()
         self.mark()
 
     def input_gradients_done(self, index: int, deferred: WeightGradients | None) -> None:
@@ -268,6 +288,17 @@ class MemoryCount(Allocations, Observer):
             cost.weight_workspace_bytes = workspace
         else:
             cost.workspace_bytes = workspace
+            cost.backward_collectives = self._counted()
+
+    def collective(self, kind: CollectiveKind, size: int) -> None:
+        self._collectives[kind, size] += 1
+
+    def _counted(self) -> tuple[Collective, ...]:
+        """Return the collectives of the running forward or backward."""
+        return tuple(
+            Collective(kind=kind, bytes=size, count=count)
+            for (kind, size), count in self._collectives.items()
+        )
 
     def _pack(self, tensor: Tensor) -> _Saved:
         """Wrap a tensor that autograd saves. The wrapper is freed if the forward drops its graph."""
@@ -295,6 +326,23 @@ class _Saved:
 
     def unpack(self) -> Tensor:
         return self.tensor
+
+
+_COLLECTIVES: Mapping[str, CollectiveKind] = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "broadcast": "broadcast",
+}
+
+
+def collective_kind(func: Any) -> CollectiveKind | None:
+    """Return the kind of a collective; None for any other operation."""
+    if func.namespace not in ("_c10d_functional", "c10d"):
+        return None
+    name = func.overloadpacket.__name__.replace("_", "")
+    return next((kind for part, kind in _COLLECTIVES.items() if name.startswith(part)), None)
 
 
 def _count_loss_in(last: LayerBytes, loss: LayerBytes) -> None:

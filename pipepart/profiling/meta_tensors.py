@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..autograd.dispatch_mode import DispatchMode
+from ..autograd.dispatch_mode import DispatchMode, on_shards
 from ..autograd.own_copy import tensors
 from ..capture import grouped_product, shadow_parameters
 from ..input_error import InputError
@@ -71,6 +71,8 @@ class MovesToMeta(DispatchMode):
     """Moves the real tensors of an operation to the meta device if it also has meta tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if on_shards(types):
+            return NotImplemented
         kwargs = kwargs or {}
         are_meta = {tensor.is_meta for tensor in tensors((args, kwargs))}
         if len(are_meta) > 1:

@@ -39,6 +39,7 @@ class Profile(Document):
         torch_version: the installed version of torch.
         notes: which modules of a recorded model were opened or left whole, and why; whether times are estimates.
         roofline: the roofline that times were estimated from; None if they were measured.
+        tensor: number of processes that share the layers: all costs are those of one process. 1 for whole layers.
         overhead: runtime overhead on this machine's CPU. A plan counts it in the seconds of its stages, devices and
             links.
     """
@@ -57,6 +58,7 @@ class Profile(Document):
     torch_version: str
     notes: tuple[str, ...] = ()
     roofline: Roofline | None = None
+    tensor: int = Field(default=1, ge=1)
     overhead: Overhead = Overhead()
 
     @model_validator(mode="after")

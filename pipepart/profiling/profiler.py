@@ -7,6 +7,8 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 
 from ..capture import (
     Chain,
+    LayerInfo,
     Live,
     RecordedChain,
     TensorSpec,
@@ -25,11 +28,13 @@ from ..capture import (
 )
 from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
+from ..data.recorded import entered
 from ..data.split import Splitter, least_samples, micro_batches_of
 from ..input_error import InputError, InputTypeError
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
 from .costs import Costs, LayerCost, LiveValue, Overhead
+from .inside_stage import Parallelize, copied_for, parallelize_layers
 from .measuring import Measured, Task, measure_sizes
 from .meta_tensors import META, refuse_autocast
 from .profile_document import Profile, check_optimizer
@@ -60,6 +65,8 @@ def profile(
     progress: bool | None = None,
     measure: bool = True,
     roofline: Roofline | None = None,
+    parallelize: Parallelize | None = None,
+    tensor: int = 1,
 ) -> Profile:
     """Measure the time and memory of each layer of ``model`` on micro-batches of ``sample``.
 
@@ -94,6 +101,10 @@ def profile(
         measure: if False, no layer runs: bytes are counted on the meta device, seconds are estimated. The model may be
             on the meta device, and so may the sample if the model does not read its values.
         roofline: with ``measure=False``, the speed of the device to estimate for.
+        parallelize: the function of ``Pipeline(..., parallelize=f)``, to profile what one process has of each layer. It
+            is called on a copy of the model, with all layers and a mesh whose dimension "dp" has size 1, under torch's
+            fake process group: collectives take no time, and :func:`pipepart.plan` prices their bytes on the links.
+        tensor: size of the mesh's dimension "tp": the number of processes that share each layer.
 
     Raises:
         TypeError, CaptureError: ``model`` does not take ``sample``, or cannot be recorded.
@@ -101,11 +112,49 @@ def profile(
             not a scalar.
         Exception: whatever a layer raises, with a note that names the layer.
     """
+    alone = parallelize is None and tensor == 1
+    with nullcontext(model) if alone else copied_for(model, tensor) as own:
+        return _profile(
+            chain_of(own, layers=layers, verify="first" if alone else "never", split_loss=loss_fn is None),
+            sample,
+            loss_fn,
+            target,
+            micro_batches,
+            split,
+            optimizer,
+            device,
+            devices,
+            threads,
+            seconds,
+            progress,
+            measure,
+            roofline,
+            None if alone else partial(parallelize_layers, parallelize=parallelize, tensor=tensor),
+        ).model_copy(update={"tensor": tensor})
+
+
+def _profile(
+    layered: Chain,
+    sample: Any,
+    loss_fn: LossFunction | None,
+    target: Any,
+    micro_batches: int | Sequence[int],
+    split: Splitter | None,
+    optimizer: str,
+    device: torch.device | str | None,
+    devices: int,
+    threads: int | None,
+    seconds: float,
+    progress: bool | None,
+    measure: bool,
+    roofline: Roofline | None,
+    share_out: Callable[[Chain], None] | None,
+) -> Profile:
+    """Measure the layers of a chain. Arguments as for :func:`profile`; ``share_out`` parallelizes the layers."""
     counts = _counts(micro_batches)
     if devices < 1 or seconds < 0:
         raise InputError(f"devices must be at least 1 and seconds at least 0, got {devices} and {seconds}")
     optimizer = check_optimizer(optimizer)
-    layered = chain_of(model, layers=layers, split_loss=loss_fn is None)
     model = layered.model
     arguments = Arguments.of(sample)
     check_arguments(*layered.entrance, arguments, target)
@@ -126,7 +175,7 @@ def profile(
         warnings.warn(
             "the model is in evaluation mode and was profiled in training mode: its costs are those of training. "
             "Call model.train() before to say so yourself",
-            stacklevel=2,
+            stacklevel=3,
         )
 
     stop = threading.Event()
@@ -135,7 +184,7 @@ def profile(
         threads = None  # estimates do not depend on it
     task = Task(layered, loss_fn, device, one_at_a_time, roofline, threads, devices, seconds, stop)
 
-    def work() -> list[Measured]:
+    def work() -> tuple[list[Measured], list[LayerInfo]]:
         with (
             task.running(),
             modes.autocasting(),
@@ -143,22 +192,25 @@ def profile(
         ):
             if not model.training:
                 model.train()
+            sizes = [micro_batches_of(arguments.input, target, count, split) for count in counts]
+            if share_out is not None:
+                for parts in sizes:
+                    entered(layered, parts)  # records the model as it is without other processes
+                share_out(layered)
             results: list[Measured] = []
-            for count in counts:
-                parts = micro_batches_of(arguments.input, target, count, split)
+            for parts in sizes:
                 results.append(
                     measure_sizes(task, parts, lambda done: tick((len(results) + done) / len(counts)))
                 )
-            return results
+            return results, describe(layered, results[0].memory.outputs)
 
-    measured = _on_own_thread(work, stop, device, threads)
-    outputs = measured[0].memory.outputs
+    measured, infos = _on_own_thread(work, stop, device, threads)
     return Profile(
         model=type(model).__name__,
         batch=batch,
         inputs=tensor_specs(measured[0].part.value),
-        outputs=outputs[-1],
-        layers=tuple(describe(layered, outputs)),
+        outputs=measured[0].memory.outputs[-1],
+        layers=tuple(infos),
         costs=tuple(_costs(*pair) for pair in zip(counts, measured, strict=True)),
         writes_statistics=tuple(name for name, layer in layered.layers if _writes_statistics(layer)),
         optimizer=optimizer,

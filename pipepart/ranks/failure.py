@@ -8,8 +8,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 _OF_THE_CPU = "can't allocate memory"  # in the RuntimeError that torch raises there
+_BROKEN = ("/gloo/", "pair closure", "Connection closed by peer")  # in what gloo raises
 _NOTE = "pipepart: "  # begins our notes: stage, layer, micro-batch
 T = TypeVar("T")
 
@@ -29,6 +31,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OF_THE_CPU in str(error)
+
+
+def broke(error: BaseException) -> bool:
+    """Return True for an error of torch.distributed that says that a connection to another rank broke."""
+    if isinstance(error, dist.DistError):
+        return True
+    if not isinstance(error, RuntimeError) or isinstance(error, RankError):
+        return False
+    return any(text in str(error) for text in _BROKEN)
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:

@@ -15,9 +15,9 @@ _LONGEST = timedelta(days=30)  # PeerWatch finds lost ranks, not the timeout of 
 Edge = tuple[int, int]  # the rank that sends, and the one that receives
 
 
-def own_group(rank: int, rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make a gloo group for each row of ranks, and return the group of ``rank``. All ranks call this."""
-    made = [dist.new_group(list(row), backend="gloo", timeout=_LONGEST) for row in rows]
+def own_group(rank: int, rows: Sequence[Sequence[int]], backend: str = "gloo") -> dist.ProcessGroup:
+    """Make a group for each row of ranks, and return the group of ``rank``. All ranks call this."""
+    made = [dist.new_group(list(row), backend=backend, timeout=_LONGEST) for row in rows]
     found: Any = next(group for group, row in zip(made, rows, strict=True) if rank in row)
     return found
 

@@ -26,7 +26,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from .failure import RankError, has_closed, is_lost, is_out_of_memory, remote_exception, serialize_exception
+from .failure import (
+    RankError,
+    broke,
+    has_closed,
+    is_lost,
+    is_out_of_memory,
+    remote_exception,
+    serialize_exception,
+)
 from .groups import Edge, destroy, groups_of_pairs, own_group
 from .log import Channel, Message, MessageLog
 from .status import RankStatus, timeout_error
@@ -78,6 +86,8 @@ class Ranks:
         self._since = time.monotonic()
         self._left: dict[int, Message] = {}
         self._groups: list[dist.ProcessGroup] = []
+        self._lasting: list[dist.ProcessGroup] = []  # not ended with the pipeline
+        self._adopted: Callable[[], list[dist.ProcessGroup]] = list
         self._exchanges = 0
         self._values: list[Any] = []  # of the last exchange
         self._exchanged: Done = SimpleQueue()
@@ -92,18 +102,46 @@ class Ranks:
         self._control = self.groups[0]  # collectives run between steps, when no messages are on their way
         self.exchange(None)  # no rank goes on, and may fail alone, while others are still here
 
-    def new_group(self, rows: Sequence[Sequence[int]] = ()) -> dist.ProcessGroup:
-        """Return a new gloo group, whose waits end when a rank fails. All ranks call this.
+    def new_group(
+        self, rows: Sequence[Sequence[int]] = (), backend: str = "gloo", lasting: bool = False
+    ) -> dist.ProcessGroup:
+        """Return a new group, whose waits end when a rank fails. All ranks call this.
 
         Args:
             rows: the ranks of each group of which this rank gets its own; none for one of all ranks.
+            backend: of torch.distributed.
+            lasting: whether the group can be used after the pipeline is closed.
 
         Raises:
             RankError: as :meth:`gather`.
         """
-        made = self._apart(partial(own_group, self.rank, rows or [range(self.size)]), None)
-        self._groups.append(made)
+        made = self._apart(partial(own_group, self.rank, rows or [range(self.size)], backend), None)
+        (self._lasting if lasting else self._groups).append(made)
         return made
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Within the block, the caller's code may make groups: a failure of another rank ends waits in these, too.
+
+        The block runs on the caller's thread.
+
+        Raises:
+            RankError: another rank has failed, or a connection broke.
+        """
+        known = set(_all_groups())
+        self._adopted = lambda: [group for group in _all_groups() if group not in known]
+        try:
+            self.check()
+            yield
+        except BaseException as error:
+            found = self.lost(error) if broke(error) else error
+            self.tell(found)
+            if found is error:
+                raise
+            raise found from None
+        finally:
+            self._lasting += self._adopted()
+            self._adopted = list
 
     def connect(
         self, rounds: Sequence[Sequence[Edge]], backend: str, device: torch.device
@@ -317,7 +355,7 @@ class Ranks:
             self._abort()
 
     def _abort(self) -> None:
-        for group in list(self._groups):
+        for group in (*self._groups, *self._lasting, *self._adopted()):
             break_connections(group)
 
     def _apart(self, collective: Callable[[], T], timeout: float | None, of_all: bool = True) -> T:
@@ -384,6 +422,10 @@ class Ranks:
 def join_ranks(timeout: float | None = None) -> Ranks | None:
     """Return the ranks of a new pipeline; None in one process. Initializes torch.distributed if nobody has."""
     return Ranks(initialize(), timeout) if under_torchrun() else None
+
+
+def _all_groups() -> list[dist.ProcessGroup]:
+    return list(dist.distributed_c10d._world.pg_map)
 
 
 def _heard(this: weakref.ref[Ranks], message: Message) -> None:

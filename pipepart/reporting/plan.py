@@ -72,6 +72,7 @@ def plan_summary(plan: Plan) -> Group:
         lines.append(("asynchronous", "weights change within the step: not the numbers of plain training"))
     if plan.compressed:
         lines.append(("compressed", plan.compressed))
+    lines += [("inside", text) for text in plan.inside]
     lines += [("queue", text) for text in plan.queues]
     if unused:
         lines.append(("unused", few(unused, _MOST_NAMES)))

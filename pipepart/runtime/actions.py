@@ -181,7 +181,7 @@ class StageActions:
         if exchange.reductions is not None:
             worker = exchange.schedule.device_of[stage]
             exchange.awaiting[worker] = Kind.REDUCE_GRAD, stage, 0
-            exchange.reductions.add_up(worker, run.stage.shared.own_parameters())
+            exchange.reductions.add_up(worker, run.stage.shared)
             exchange.awaiting[worker] = None
         elif not run.stage.replica:
             others = range(stage + apart, exchange.schedule.stages, apart)

@@ -149,6 +149,7 @@ class Step:
                 transport, schedule, links, table, self._follower, inputs, self.fail, self.awaiting
             )
             exchange.reductions = self._reductions
+            around += [] if self._reductions is None else [self._reductions.around]
         if recorder is not None:
             transport = RecordedTransport(transport, schedule, recorder)
             around.append(recorder.timed)
@@ -176,7 +177,7 @@ class Step:
         """Before the step, on the caller's thread."""
         if self._reductions is not None and Kind.REDUCE_GRAD in self._kinds:
             for run in self.runs.values():
-                self._reductions.begin(run.stage.shared.own_parameters())
+                self._reductions.begin(run.stage.shared)
 
     def work(self, worker: int) -> None:
         """Run the actions of one device, on its worker. Does not raise."""
@@ -186,9 +187,9 @@ class Step:
                 try:
                     if self._remote is not None:
                         self._remote.begin(worker)
-                    self._run(
-                        worker, self.schedule.actions[worker], streams.pace(worker) if streams else None
-                    )
+                    pace = streams.pace(worker) if streams else None
+                    with self._reductions.entered() if self._reductions else nullcontext():
+                        self._run(worker, self.schedule.actions[worker], pace)
                     if self._remote is not None:
                         self._remote.end()
                 finally:
@@ -241,10 +242,11 @@ class Step:
             if self._remote is not None:
                 for worker in self.here:
                     self._remote.begin(worker)
-            for action in self._backwards_left():
-                worker = self._worker_of[action.stage]
-                with streams.entered(worker) if streams else nullcontext():
-                    self._run(worker, [action])
+            with self._reductions.entered() if self._reductions else nullcontext():
+                for action in self._backwards_left():
+                    worker = self._worker_of[action.stage]
+                    with streams.entered(worker) if streams else nullcontext():
+                        self._run(worker, [action])
             if self._remote is not None:
                 with streams.entered(self.here[0]) if streams else nullcontext():
                     self._remote.end()

@@ -90,10 +90,10 @@ def test_a_cache_is_refused_with_the_words_to_write():
 
 
 @pytest.mark.parametrize("name", quick(["llama"], ["llama", "gpt2", "t5"]))
-def test_the_default_cache_is_left_out_in_training_and_that_is_said_once(name):
+def test_the_default_cache_is_left_out_and_that_is_said_once(name):
     (model, sample), (plain, _) = build(name), build(name)
     model.config.use_cache = True
-    with pytest.warns(UserWarning, match=r"config\.use_cache of .* is taken as False in training") as said:
+    with pytest.warns(UserWarning, match=r"config\.use_cache of .* is taken as False") as said:
         pipe = piped(model, sample)
     with pipe:
         loss = pipe.step(**sample)
@@ -101,6 +101,24 @@ def test_the_default_cache_is_left_out_in_training_and_that_is_said_once(name):
     assert model.config.use_cache is True
     torch.testing.assert_close(loss, plainly(plain, sample))
     assert differing(model, plain) == []
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_text_is_continued_through_the_stages_as_by_generate(name):
+    """The ids have their final length from the start, so that the model is recorded once."""
+    model, sample = build(name)
+    model.config.use_cache = True  # the default of transformers
+    ids = sample["input_ids"][:, :3]
+    wanted = copy.deepcopy(model).eval().generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    with pytest.warns(UserWarning, match="is taken as False"):
+        pipe = piped(model, sample)
+    with pipe, torch.no_grad():
+        pipe.eval()
+        found = torch.nn.functional.pad(ids, (0, 4))
+        for n in range(3, 7):
+            found[:, n] = pipe(input_ids=found).logits[:, n - 1].argmax(-1)
+        assert torch.isfinite(pipe.evaluate(input_ids=found, labels=found))
+    assert torch.equal(found, wanted)
 
 
 def test_a_target_beside_the_models_own_loss_is_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import torch
 from pipepart import Pipeline
 from pipepart.ranks import under_torchrun
 from tests.distributed.cases.layers import cut_of_varying_shapes
-from tests.distributed.training import adam, drawn_batches, gradients, rank, small
+from tests.distributed.training import drawn_batches, gradients, rank, small, trained
 from tests.support.ranks import assert_as_in_one_process, ranks
 
 X, Y = drawn_batches([6])[0]
@@ -26,19 +26,15 @@ class Wrong(NamedTuple):
     forwards: int = 0
 
 
-def _wrong_argument(pipe: Pipeline, rank: int) -> Any:
-    more: dict[str, Any] = {"unknown": X[:2]} if rank == 1 else {}
-    return pipe.step(X, target=Y, **more)
+def step(own: Callable[[int], dict[str, Any]]) -> Callable[[Pipeline, int], Any]:
+    """A step with something of its own on a rank: ``x``, ``target``, or further keywords."""
 
+    def call(pipe: Pipeline, rank: int) -> Any:
+        given = {"x": X, "target": Y, **own(rank)}
+        x = given.pop("x")
+        return pipe.step(*([] if x is None else [x]), **given)
 
-def _wrong_state(pipe: Pipeline, rank: int) -> None:
-    """Of another shape on rank 0, for a layer of its own."""
-    state = pipe.full_state_dict()
-    pipe.load_state_dict({**state, next(iter(state)): torch.zeros(1)} if rank == 0 else state)
-
-
-def _wrong_key(pipe: Pipeline, rank: int) -> None:
-    pipe.load_state_dict({**pipe.full_state_dict(), **({"other": X} if rank else {})})
+    return call
 
 
 def _others_go_on(pipe: Pipeline, rank: int) -> None:
@@ -62,32 +58,40 @@ def _written(pipe: Pipeline, rank: int) -> None:
     out.sum().backward()
 
 
+def _load(own: Callable[[dict[str, Any], int], dict[str, Any]]) -> Callable[[Pipeline, int], Any]:
+    def call(pipe: Pipeline, rank: int) -> None:
+        state = pipe.full_state_dict()
+        pipe.load_state_dict({**state, **own(state, rank)})
+
+    return call
+
+
 WRONG: dict[str, Wrong] = {
     "shapes": Wrong(
-        lambda pipe, rank: pipe.step(X[rank:], target=Y[rank:]),
+        step(lambda rank: {"x": X[rank:], "target": Y[rank:]}),
         r"rank 1 was given another mini-batch than rank 0: .*\(5, .* in place of .*\(6, ",
     ),
     "dtype": Wrong(
-        lambda pipe, rank: pipe.step(X.float() if rank == 2 else X, target=Y),
+        step(lambda rank: {"x": X.float() if rank == 2 else X}),
         r"rank 2 was given another mini-batch than rank 0: .*float32.* in place of .*float64",
     ),
     "values": Wrong(
-        lambda pipe, rank: pipe.step(X + rank, target=Y),
+        step(lambda rank: {"x": X + rank}),
         "rank 1 was given another mini-batch than rank 0: it has other values",
     ),
     "target": Wrong(
-        lambda pipe, rank: pipe.step(X, target=Y + rank), "another target than rank 0: it has other values"
+        step(lambda rank: {"target": Y + rank}), "another target than rank 0: it has other values"
     ),
     "last has no target": Wrong(
-        lambda pipe, rank: pipe.step(X, target=None if rank == 2 else Y),
+        step(lambda rank: {"target": None if rank == 2 else Y}),
         "rank 2 runs the last stage and was given no target",
     ),
-    "argument": Wrong(_wrong_argument, "unknown|rank 1 refuses step"),
-    "no tensor": Wrong(
-        lambda pipe, rank: pipe.step("x" if rank == 0 else X, target=Y), "the input must hold a tensor"
+    "argument": Wrong(
+        step(lambda rank: {"unknown": X[:2]} if rank == 1 else {}), "unknown|rank 1 refuses step"
     ),
+    "no tensor": Wrong(step(lambda rank: {"x": X if rank else "x"}), "the input must hold a tensor"),
     "first has none": Wrong(
-        lambda pipe, rank: pipe.step(*([] if rank == 0 else [X]), target=Y),
+        step(lambda rank: {"x": X if rank else None}),
         "rank 0 runs the first stage and was given no mini-batch",
     ),
     "call": Wrong(
@@ -95,18 +99,15 @@ WRONG: dict[str, Wrong] = {
         "rank 1 calls evaluate.*while rank 0 calls step",
     ),
     "options": Wrong(
-        lambda pipe, rank: pipe.step(X, target=Y, return_outputs=rank == 1),
-        "return_outputs=True.*return_outputs=False",
+        step(lambda rank: {"return_outputs": rank == 1}), "return_outputs=True.*return_outputs=False"
     ),
-    "weight": Wrong(
-        lambda pipe, rank: pipe.step(X, target=Y, loss_weight=1 + rank), "loss_weight=2.*loss_weight=1"
-    ),
+    "weight": Wrong(step(lambda rank: {"loss_weight": 1 + rank}), "loss_weight=2.*loss_weight=1"),
     "norm": Wrong(
         lambda pipe, rank: pipe.clip_grad_norm_(1.0 + rank),
         r"rank 1 calls clip_grad_norm_\(2\.0, 2\.0.*while rank 0 calls clip_grad_norm_\(1\.0, 2\.0",
     ),
     "no number": Wrong(
-        lambda pipe, rank: pipe.clip_grad_norm_(cast(Any, "x") if rank else 1.0),
+        lambda pipe, rank: pipe.clip_grad_norm_("x" if rank else 1.0),  # type: ignore[arg-type]
         "could not convert|refuses|calls",
     ),
     "clip": Wrong(
@@ -114,8 +115,14 @@ WRONG: dict[str, Wrong] = {
         "rank 1 calls clip_grad_norm_.*while rank 0 calls step",
     ),
     "mode": Wrong(lambda pipe, rank: pipe.train(rank != 1).step(X, target=Y), "in another mode"),
-    "state": Wrong(_wrong_state, "size mismatch|rank 0 refuses load_state_dict"),
-    "key": Wrong(_wrong_key, "Unexpected key|rank 1 refuses load_state_dict"),
+    "state": Wrong(
+        _load(lambda state, rank: {} if rank else {next(iter(state)): torch.zeros(1)}),
+        "size mismatch|rank 0 refuses load_state_dict",
+    ),
+    "key": Wrong(
+        _load(lambda state, rank: {"other": X} if rank else {}),
+        "Unexpected key|rank 1 refuses load_state_dict",
+    ),
     "backward of one": Wrong(
         _others_go_on, "rank 1 calls evaluate.*while rank 0 calls the backward of the output of call", 1
     ),
@@ -135,12 +142,9 @@ def refused() -> dict[str, Any]:
         for name, wrong in WRONG.items():
             before = gradients(pipe)
             if under_torchrun():
-                try:
+                with pytest.raises((TypeError, ValueError, RuntimeError)) as raised:
                     wrong.call(pipe, rank())
-                except (TypeError, ValueError, RuntimeError) as error:
-                    assert re.search(wrong.message, str(error)), f"{name}: {error}"  # noqa: PT017
-                else:
-                    raise AssertionError(f"{name} was not refused")
+                assert re.search(wrong.message, str(raised.value)), f"{name}: {raised.value}"
                 pipe.train()
             else:
                 for _ in range(wrong.forwards):  # which draw
@@ -155,17 +159,9 @@ def test_what_ranks_do_not_do_alike_is_refused_before_anything_runs():
 
 
 def undeclared() -> str:
-    with cut_of_varying_shapes() as pipe:
-        optimizer = adam(pipe.parameters())
-
-        def train() -> None:
-            for x, y in drawn_batches([9] * 5):
-                pipe.step(x, target=y)
-                optimizer.step()
-
-        with pytest.raises(RuntimeError) as raised:
-            train()
-        return str(raised.value)
+    with pytest.raises(RuntimeError) as raised:
+        trained(cut_of_varying_shapes(), drawn_batches([9] * 5))
+    return str(raised.value)
 
 
 def test_shapes_that_depend_on_values_are_refused_unless_that_is_said():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import pipepart
-from pipepart import Cluster, Plan
-from pipepart.planning import replan
+from pipepart import Cluster, Plan, Profile
+from pipepart.planning import estimate, replan
+from pipepart.profiling.costs import Collective
 
 from .problems import Layer, profile_of
 
@@ -23,7 +25,10 @@ def test_a_device_of_the_plan_is_a_group_of_consecutive_devices():
     assert plan.unused_devices == ()
     memory = plan.predicted.memory_bytes
     assert memory[::2] == memory[1::2]
-    assert "2 consecutive devices share its layers" in str(plan)
+    assert (
+        "each stage is shared by 2 consecutive devices, and planned as if each had the whole layers"
+        in str(plan)
+    )
 
 
 def test_a_device_left_out_takes_its_group_with_it():
@@ -106,3 +111,157 @@ def test_an_edited_plan_is_checked():
     moved = tuple(stage.model_copy(update={"device": "virtual:1"}) for stage in plan.stages[:1])
     with pytest.raises(ValueError, match="is on device 'virtual:1'"):
         Plan(**{**fields, "stages": (*moved, *plan.stages[1:])})
+
+
+def test_sharded_parameters_take_their_memory():
+    """Each replica holds all parameters and gradients during the step, and a shard of parameters and state."""
+    layers = [Layer(parameters=100)] * 4
+    plan = pipepart.plan(
+        profile_of(layers, [3], optimizer="adam"),
+        Cluster.virtual(6),
+        schedule="1f1b",
+        stages=2,
+        replicas=3,
+        shard=True,
+    )
+    each = 100 + 34 + 100 + 67
+    assert [stage.static_bytes for stage in plan.all_stages] == [2 * each] * 6
+    assert all(stage.optimizer_bytes == 2 * 67 for stage in plan.all_stages)
+    assert set(plan.predicted.memory_bytes) == {2 * each}
+
+
+def test_sharded_gradients_are_reduced_and_parameters_gathered_once_a_step():
+    cluster = Cluster.parse(["1GiB"] * 4, link="1MB/s", latency=0.001)
+    profile = profile_of([Layer(parameters=1_000_000)] * 2, [4])
+    plan = pipepart.plan(profile, cluster, schedule="1f1b", stages=1, replicas=4, shard=True)
+    # A stage has 2 MB: each of 4 devices sends 3/4 of it twice, in 6 messages.
+    assert plan.stage_costs().reduce_grad == pytest.approx([2 * 0.75 * 2.0 + 6 * 0.001] * 4)
+
+
+def shared(profile: Profile, tensor: int, forward: list[Collective], backward: list[Collective]) -> Profile:
+    """The profile of one of several processes, whose layers all have these collectives."""
+    of_layers = {"forward_collectives": tuple(forward), "backward_collectives": tuple(backward)}
+    entries = tuple(
+        entry.model_copy(update={"layers": tuple(cost.model_copy(update=of_layers) for cost in entry.layers)})
+        for entry in profile.costs
+    )
+    return profile.model_copy(update={"costs": entries, "tensor": tensor})
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        # Four devices: a quarter of 8 MB takes 2 s, a message 0.25 s.
+        ("all-reduce", 6 * (0.25 + 2.0)),
+        ("all-gather", 3 * (0.25 + 2.0)),
+        ("reduce-scatter", 3 * (0.25 + 2.0)),
+        ("all-to-all", 3 * (0.25 + 2.0)),
+        ("broadcast", 2 * 0.25 + 8.0),
+    ],
+)
+def test_collectives_take_the_seconds_of_the_links(kind: str, seconds: float):
+    cluster = Cluster.parse(["1GiB"] * 8, link="1MB/s", latency=0.25)
+    once = Collective(kind=kind, bytes=8_000_000)  # type: ignore[arg-type]
+    twice = once.model_copy(update={"count": 2})
+    profile = shared(profile_of([Layer(), Layer()], [2]), 4, [once], [twice])
+    plan = pipepart.plan(profile, cluster, tensor=4, schedule="1f1b", stages=2)
+    for stage in plan.stages:
+        assert stage.forward_seconds == pytest.approx(0.5 + seconds)
+        assert stage.backward_input_seconds == pytest.approx(0.5 + 2 * seconds)
+    assert plan.predicted.step_seconds >= plan.step_bound
+    assert plan.profile is not None
+    assert plan.profile.costs == profile.costs  # as measured, so that it can be planned again
+    assert plan.refreshed() == plan
+    (text,) = plan.inside
+    assert text.startswith("each stage is shared by 4 consecutive devices, whose collectives take up to ")
+
+
+def test_small_all_reduces_take_the_latency_of_trees():
+    cluster = Cluster.parse(["1GiB"] * 8, link="1GB/s", latency=0.25)
+    profile = shared(profile_of([Layer()], [2]), 8, [Collective(kind="all-reduce", bytes=8)], [])
+    plan = pipepart.plan(profile, cluster, tensor=8, schedule="1f1b")
+    assert plan.stages[0].forward_seconds == pytest.approx(0.5 + 6 * 0.25)
+
+
+def test_groups_over_hosts_share_the_network():
+    """Two groups of four devices, each on both of two hosts: their rings share the port of each host."""
+    cluster = Cluster.parse(["1GiB"], hosts=4, devices_per_host=2, link="1GB/s", network="2MB/s")
+    profile = shared(
+        profile_of([Layer(), Layer()], [2]), 4, [Collective(kind="all-gather", bytes=8_000_000)], []
+    )
+    plan = pipepart.plan(profile, cluster, tensor=4, schedule="1f1b", stages=2)
+    assert plan.stages[0].forward_seconds == pytest.approx(0.5 + 3 * 2 / 2)
+
+
+def test_a_profile_of_some_processes_is_for_as_many():
+    profile = shared(profile_of([Layer()] * 4, [4]), 2, [], [])
+    with pytest.raises(
+        ValueError, match="one of 2 processes has of each layer: plan with tensor=2, got tensor=4"
+    ):
+        pipepart.plan(profile, Cluster.virtual(4), tensor=4)
+    with pytest.raises(ValueError, match="plan with tensor=2, got tensor=1"):
+        pipepart.plan(profile, Cluster.virtual(4))
+
+
+def halved(layers: list[Layer], tensor: int, size: int) -> Profile:
+    """A profile of layers whose compute and bytes are shared evenly, with an all-reduce of ``size`` bytes each."""
+    parts = [
+        replace(
+            layer,
+            forward=layer.forward / tensor,
+            backward_input=layer.backward_input / tensor,
+            parameters=layer.parameters // tensor,
+        )
+        for layer in layers
+    ]
+    alone = profile_of(parts, [4, 8])
+    return shared(alone, tensor, [Collective(kind="all-reduce", bytes=size)], []) if tensor > 1 else alone
+
+
+@pytest.mark.parametrize("size", [0, 100_000, 100_000_000])
+def test_auto_is_the_fastest_of_the_profiles(size: int):
+    layers = [
+        Layer(forward=4.0, backward_input=8.0, parameters=2**20)
+    ] * 3  # eight devices do not share them evenly
+    profiles = [halved(layers, tensor, size) for tensor in (1, 2, 4, 8)]
+    cluster = Cluster.parse(["1GiB"] * 8, link="1MB/s")
+    alone = [pipepart.plan(one, cluster, tensor=one.tensor, replicas="auto") for one in profiles]
+    plan = pipepart.plan(profiles, cluster, tensor="auto", replicas="auto")
+    assert plan.predicted.step_seconds == min(one.predicted.step_seconds for one in alone)
+    assert plan.constraints.tensor == plan.tensor
+    assert plan.tensor == 1 if size == 100_000_000 else plan.tensor > 1
+
+
+def test_auto_takes_more_processes_where_fewer_do_not_fit():
+    layers = [Layer(parameters=2**20)] * 2  # 8 MiB with gradients and optimizer state
+    profiles = [halved(layers, tensor, 10**9) for tensor in (1, 2)]
+    cluster = Cluster.parse(["3MiB"] * 4, link="1MB/s")
+    plan = pipepart.plan(profiles, cluster, tensor="auto", recompute="never")
+    assert plan.tensor == 2
+    with pytest.raises(pipepart.InfeasiblePlanError, match="is short by"):
+        pipepart.plan(profiles, cluster.with_memory("1MiB"), tensor="auto", seconds=2.0)
+
+
+def test_auto_leaves_out_numbers_that_make_no_groups():
+    profiles = [halved([Layer()] * 4, tensor, 0) for tensor in (1, 2, 4)]
+    plan = pipepart.plan(profiles, Cluster.virtual(6), tensor="auto", replicas=3)
+    assert plan.tensor == 2
+    with pytest.raises(ValueError, match="groups of 4 devices"):
+        pipepart.plan(profiles[2:], Cluster.virtual(6), tensor="auto")
+    with pytest.raises(ValueError, match="chooses from several profiles, got none"):
+        pipepart.plan([], Cluster.virtual(6), tensor="auto")
+
+
+def test_collectives_of_a_size_that_was_not_measured_are_estimated():
+    small, large = (
+        shared(
+            profile_of([Layer(output=1)], [count]), 2, [Collective(kind="all-reduce", bytes=size)], []
+        ).costs[0]
+        for count, size in ((8, 100), (2, 400))
+    )
+    profile = profile_of([Layer(output=1)], [8]).model_copy(
+        update={"costs": (small, large.model_copy(update={"samples": 4})), "tensor": 2}
+    )
+    (cost,) = estimate(profile, 4).at(4).layers
+    assert cost.forward_collectives == (Collective(kind="all-reduce", bytes=200),)
+    assert cost.backward_collectives == ()

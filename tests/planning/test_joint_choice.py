@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -134,3 +135,25 @@ def test_no_choice_of_all_that_fit_has_a_shorter_step(layers, cluster, counts):
 @settings(max_examples=10, deadline=None, suppress_health_check=slow_data)
 def test_no_choice_of_all_in_larger_problems_has_a_shorter_step(layers, cluster, counts):
     check(layers, cluster, counts)
+
+
+def test_where_little_fits_auto_is_near_1f1b(monkeypatch):
+    """Sixteen layers on twelve unlike devices: most schedules do not fit, and the effort ends before all are tried."""
+    monkeypatch.setattr("pipepart.planning.planner.SECONDS", 600.0)  # on a slow machine, too
+    draw = random.Random(3)
+    layers = [
+        Layer(
+            forward=draw.choice([0.5, 1, 2, 4]),
+            parameters=draw.randint(1, 20),
+            output=draw.randint(1, 20),
+            saved=draw.randint(5, 40),
+            waiting=draw.randint(0, 20),
+            backward_weight=1,
+        )
+        for _ in range(16)
+    ]
+    size = draw.randint(150, 260)
+    texts = [f"{int(size * draw.choice([1, 0.8, 1.4]))}B@{draw.choice([1, 0.7, 0.5])}" for _ in range(12)]
+    profile, cluster = profile_of(layers, [16]), Cluster.parse(texts, host_link=50.0)
+    auto, named = (pipepart.plan(profile, cluster, schedule=name).predicted for name in ("auto", "1f1b"))
+    assert auto.step_seconds <= 1.05 * named.step_seconds

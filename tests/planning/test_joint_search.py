@@ -145,6 +145,7 @@ def test_a_layout_is_judged_as_its_plan_is_simulated(seed, unequal):
         )
         assert plan.fits
         assert plan.predicted.step_seconds == pytest.approx(ordered.seconds)
+        assert max(play(ordered.problem, ordered.rows) or ()) == pytest.approx(ordered.seconds)
         if ordered.problem.memory is not None:
             check_memory(plan, ordered)
 

@@ -26,16 +26,18 @@ def plan_by_hand(
     recompute: Recompute | tuple[Recompute, ...] = "never",
     offload: Offload | tuple[Offload, ...] = "never",
     replicas: int = 1,
+    tensor: int = 1,
     compress: CompressedType | None = None,
 ) -> Plan:
     """A plan with a stage between each two borders, on virtual devices of one thread with ``chunks`` stages each.
 
-    The devices of each replica follow those of the one before. With ``compress``, all links compress messages.
+    The devices of each replica follow those of the one before, and each is ``tensor`` devices. With ``compress``, all
+    links compress messages.
     """
     edges = [0, *borders, len(names)]
     stages = len(edges) - 1
     devices = stages // chunks
-    cluster = Cluster.virtual(devices * replicas, threads=1)
+    cluster = Cluster.virtual(devices * replicas * tensor, threads=1)
     if compress:
         link = Link(compress=Compression(dtype=compress, bytes_left=1))
         cluster = cluster.model_copy(update={"link": link})
@@ -46,7 +48,7 @@ def plan_by_hand(
         stages=tuple(
             StagePlan(
                 layers=tuple(names[start:end]),
-                device=cluster.devices[home].name,
+                device=cluster.devices[home * tensor].name,
                 recompute=stage_recompute,
                 offload=stage_offload,
             )
@@ -59,9 +61,10 @@ def plan_by_hand(
         micro_batches=micro_batches,
         chunks=chunks,
         replica_devices=tuple(
-            tuple(cluster.devices[replica * devices + home].name for home in homes)
+            tuple(cluster.devices[(replica * devices + home) * tensor].name for home in homes)
             for replica in range(1, replicas)
         ),
+        tensor=tensor,
     )
 
 

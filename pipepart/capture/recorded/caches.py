@@ -1,4 +1,4 @@
-"""Turns off the key/value cache of transformers models in training, where it is not used."""
+"""Turns off the key/value cache of transformers models, which stages cannot share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _said: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def no_cache_in_training(model: nn.Module, settings: Sequence[Any]) -> Iterator[None]:
-    """Set ``use_cache`` of the model's configs to False within the block if the model is training; warn once.
+def without_cache(model: nn.Module, settings: Sequence[Any]) -> Iterator[None]:
+    """Set ``use_cache`` of the model's configs to False within the block; warn once.
 
     The default of transformers is True, and a cache is an object that layers of different stages cannot share.
 
@@ -23,12 +23,12 @@ def no_cache_in_training(model: nn.Module, settings: Sequence[Any]) -> Iterator[
         model: the user's.
         settings: those of :func:`settings_of` the model.
     """
-    configs = [one for one in settings if model.training and getattr(one, "use_cache", None) is True]
+    configs = [one for one in settings if getattr(one, "use_cache", None) is True]
     if configs and model not in _said:
         _said.add(model)
         warnings.warn(
-            f"config.use_cache of {type(model).__name__} is True and is taken as False in training, where no cache is "
-            "used: pass use_cache=False or set it to silence this",
+            f"config.use_cache of {type(model).__name__} is True and is taken as False, as stages cannot share a "
+            "cache: pass use_cache=False or set it to silence this",
             stacklevel=2,
         )
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ...input_error import InputError
 from ..chain import Chain
 from ..sequential import state_of
-from .caches import no_cache_in_training, settings_of
+from .caches import settings_of, without_cache
 from .placing import is_on_meta, is_parted
 from .python_state.surroundings import Surroundings
 from .python_state.values import value_key
@@ -57,6 +57,7 @@ class RecordedChain(Chain):
 
     Attributes:
         opening: which modules stay whole.
+        around: returns a context manager within which the model is recorded.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RecordedChain(Chain):
         self._verify = verify
         self._split_loss = split_loss
         self._uses_fakes = False
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext
         self._groups: list[Group] = []
         self._recordings: OrderedDict[Hashable, list[Recording]] = OrderedDict()
         self._states: dict[Hashable, int] = {}
@@ -129,7 +131,7 @@ class RecordedChain(Chain):
     def bind_all(self, calls: Sequence[Arguments]) -> list[BoundCall]:
         """Find or make the recordings for the arguments of several calls, as :meth:`bind` does."""
         said = all("use_cache" in kwargs for _, kwargs in calls)
-        with nullcontext() if said else no_cache_in_training(self.model, self._settings):
+        with self.around(), nullcontext() if said else without_cache(self.model, self._settings):
             return self._bind_all(calls)
 
     @property

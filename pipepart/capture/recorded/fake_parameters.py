@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from ...autograd.dispatch_mode import DispatchMode
 from ...autograd.own_copy import tensors
+from ...dtensors import is_dtensor
 from ..grouped_product import grouped_product
 from ..restore import bindings_restored, exchanged
 from ..sequential import state_of
@@ -53,7 +54,11 @@ class Fakes:
         """Return the fake tensor that stands for a tensor; equal calls return the same object."""
         if tensor not in self._made:
             with self._mode:
-                fake = torch.empty_like(tensor.detach(), device=self._device)
+                if is_dtensor(tensor):
+                    layout = tensor.shape, tensor.stride()
+                    fake = torch.empty_strided(*layout, dtype=tensor.dtype, device=self._device)
+                else:
+                    fake = torch.empty_like(tensor.detach(), device=self._device)
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake)
             self._made[tensor] = fake.requires_grad_(tensor.requires_grad)

@@ -85,6 +85,8 @@ def _estimated(profile: Profile, micro_batches: int) -> Costs:
                     seconds=seconds.value(pair[0].seconds, pair[1].seconds),
                     spread=seconds.value(pair[0].spread, pair[1].spread),
                 )
+            elif isinstance(pair[0], tuple):
+                fields[name] = resized(*pair)
             elif name == "split_seconds" and None not in pair:
                 fields[name] = seconds.line(*pair)
             elif None not in pair:
@@ -102,8 +104,13 @@ def _estimated(profile: Profile, micro_batches: int) -> Costs:
 
 
 def _tensors(costs: Costs) -> object:
-    """Return the tensors that layers save or pass on, without their bytes."""
-    return [tensor.model_copy(update={"bytes": 0}) for tensor in (*costs.saved, *costs.values)]
+    """Return the tensors that layers save, pass on, or give to collectives, without their bytes."""
+    layers = (*costs.layers, costs.loss)
+    collectives = [part for cost in layers for part in (cost.forward_collectives, cost.backward_collectives)]
+    return [
+        [each.model_copy(update={"bytes": 0}) for each in part]
+        for part in (costs.saved, costs.values, *collectives)
+    ]
 
 
 def _mean_samples(profile: Profile, costs: Costs) -> float:

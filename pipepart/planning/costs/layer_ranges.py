@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ...capture import LayerInfo
 from ...cluster import Link
 from ...profiling import Costs, Profile
 from ...profiling.profile_document import STATE_PER_GRADIENT
@@ -68,6 +69,8 @@ class ChainCosts:
         gathers_outputs: the loss is computed once, on the outputs of all micro-batches (``reduction="batch"``). The
             last stage then also holds all outputs twice (as micro-batches and as one tensor) and the workspace of that
             loss, with the gradient.
+        shards: number of replicas that share the parameters of a stage, each with all of them during the step; 1 if
+            they are not sharded.
 
     Attributes:
         micro_batches, layers: the number of micro-batches and of layers.
@@ -82,6 +85,7 @@ class ChainCosts:
             measured), from 0.0 on: [4, layers + 1].
         compute_sums, forward_sums: running sums of all seconds and of the forwards.
         state_per_gradient: bytes of optimizer state for each byte of gradients.
+        shards: as given.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class ChainCosts:
         no_border: Collection[int] = (),
         allow_split_ties: bool = True,
         gathers_outputs: bool = False,
+        shards: int = 1,
     ) -> None:
         self.micro_batches, self.scale = costs.micro_batches, costs.scale
         self.layers = len(costs.layers)
@@ -152,10 +157,8 @@ class ChainCosts:
                 saved_by_both[layer] += tensor.bytes * (next_layer == layer + 1)
         self._saved_and_deferred = np.minimum(saved_by_both, np.r_[deferred[1:], 0])
         gradients = [info.gradient_bytes for info in profile.layers]
-        static = [
-            info.parameter_bytes + info.gradient_bytes + info.buffer_bytes + profile.optimizer_bytes(info)
-            for info in profile.layers
-        ]
+        static = [static_bytes(info, profile.optimizer_bytes(info), shards) for info in profile.layers]
+        self.shards = shards
         self.state_per_gradient = STATE_PER_GRADIENT[profile.optimizer]
         self._static_sums = np.cumsum([0, *static])
         self._gradient_sums = np.cumsum([0, *gradients])
@@ -349,6 +352,19 @@ class ChainCosts:
             transient[:, column] = np.maximum(peak - (stash - later), 0)
         transient[:, 3] = np.maximum.accumulate(weights)
         return transient
+
+
+def static_bytes(info: LayerInfo, optimizer_bytes: int, shards: int) -> int:
+    """Return the bytes that a layer needs for a whole step: parameters, gradients, optimizer state and buffers.
+
+    If replicas share the parameters, each holds its shard of the parameters and of the optimizer state, and during the
+    step also all parameters and all gradients: ``fully_shard(..., reshard_after_forward=False)`` gathers the
+    parameters once a step, and reduces the gradients once.
+    """
+    shard = -(-info.parameter_bytes // shards) if shards > 1 else 0
+    return (
+        info.parameter_bytes + shard + info.gradient_bytes + info.buffer_bytes + -(-optimizer_bytes // shards)
+    )
 
 
 def _next_layers(layers_of: Sequence[Sequence[int]], layers: int) -> Ints:

@@ -10,6 +10,7 @@ from schedules.searching.bounds import Trip, end_of_work, shared_work_bound
 from ...cluster import Cluster, Device
 from ...profiling import Costs, Overhead, Profile
 from ..overhead import most_on_a_host, with_overhead
+from ..partition.tensor_groups import tensor_groups
 
 _ROUNDING = 1e-12  # the step of one device is the same sum as its bound, in another order
 
@@ -27,13 +28,14 @@ def bound_on_cluster(
         cluster: the devices.
         micro_batches: their number.
         copies: of the model, which share the micro-batches.
-        tensor: number of devices that each device of the cluster stands for.
+        tensor: number of consecutive devices that share a stage.
     """
     action = min(device.action_seconds for device in cluster.devices)
     bounds: list[float] = []
-    for computing in range(max(most_on_a_host(cluster.devices), 1), 0, -1):
+    groups = tensor_groups(cluster, tensor).devices
+    for computing in range(max(most_on_a_host(groups), 1), 0, -1):
         costs = with_overhead(profile, cluster, computing * tensor)[0].at(micro_batches)
-        speeds = [device.speed for device in _fastest_on_each_host(cluster.devices, computing)]
+        speeds = [device.speed for device in _fastest_on_each_host(groups, computing)]
         if bounds and (profile.overhead == Overhead() or len(speeds) < copies):
             break
         bounds.append(step_bound(costs, speeds, copies, action))

@@ -1,17 +1,18 @@
 """Computes the seconds to sum the gradients of a stage over the replicas of the model.
 
 In one process the first replica fetches the gradients of each other replica in turn, adds them, and updates the
-parameters. The other replicas then fetch the parameters. Between hosts each stage runs an all-reduce, and every replica
-steps its own optimizer.
+parameters. The other replicas then fetch the parameters. Between hosts, or if replicas share the parameters, each stage
+runs collectives, and every replica steps its own optimizer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ...cluster import Cluster
+from ...profiling.costs import CollectiveKind
 from ..plans.stage_plan import StagePlan
 
 # Speed of adding gradients or copying parameters on one CPU core: 64 MiB take 13 ms.
@@ -24,7 +25,7 @@ def runs_all_reduce(cluster: Cluster) -> bool:
 
 
 def reduce_seconds(
-    stages: Sequence[StagePlan], devices: Sequence[Sequence[str]], cluster: Cluster
+    stages: Sequence[StagePlan], devices: Sequence[Sequence[str]], cluster: Cluster, shard: bool = False
 ) -> list[list[float]]:
     """Return the seconds of the REDUCE_GRAD of each stage of each replica: [replicas][stages].
 
@@ -32,13 +33,15 @@ def reduce_seconds(
         stages: the stages of the first replica.
         devices: the device of each stage, for each replica. The copies of a bidirectional schedule are replicas, too.
         cluster: has the links.
+        shard: whether replicas share the parameters. The gradients are then reduced and scattered, and the parameters
+            gathered before the next step: both together send as much as an all-reduce.
     """
     if len(devices) == 1:
         return [[0.0] * len(stages)]
     groups = list(zip(*devices, strict=True))
-    if runs_all_reduce(cluster):
+    if shard or runs_all_reduce(cluster):
         rings = [sorted(set(group), key=lambda name: cluster.device(name).host) for group in groups]
-        sharing = Counter(port for ring in rings for port in _ports(ring, cluster))
+        sharing = ports_of(rings, cluster)
         row = [
             all_reduce_seconds(stage.gradient_bytes, ring, cluster, sharing)
             for stage, ring in zip(stages, rings, strict=True)
@@ -67,9 +70,34 @@ def all_reduce_seconds(
     >>> round(all_reduce_seconds(1_000_000_000, ["device:0", "device:1"], two), 6)
     0.10002
     """
-    count = len(ring)
-    if count == 1 or not size:
+    if len(ring) == 1 or not size:
         return 0.0
+    return collective_seconds("all-reduce", size, len(ring), *slowest_link(ring, cluster, sharing))
+
+
+def collective_seconds(kind: CollectiveKind, size: int, count: int, latency: float, per_byte: float) -> float:
+    """Return the seconds of a collective of ``count`` devices.
+
+    All-gathers, reduce-scatters and all-to-alls send the share of each device to each other device, a broadcast sends
+    all bytes down a tree, and an all-reduce is as in :func:`all_reduce_seconds`.
+
+    Args:
+        kind: what it does.
+        size: bytes of the larger one of its input and output, on a device.
+        count: number of devices.
+        latency, per_byte: seconds of the slowest link.
+    """
+    share, depth = size / count * per_byte, math.ceil(math.log2(count))
+    if kind == "broadcast":
+        return depth * latency + size * per_byte
+    once = (count - 1) * (latency + share)
+    return min(2 * once, 2 * depth * latency + 2 * size * per_byte) if kind == "all-reduce" else once
+
+
+def slowest_link(
+    ring: Sequence[str], cluster: Cluster, sharing: Counter[object] | None = None
+) -> tuple[float, float]:
+    """Return the latency and the seconds per byte of the slowest link of a ring, as for :func:`all_reduce_seconds`."""
     latency, per_byte = 0.0, 0.0
     places = cluster.places
     for source, target in _neighbours(ring):
@@ -78,18 +106,19 @@ def all_reduce_seconds(
         per_byte = max(per_byte, 1 / link.bandwidth if link.bandwidth else 0.0)
         for port, bandwidth in places.route(source, target):
             per_byte = max(per_byte, (sharing or {}).get(port, 1) / bandwidth)
-    by_ring = 2 * (count - 1) * (latency + size / count * per_byte)
-    by_trees = 2 * math.ceil(math.log2(count)) * latency + 2 * size * per_byte
-    return min(by_ring, by_trees)
+    return latency, per_byte
 
 
 def _neighbours(ring: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
-def _ports(ring: Sequence[str], cluster: Cluster) -> set[object]:
-    places = cluster.places
-    return {port for source, target in _neighbours(ring) for port, _ in places.route(source, target)}
+def ports_of(rings: Iterable[Sequence[str]], cluster: Cluster) -> Counter[object]:
+    """Return the number of rings that pass each port."""
+    places, passed = cluster.places, Counter[object]()
+    for ring in rings:
+        passed.update({port for pair in _neighbours(ring) for port, _ in places.route(*pair)})
+    return passed
 
 
 def _fetch_seconds(stage: StagePlan, group: Sequence[str], cluster: Cluster) -> float:

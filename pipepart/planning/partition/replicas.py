@@ -8,7 +8,6 @@ import schedules
 
 from ...cluster import Cluster
 from ..plans.stage_plan import StagePlan, transfer_seconds
-from .reductions import runs_all_reduce
 
 
 def stage_devices(
@@ -29,12 +28,11 @@ def stage_devices(
 
 
 def all_stages(
-    stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster, has_profile: bool
+    stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster, has_profile: bool, own_state: bool
 ) -> tuple[StagePlan, ...]:
     """Return the stages of all replicas.
 
-    Further replicas hold parameters, gradients and buffers. They hold optimizer state only if all-reduces sum the
-    gradients, because each replica then steps its own optimizer.
+    Further replicas hold parameters, gradients and buffers. They hold optimizer state if each steps its own optimizer.
 
     Args:
         stages: the stages of the first replica.
@@ -42,6 +40,8 @@ def all_stages(
         cluster: the devices.
         has_profile: False for a plan written by hand. The further replicas then have the same transfer seconds as the
             first replica.
+        own_state: True if each replica steps its own optimizer: all-reduces sum the gradients, or replicas share the
+            parameters.
     """
     replica_stages = list(stages)
     for first in range(len(stages), len(names), len(stages)):
@@ -51,11 +51,14 @@ def all_stages(
             if has_profile
             else [stage.transfer_seconds for stage in stages]
         )
-        replica_stages += map(_on_device, stages, devices, transfers, [cluster] * len(stages))
+        for stage, device, seconds in zip(stages, devices, transfers, strict=True):
+            replica_stages.append(_on_device(stage, device, seconds, cluster, own_state))
     return tuple(replica_stages)
 
 
-def _on_device(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluster) -> StagePlan:
+def _on_device(
+    stage: StagePlan, name: str, transfer_seconds: float, cluster: Cluster, own_state: bool
+) -> StagePlan:
     """Return the stage of a further replica, with the costs on its device."""
     slower = cluster.device(stage.device).speed / cluster.device(name).speed
     without_state = {"static_bytes": stage.static_bytes - stage.optimizer_bytes, "optimizer_bytes": 0}
@@ -68,6 +71,6 @@ def _on_device(stage: StagePlan, name: str, transfer_seconds: float, cluster: Cl
             "split_seconds": None if stage.split_seconds is None else stage.split_seconds * slower,
             "recompute_seconds": stage.recompute_seconds * slower,
             "transfer_seconds": transfer_seconds,
-            **({} if runs_all_reduce(cluster) else without_state),
+            **({} if own_state else without_state),
         }
     )

@@ -21,7 +21,7 @@ from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import bound_on_cluster
-from ..overhead import most_on_a_host, serial_seconds, with_overhead
+from ..overhead import collectives_of_layers, most_on_a_host, serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replicas import all_stages, stage_devices
 from ..partition.tensor_groups import group_of, tensor_groups
@@ -115,9 +115,7 @@ class Plan(Document):
             raise InputError(
                 f"{path} holds a plan whose costs are too large:\n  " + "\n  ".join(faults)
             ) from None
-        if faults := list(
-            memory_faults(read.device_bytes(), read.all_stages, len(read.stages), read.cluster)
-        ):
+        if faults := list(memory_faults(read.device_bytes(), read.all_stages, len(read.stages), read.groups)):
             raise InputError(f"{path} holds a plan that does not fit its devices:\n  " + "\n  ".join(faults))
         return read
 
@@ -140,11 +138,36 @@ class Plan(Document):
         return f"activations and gradients as {dtypes}: not the numbers of plain training" if dtypes else ""
 
     @property
-    def inside(self) -> str:
-        """Text for users: how the stages are parallel inside; empty if they are not."""
-        texts = [f"{self.tensor} consecutive devices share its layers"] * (self.tensor > 1)
-        texts += [f"{self.replicas} replicas share its parameters"] * self.shard
-        return f"in each stage, {' and '.join(texts)}" if texts else ""
+    def inside(self) -> tuple[str, ...]:
+        """Texts for users: how the stages are parallel inside, and the seconds of their collectives."""
+        texts = []
+        if self.tensor > 1:
+            texts.append(f"each stage is shared by {self.tensor} consecutive devices, {self._collectives()}")
+        if self.shard:
+            seconds = max(self.stage_costs().reduce_grad)
+            texts.append(
+                f"the parameters of each stage are sharded over {self.replicas} replicas, whose collectives take up to "
+                f"{format_seconds(seconds)} a step"
+            )
+        return tuple(texts)
+
+    def _collectives(self) -> str:
+        if self.profile is None:
+            return "whose collectives are not known"
+        if self.profile.tensor == 1:
+            return (
+                "and planned as if each had the whole layers: profile what one has by "
+                f"pipepart.profile(..., parallelize=f, tensor={self.tensor})"
+            )
+        *layers, loss = map(sum, collectives_of_layers(self.profile, self.cluster, self.micro_batches))
+        ends = np.cumsum([len(stage.layers) for stage in self.stages])
+        taken = [float(sum(part)) for part in np.split(layers, ends[:-1])]
+        taken[-1] += loss
+        stage = int(np.argmax(taken))
+        return (
+            f"whose collectives take up to {format_seconds(taken[stage])} of the "
+            f"{format_seconds(self.stages[stage].load_seconds)} of a micro-batch (stage {stage})"
+        )
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -159,7 +182,8 @@ class Plan(Document):
     def all_stages(self) -> tuple[StagePlan, ...]:
         """The stages of all replicas, numbered as in the schedule. ``stages`` has only the first replica."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
-        return all_stages(self.stages, names, self.cluster, self.profile is not None)
+        own_state = self.shard or runs_all_reduce(self.cluster)
+        return all_stages(self.stages, names, self.cluster, self.profile is not None, own_state)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -215,7 +239,7 @@ class Plan(Document):
         if self.profile is None:
             return 0.0
         copies = self.replicas * self.first_replica.build_schedule().replicas
-        return bound_on_cluster(self.profile, self.groups, self.micro_batches, copies, self.tensor)
+        return bound_on_cluster(self.profile, self.cluster, self.micro_batches, copies, self.tensor)
 
     @property
     def step_gap(self) -> float:
@@ -247,7 +271,7 @@ class Plan(Document):
                 f"  stage {number} on {stage.device}: {span}, {format_seconds(stage.load_seconds)} a micro-batch, "
                 f"{format_bytes(stage.memory_bytes)}{_MODE_TEXTS[stage.mode]}"
             )
-        lines += [f"  {text}" for text in (self.inside, *self.queues) if text]
+        lines += [f"  {text}" for text in (*self.inside, *self.queues)]
         if self.compressed:
             lines.append(f"  sends {self.compressed}")
         if self.unused_devices:
@@ -299,7 +323,7 @@ class Plan(Document):
             profile, cluster = self.with_overhead()
             gathers = self.constraints.reduction == "batch"
             measured = profile.at(self.micro_batches)
-            costs = ChainCosts(profile, measured, gathers_outputs=gathers)
+            costs = ChainCosts(profile, measured, gathers_outputs=gathers, shards=self._shards)
         stages = predict_stages(self.stages, profile, costs, tensor_groups(cluster, self.tensor))
         fresh = self.model_copy(update={"stages": stages, "cluster": cluster})
         timeline = fresh.simulate()
@@ -336,7 +360,9 @@ class Plan(Document):
         # Seconds of each micro-batch relative to the mean; empty for equal sizes, or with several replicas.
         entries = self.profile.costs if self.profile is not None and self.replicas == 1 else ()
         scale = next((each.scale for each in entries if each.micro_batches == self.micro_batches), ())
-        return step_costs(self.all_stages, self.build_schedule(), self.groups, self._devices, scale)
+        return step_costs(
+            self.all_stages, self.build_schedule(), self.groups, self._devices, scale, self.shard
+        )
 
     def device_bytes(self, timeline: schedules.Timeline | None = None) -> dict[str, int]:
         """Return the peak bytes of each device in use; :func:`~.costs.stage_memory.device_peak_bytes` has the formula.
@@ -379,6 +405,11 @@ class Plan(Document):
         return with_overhead(self.profile, self.cluster, self.tensor * most_on_a_host(self.workers) or None)
 
     @property
+    def _shards(self) -> int:
+        """Number of replicas that share the parameters of a stage."""
+        return self.replicas if self.shard else 1
+
+    @property
     def _devices(self) -> list[tuple[str, ...]]:
         """The device names of the stages, for each replica."""
         return [tuple(stage.device for stage in self.stages), *self.replica_devices]
@@ -386,7 +417,7 @@ class Plan(Document):
     @property
     def _summed_replicas(self) -> int:
         """Number of replicas whose gradients are summed on the devices of the first replica."""
-        replicas = 1 if runs_all_reduce(self.cluster) else self.replicas
+        replicas = 1 if self.shard or runs_all_reduce(self.cluster) else self.replicas
         return replicas * self.first_replica.build_schedule().replicas
 
     def _order(self, micro_batches: int) -> StepOrder:

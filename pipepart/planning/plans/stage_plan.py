@@ -55,7 +55,8 @@ class StagePlan(Value):
         output_bytes: bytes sent to the next stage, or returned by the last stage.
         skips: live values that it sends past the next stage.
         static_bytes: parameters, gradients, optimizer state and buffers, independent of the number of micro-batches.
-            Under an asynchronous schedule, the parameters count once per version.
+            Under an asynchronous schedule, the parameters count once per version. If replicas share the parameters, all
+            parameters and one shard of them count.
         gradient_bytes, optimizer_bytes, buffer_bytes: parts of ``static_bytes``.
         stash_bytes: bytes held for the backward of each micro-batch in flight, including values that wait for the users
             of ``skips``.
@@ -212,7 +213,7 @@ def _predicted(
         recompute_seconds=forward if stage.recompute != "never" else 0.0,
         static_bytes=int(sizes.static[0, 0]),
         gradient_bytes=sum(info.gradient_bytes for info in infos),
-        optimizer_bytes=sum(map(profile.optimizer_bytes, infos)),
+        optimizer_bytes=sum(-(-profile.optimizer_bytes(info) // costs.shards) for info in infos),
         buffer_bytes=sum(info.buffer_bytes for info in infos),
         stash_bytes=stash,
         boundary_bytes=boundary if stage.mode != "never" else 0,

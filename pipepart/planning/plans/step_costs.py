@@ -28,6 +28,7 @@ def step_costs(
     cluster: Cluster,
     devices: Sequence[Sequence[str]],
     scale: Sequence[float] = (),
+    shard: bool = False,
 ) -> schedules.StageCosts:
     """Return the costs of a step for a simulation. All simulations of plans get their costs here.
 
@@ -37,11 +38,12 @@ def step_costs(
         cluster: the devices and links.
         devices: the device of each stage, for each replica of the plan.
         scale: [micro-batches]: seconds relative to the mean, if micro-batches have different sizes.
+        shard: whether replicas share the parameters of a stage.
     """
     model = stages[: schedule.model_stages]
     homes = [cluster.device(stage.device) for stage in stages]
     copies = [copy_seconds(stage, home) for stage, home in zip(stages, homes, strict=True)]
-    reductions = _reductions(model, devices, schedule, cluster)
+    reductions = _reductions(model, devices, schedule, cluster, shard)
     latency, bandwidth, ports = _links(stages, schedule, cluster)
 
     def with_action(seconds: Iterable[float]) -> list[float]:
@@ -73,6 +75,7 @@ def _reductions(
     devices: Sequence[Sequence[str]],
     schedule: schedules.Schedule,
     cluster: Cluster,
+    shard: bool,
 ) -> list[list[list[float]]]:
     """Return [replicas][copies][stages]: seconds of each REDUCE_GRAD."""
     count, home = len(model), schedule.device_of
@@ -84,7 +87,7 @@ def _reductions(
         if home[first] in stage_on
     ]
     groups = [[names[stage] for stage in copy] for names in devices for copy in copies]
-    rows = reduce_seconds(model, groups, cluster)
+    rows = reduce_seconds(model, groups, cluster, shard)
     return [rows[first : first + len(copies)] for first in range(0, len(rows), len(copies))]
 
 

@@ -119,7 +119,8 @@ class CutSearch:
                 # A cut within the memory limits of one schedule is near those of all schedules on as many devices.
                 key = "limited cut", candidate.devices, candidate.choice
                 with suppress(OutOfTime):
-                    starts += filter(None, [self._part.once(key, self.smallest_bottleneck)])
+                    shared = self._part.once(key, self.smallest_bottleneck)
+                    starts += filter(None, [shared or self.smallest_bottleneck()])
             cuts = self._climb(starts)
             if cuts and cuts[0].deficit and (limited := self.smallest_bottleneck()) is not None:
                 cuts = self._climb([limited])

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
-from ...profiling import Profile
+from ...profiling import Overhead, Profile
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
@@ -71,7 +71,8 @@ class Part:
     @property
     def summed_replicas(self) -> int:
         """The number of replicas whose gradients meet on the devices of the first; 1 if they are all-reduced."""
-        return 1 if runs_all_reduce(self.groups.all_devices) else self.groups.replicas
+        together = self.costs.shards > 1 or runs_all_reduce(self.groups.all_devices)
+        return 1 if together else self.groups.replicas
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -157,36 +158,39 @@ def parts_of(request: Request) -> Iterator[Part]:
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
     fewer = range(1, _most_computing(request) + 1)
     beside = {
-        computing: with_overhead(request.measured, request.cluster, computing * request.asked.tensor)[0]
+        computing: with_overhead(request.measured, request.all_devices, computing * request.asked.tensor)[0]
         for computing in fewer
     }
     for count, computing in product(request.micro_batches, (None, *fewer)):
         priced = request.profile if computing is None else beside[computing]
         profile = priced.model_copy(update={"costs": (priced.at(count),)})
-        together = _costs(request, profile, allow_split_ties=False)
+        together: dict[int, ChainCosts] = {}
         apart = None
         chosen = all_groups
         if computing is not None:
             chosen = [fastest_devices(groups, computing) for groups in all_groups if groups.replicas == 1]
         for groups in chosen:
-            costs = together
+            shards = groups.replicas if request.asked.shard else 1
+            if shards not in together:
+                together[shards] = _costs(request, profile, False, shards)
+            costs = together[shards]
             most = _most_stages(request, groups)
-            if request.may_split_ties and len(together.allowed_borders) + 1 < most:
-                costs = apart = apart or _costs(request, profile, allow_split_ties=True)
+            if request.may_split_ties and len(costs.allowed_borders) + 1 < most:
+                costs = apart = apart or _costs(request, profile, True)
             yield Part(request, profile, groups, costs, computing)
 
 
 def _most_computing(request: Request) -> int:
     """Return the largest number of devices that has a part of its own: layers are faster beside fewer devices."""
-    if request.profile is request.measured:
+    if request.measured.overhead == Overhead():
         return 0
     return min(most_on_a_host(request.cluster.devices) - 1, len(request.cluster) - 1, FEW_DEVICES)
 
 
-def _costs(request: Request, profile: Profile, allow_split_ties: bool) -> ChainCosts:
+def _costs(request: Request, profile: Profile, allow_split_ties: bool, shards: int = 1) -> ChainCosts:
     colocate, no_border = request.constraints.colocate, request.constraints.no_border
     return ChainCosts(
-        profile, profile.costs[0], colocate, no_border, allow_split_ties, request.gathers_outputs
+        profile, profile.costs[0], colocate, no_border, allow_split_ties, request.gathers_outputs, shards
     )
 
 

@@ -72,6 +72,7 @@ class Links:
         rank_of: of each worker.
         homes: the device of each worker.
         varying_shapes: whether every message is sent with its form, as it may be another one each time.
+        lanes: the number of ranks of each worker. They send the same messages, each to the rank in its own place.
 
     Attributes:
         local: the workers of this rank.
@@ -85,8 +86,10 @@ class Links:
         rank_of: Sequence[int],
         homes: Sequence[torch.device],
         varying_shapes: bool = False,
+        lanes: int = 1,
     ) -> None:
         self.ranks = ranks
+        self._lanes = lanes
         self.rank_of = rank_of
         self.reductions: Reductions | None = None
         self.local = [worker for worker, rank in enumerate(rank_of) if rank == ranks.rank]
@@ -139,7 +142,10 @@ class Links:
             if len({device for device, _ in shared}) < len(shared):  # which NCCL refuses
                 self.backend = None
                 return
-            rows = {worker: row for _, events in shared for worker, row in events.items()}
+            lane = self.ranks.rank % self._lanes
+            rows = {
+                worker: row for _, events in shared[lane :: self._lanes] for worker, row in events.items()
+            }
             messages = [
                 (key, (self.rank_of[sender], self.rank_of[receiver]))
                 for key, sender, receiver in message_order(rows)
@@ -160,7 +166,13 @@ class Links:
         """Connect edges that are new: in rounds, so that no rank waits for one that is busy with another."""
         new = edges - self._connected
         if new and self.backend is not None:
-            self._edges |= self.ranks.connect(connection_rounds(new), self.backend, self._home)
+            first = self.ranks.rank % self._lanes
+            every = {
+                (one - first + lane, other - first + lane)
+                for one, other in new
+                for lane in range(self._lanes)
+            }
+            self._edges |= self.ranks.connect(connection_rounds(every), self.backend, self._home)
             self._connected |= new
 
     def send(self, tensor: Tensor, rank: int, tag: int, fail: Fail) -> None:

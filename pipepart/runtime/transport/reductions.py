@@ -8,14 +8,20 @@ replicas in one process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from schedules import Kind
+
+from ...dtensors import local
 from ...input_error import InputTypeError
 from ...ranks import Ranks
+from ..state.shared_parameters import SharedParameters
 
 _BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel
 _AHEAD = 2  # buckets that are on their way at a time
@@ -35,23 +41,37 @@ class Reductions:
         self._is_first = replica == 0
         self._groups = groups
 
-    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Before a step: further replicas begin from no gradients, as those of earlier steps count once."""
-        if not self._is_first:
-            for parameter in parameters:
-                parameter.grad = None
+    def entered(self) -> AbstractContextManager[object]:
+        """Return the context manager that a worker enters around its actions of a step."""
+        return nullcontext()
 
-    def add_up(self, worker: int, parameters: Sequence[nn.Parameter]) -> None:
+    def around(self, kind: Kind, run: Any, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return the computation of a kind of action of a stage, as a stage runs it whose layers send by themselves."""
+        return compute
+
+    def begin(self, shared: SharedParameters) -> None:
+        """Before a step: further replicas begin from no gradients, as those of earlier steps count once."""
+        self._clear(shared.own_parameters())
+
+    def add_up(self, worker: int, shared: SharedParameters) -> None:
         """Give the parameters of a stage the sum of their gradients over all replicas; called on its worker.
 
         Args:
             worker: of the stage.
-            parameters: those of the stage that are trained, the same in each replica.
+            shared: the layers of the stage. The parameters that are trained are the same in each replica.
 
         Raises:
             TypeError: a gradient is sparse.
             RankError: another rank has failed, or a connection broke.
         """
+        self._sum(worker, shared.own_parameters())
+
+    def _clear(self, parameters: Sequence[nn.Parameter]) -> None:
+        if not self._is_first:
+            for parameter in parameters:
+                parameter.grad = None
+
+    def _sum(self, worker: int, parameters: Sequence[nn.Parameter]) -> None:
         group = self._groups[worker]
         given = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
         on_their_way: deque[tuple[dist.Work, Tensor, Sequence[nn.Parameter]]] = deque()
@@ -78,7 +98,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
         for parameter in parameters:
             if parameter.dtype is dtype:
                 found.append(parameter)
-                if sum(one.nbytes for one in found) >= _BUCKET_BYTES:
+                if sum(local(one).nbytes for one in found) >= _BUCKET_BYTES:
                     yield found
                     found = []
         if found:
@@ -89,7 +109,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 def _packed(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the gradients in one row on the host."""
     # Minus zero changes nothing that it is added to, not even another minus zero.
-    flat = torch.full((sum(one.numel() for one in parameters),), -0.0, dtype=parameters[0].dtype)
+    flat = torch.full((sum(local(one).numel() for one in parameters),), -0.0, dtype=parameters[0].dtype)
     for parameter, row in zip(parameters, _rows(flat, parameters), strict=True):
         if (gradient := parameter.grad) is not None:
             if gradient.layout is not torch.strided:
@@ -97,7 +117,7 @@ def _packed(parameters: Sequence[nn.Parameter]) -> Tensor:
                     f"the gradient of a parameter {list(parameter.shape)} is sparse, and those of several ranks are "
                     "added up dense: use sparse=False, or plan with replicas=1"
                 )
-            row.view(parameter.shape).copy_(gradient)
+            row.view(local(parameter).shape).copy_(local(gradient))
     return flat
 
 
@@ -108,8 +128,8 @@ def _finish(work: dist.Work, flat: Tensor, parameters: Sequence[nn.Parameter]) -
     for parameter, row in zip(parameters, _rows(flat, parameters), strict=True):
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(row.view(parameter.shape))
+        local(parameter.grad).copy_(row.view(local(parameter).shape))
 
 
 def _rows(flat: Tensor, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-    return flat.split([parameter.numel() for parameter in parameters])
+    return flat.split([local(parameter).numel() for parameter in parameters])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
@@ -42,6 +43,17 @@ def test_evaluate_gives_the_loss_in_evaluation_mode_and_changes_nothing():
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     plain.assert_same(state, model.state_dict())
+
+
+def test_the_losses_of_a_loader_have_the_mean_of_all_samples():
+    """The last mini-batch has fewer samples than the pipeline has micro-batches."""
+    model = network()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=3)
+    with cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
+        losses = [(pipe.evaluate(x, target=y), len(x)) for x, y in loader]
+    assert [count for _, count in losses] == [3, 3, 1]
+    mean = torch.stack([loss * count for loss, count in losses]).sum() / len(X)
+    plain.assert_near(mean, nn.functional.mse_loss(model.eval()(X), Y))
 
 
 def test_modes_are_restored_when_evaluate_fails():

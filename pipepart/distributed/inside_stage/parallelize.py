@@ -1,0 +1,87 @@
+"""Calls the user's function that parallelizes the layers of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...capture import Chain, RecordedChain
+from ...ranks import RankError, Ranks, attempt
+from ...runtime.state.shared_parameters import SharedParameters
+from .borders import wait_at_borders
+from .recorded import ModelBefore
+from .refusals import LayersBefore, Parallelize, check_functions
+from .units import Unit
+
+
+def parallelize_layers(
+    parallelize: Parallelize,
+    chain: Chain,
+    stages: Sequence[SharedParameters],
+    mesh: DeviceMesh,
+    foreign: Mapping[Tensor, Sequence[int]],
+    ranks: Ranks,
+) -> dict[SharedParameters, list[Unit]]:
+    """Call the function of the user for the layers of a rank; return the FSDP units of each of its stages.
+
+    All ranks call this, and wait for each other.
+
+    Args:
+        parallelize: the function.
+        chain: the layers of the model.
+        stages: of this rank.
+        mesh: of the ranks that run them.
+        foreign: parameters that several ranks use, with the ranks.
+        ranks: the processes.
+
+    Raises:
+        ValueError: what it has done on this rank cannot run in a pipeline.
+        Exception: what it raises on this rank.
+        RankError: it raises, or what it has done cannot run, on another rank.
+    """
+    layers = _modules_of(chain, stages)
+    before, model = LayersBefore(layers, foreign), ModelBefore(chain.model)
+
+    def checked() -> dict[SharedParameters, list[Unit]]:
+        units = before.checked_units(stages, mesh)
+        own = {
+            name: chain.groups[name]
+            for shared in stages
+            for name, _ in shared.originals
+            if name in chain.groups
+        }
+        check_functions(chain.model, own, (unit for some in units.values() for unit in some))
+        return units
+
+    with ranks.adopting():
+        parallelize(MappingProxyType(layers), mesh)
+    units, failure, why = attempt(checked)
+    refusals = ranks.exchange(why)
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(refusals):
+        if text:
+            raise RankError(f"rank {rank} refuses what parallelize has done: {text}")
+    assert units is not None
+    if "tp" in (mesh.mesh_dim_names or ()):
+        for shared in stages:
+            wait_at_borders(shared.layers[0][1], shared.layers[-1][1])
+    if isinstance(chain, RecordedChain):
+        model.find_added()
+        chain.around = model.without_added
+    return units
+
+
+def _modules_of(chain: Chain, stages: Sequence[SharedParameters]) -> dict[str, nn.Module]:
+    """Return the user's modules that stages consist of, by name."""
+    groups = chain.groups  # of a recorded model, whose layers call several modules
+    found: dict[str, nn.Module] = {}
+    for name, layer in (pair for shared in stages for pair in shared.originals):
+        if name not in groups:
+            found[name] = layer
+        for path in groups[name].modules if name in groups else ():
+            found[path or name] = chain.model.get_submodule(path)
+    return found
