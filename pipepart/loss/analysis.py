@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..autograd.own_copy import tensors
 from ..capture.recorded.recording.tables import SIZES, words
-from .rules import ALIKE, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Positions, Rows
+from .rules import ALIKE, RULES, SIZES_READ, TAKES_SIZES, LostError, Operation, Positions, Rows, elementwise
 from .sized import SizedTape
 from .sums import Divisor, Part, Sum, Values, combined
 from .tape import PLAIN, Call, Lost, Ref, Tape
@@ -58,6 +58,7 @@ class Pattern(NamedTuple):
         parts, shift: as of :class:`~.sums.Sum`.
         replays: for each part what computes its count for another micro-batch, if the target alone determines it.
         held: what keys name by its identity, which holds as long as it lives.
+        lasting: whether the pattern holds for other steps as well: it has no factor that is a tensor.
     """
 
     key: Hashable
@@ -65,6 +66,7 @@ class Pattern(NamedTuple):
     shift: float
     replays: tuple[Replay | None, ...]
     held: Any
+    lasting: bool
 
     def loss(
         self, value: Tensor, found: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
@@ -90,7 +92,7 @@ class Pattern(NamedTuple):
     def writes_counts(self, tape: Tape) -> bool:
         """Return True if the loss has written into a tensor by which it counts."""
         divisors = [part.divisor for part in self.parts if part.divisor is not None]
-        return any(tape.is_written(number) for divisor in divisors for number in divisor.operands)
+        return any(tape.is_written(Ref(number)) for divisor in divisors for number in divisor.operands)
 
 
 def _term(part: Part, found: Values, known: float | Tensor | None) -> Term:
@@ -170,7 +172,9 @@ class Analysis:
         )  # their sizes are the same for all
         key = (number, *[calls[place].key for place in self._tape.needed(number)])
         replays = tuple([self._replay(part.divisor) for part in parts])
-        return Pattern(key, parts, shift, replays, (tuple(self._tape.calls), self._tape.originals))
+        held = tuple(self._tape.calls), self._tape.originals
+        lasting = not any(isinstance(part.coefficient, Tensor) for part in parts)
+        return Pattern(key, parts, shift, replays, held, lasting)
 
     def _replay(self, divisor: Divisor | None) -> Replay | None:
         """Return what computes the count of another micro-batch from its target."""
@@ -245,7 +249,13 @@ class Analysis:
             return Lost(self._read)
         values = [self._tape.value(leaf.number) if isinstance(leaf, Ref) else leaf for leaf in call.leaves]
         results = [self._tape.value(number) for number in call.numbers]
-        operation = Operation(call, values, results, states, scaled, self._batch.own)
+        constants = [
+            leaf
+            for index, (leaf, state) in enumerate(zip(call.leaves, states, strict=True))
+            if state is None and isinstance(leaf, Ref | Tensor) and (index or not call.in_place)
+        ]
+        is_written = any(map(self._tape.is_written, constants))
+        operation = Operation(call, values, results, states, scaled, self._batch.own, is_written)
         if not tracked:
             return _of_constants(operation)
         has_positions = any(isinstance(state, Positions) for state in states)
@@ -328,7 +338,7 @@ def _of_samples(operation: Operation) -> Any:
     rule = RULES.get(name)
     if rule is None:
         raise LostError("is not known to keep samples apart")
-    if call.in_place:
+    if call.in_place and rule is not elementwise:
         raise LostError("writes in place: use a function that returns a new tensor")
     _check_plain(call)
     return rule(operation)

@@ -224,7 +224,9 @@ class Following:
         key = analyse, number, calls, sized and (sized.result, sized.key())
         if key not in self._patterns:
             found = self._earlier.get(key)
-            self._patterns[key] = found or analyse(Analysis(tape, followed.given(), batch, sized), number)
+            if not isinstance(found, Pattern) or not found.lasting:
+                found = analyse(Analysis(tape, followed.given(), batch, sized), number)
+            self._patterns[key] = found
         found = self._patterns[key]
         # Another function may have been put in the place of torch's.
         of_torch = self._is_torchs and len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)

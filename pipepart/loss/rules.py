@@ -53,6 +53,7 @@ class Operation(NamedTuple):
         states: of the leaves; None for constants and for what is no tensor.
         scaled: places of leaves that are numbers in proportion to the number of samples.
         samples: in the micro-batch.
+        is_written: whether a constant among the leaves is written after the call.
     """
 
     call: Call
@@ -61,6 +62,7 @@ class Operation(NamedTuple):
     states: list[Any]
     scaled: list[int]
     samples: int
+    is_written: bool = False
 
     @property
     def operands(self) -> list[tuple[Tensor, Rows | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from .rules import LostError, Operation
 from .tape import Ref
 from .terms import on_host
 
+Number = float | Tensor  # a tensor without dimensions
 Values = Callable[[int], Tensor]  # returns a tensor of a micro-batch by its number
 
 _DIVISIONS = words("div divide true_divide __truediv__ __itruediv__")
@@ -24,8 +25,8 @@ _CONVERSIONS = words(
 )
 _NOT_PLAIN = "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
 _NO_SUM = (
-    "multiplies or divides by a sum over samples, or by a tensor: write a factor as a Python number, or multiply the "
-    "loss of each sample by it"
+    "is no sum of terms times numbers, as it multiplies or divides by a sum over samples or by a tensor with a "
+    "gradient: multiply the loss of each sample by it"
 )
 
 
@@ -57,7 +58,7 @@ class Part(NamedTuple):
 
     number: int
     gradient: bool
-    coefficient: float = 1.0
+    coefficient: Number = 1.0
     divisor: Divisor | None = None
     divided: bool = False
     summed: Callable[[Values], Tensor] | None = None
@@ -74,13 +75,13 @@ class Sum(NamedTuple):
         other = other.times(sign)
         return Sum((*self.parts, *other.parts), self.shift + other.shift)
 
-    def times(self, factor: float) -> Sum:
+    def times(self, factor: Number) -> Sum:
         """Return the product with a number."""
-        return self._scaled(lambda part: part * factor)
+        return self._scaled(lambda part: part * factor, factor)
 
-    def over(self, number: float) -> Sum:
+    def over(self, number: Number) -> Sum:
         """Return the quotient with a number."""
-        return self._scaled(lambda part: part / number)
+        return self._scaled(lambda part: part / number, number)
 
     def divided_by(self, divisor: Divisor) -> Sum:
         """Return the quotient with a count, of sums over samples to which no number is added."""
@@ -94,11 +95,13 @@ class Sum(NamedTuple):
         if self.shift or len(self.parts) != 1 or self.parts[0].divisor is not None:
             raise LostError(_NOT_PLAIN)
         number, gradient, factor, *_ = self.parts[0]
-        if gradient:
-            raise LostError("divides by a sum over samples that has a gradient")
+        if gradient or isinstance(factor, Tensor):
+            raise LostError("divides by a sum over samples that has a gradient, or times a tensor")
         return Divisor(lambda values: on_host(values(number).detach() * factor), (number,))
 
-    def _scaled(self, scale: Callable[[float], float]) -> Sum:
+    def _scaled(self, scale: Callable[[Any], Any], by: Number) -> Sum:
+        if isinstance(by, Tensor) and (by.requires_grad or self.shift):
+            raise LostError(_NO_SUM)
         parts = tuple(part._replace(coefficient=scale(part.coefficient)) for part in self.parts)
         return Sum(parts, scale(self.shift) if self.shift else 0.0)
 
@@ -124,16 +127,16 @@ def combined(operation: Operation) -> Sum | Divisor:
         state if isinstance(state, Sum | Divisor) else _constant(operation, place)
         for place, state in enumerate(operation.states)
     )
-    if name in ("rsub", "__rsub__"):
-        one, other = other, one
+    if name in _SUMS or name in _DIFFERENCES:
+        terms = [_addend(operation, place, part) for place, part in enumerate((one, other))]
+        terms = terms[::-1] if name in ("rsub", "__rsub__") else terms
+        return terms[0].plus(terms[1], 1 if name in _SUMS else -1)
     if isinstance(one, Sum) and name in _DIVISIONS:
         return _quotient(operation, one, other)
     if operation.scaled:
         raise LostError("takes the number of samples")
     if name in _PRODUCTS:
         return _product(one, other)
-    if name in (*_SUMS, *_DIFFERENCES) and not isinstance(one, Divisor) and not isinstance(other, Divisor):
-        return _sum(one).plus(_sum(other), 1 if name in _SUMS else -1)
     raise LostError(_NO_SUM)
 
 
@@ -147,21 +150,22 @@ def _converted(operation: Operation, terms: Sum | Divisor) -> Sum | Divisor:
     return terms._replace(parts=tuple(part._replace(gradient=False) for part in terms.parts))
 
 
-def _product(one: Sum | Divisor | float, other: Sum | Divisor | float) -> Sum | Divisor:
+def _product(one: Sum | Divisor | Number, other: Sum | Divisor | Number) -> Sum | Divisor:
     """Return the product of sums or of a count with a number; a count is multiplied by positive ones only."""
-    if isinstance(one, int | float):
+    if not isinstance(one, Sum | Divisor):
         one, other = other, one
-    if isinstance(other, Sum | Divisor) or isinstance(one, int | float):
+    if isinstance(other, Sum | Divisor):
         raise LostError(_NO_SUM)
     if isinstance(one, Sum):
         return one.times(other)
-    if other <= 0:
+    assert isinstance(one, Divisor)
+    if isinstance(other, Tensor) or other <= 0:
         raise LostError("takes a count with a lower bound for more than to divide by it")
     count = one.part
     return Divisor(lambda values: count(values) * other, one.operands, one.least * other)
 
 
-def _quotient(operation: Operation, one: Sum, other: Sum | Divisor | float) -> Sum:
+def _quotient(operation: Operation, one: Sum, other: Sum | Divisor | Number) -> Sum:
     """Return sums that are divided by a number, by a number of samples, or by a count."""
     if isinstance(other, Sum | Divisor):
         return one.divided_by(other.as_count if isinstance(other, Sum) else other)
@@ -178,20 +182,26 @@ def _at_least(operation: Operation, terms: Sum) -> Divisor:
     return terms.as_count._replace(least=float(least))
 
 
-def _sum(part: Sum | float) -> Sum:
+def _addend(operation: Operation, place: int, part: Sum | Divisor | Number) -> Sum:
+    """Return a term of a sum.
+
+    A tensor that the loss computes from constants, as a penalty of parameters, counts once: it is a mean over samples.
+    """
+    leaf = operation.call.leaves[place]
+    if isinstance(part, Tensor) and isinstance(leaf, Ref):
+        samples = float(operation.samples)
+        mean = Divisor(lambda _: samples)
+        return Sum((Part(leaf.number, part.requires_grad, divisor=mean, divided=True),))
+    if operation.scaled or isinstance(part, Divisor | Tensor):
+        raise LostError(_NO_SUM if not operation.scaled else "takes the number of samples")
     return part if isinstance(part, Sum) else Sum((), part)
 
 
-def _constant(operation: Operation, place: int) -> Sum | float:
-    """Return an argument that is the same for all micro-batches: a number, or a tensor that the loss has computed.
-
-    Such a tensor, as a penalty of parameters, counts once: it is a mean over samples.
-    """
-    value, leaf = operation.values[place], operation.call.leaves[place]
-    if type(value) in (int, float):
+def _constant(operation: Operation, place: int) -> Number:
+    """Return an argument that is the same for all micro-batches: a number, or a tensor without dimensions."""
+    value = operation.values[place]
+    if type(value) in (int, float) or (
+        isinstance(value, Tensor) and not value.dim() and not operation.is_written
+    ):
         return value
-    if isinstance(leaf, Ref) and not value.dim():
-        samples = float(operation.samples)
-        mean = Divisor(lambda _: samples)
-        return Sum((Part(leaf.number, value.requires_grad, divisor=mean, divided=True),))
     raise LostError(_NO_SUM)

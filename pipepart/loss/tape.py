@@ -171,6 +171,7 @@ class Tape(TorchFunctionMode):
         self._earlier = earlier
         self._values: list[tuple[Tensor, int]] = []  # with their versions, -1 if written since
         self._seen: dict[int, tuple[int, int, Any]] = {}  # number, version and node by identity
+        self._used: dict[int, int] = {}  # versions of constants by identity, at their first use
 
     def give(self, tensor: Tensor) -> None:
         """Number a tensor, of the batch or made by a call."""
@@ -182,10 +183,12 @@ class Tape(TorchFunctionMode):
         """Return the tensor with a number."""
         return self._values[number][0]
 
-    def is_written(self, number: int) -> bool:
-        """Return True if a tensor was written after the call that made it."""
-        tensor, noted = self._values[number]
-        return version(tensor) != noted
+    def is_written(self, leaf: Ref | Tensor) -> bool:
+        """Return True if a tensor was written after the call that made it, or a constant after its first use."""
+        if isinstance(leaf, Ref):
+            tensor, noted = self._values[leaf.number]
+            return version(tensor) != noted
+        return version(leaf) != self._used[id(leaf)]
 
     def number_of(self, tensor: Tensor) -> int | Lost | None:
         """Return the number of a tensor, or why it has none; None for a constant."""
@@ -261,6 +264,7 @@ class Tape(TorchFunctionMode):
             return found
         if leaf.requires_grad:
             self.leaves[id(leaf)] = leaf
+        self._used.setdefault(id(leaf), version(leaf))
         original = self.originals.get(id(leaf), leaf)
         key.append((id(original), version(original), original.shape, leaf.requires_grad))
         return leaf

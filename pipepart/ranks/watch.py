@@ -89,10 +89,15 @@ def _sockets() -> dict[int, str]:
 
 def break_connections(group: dist.ProcessGroup) -> None:
     """End all waits in a group, on all threads of this process. The group is unusable afterwards."""
-    if "gloo" not in dist.get_backend_config(group):
+    backends = dist.get_backend_config(group)
+    if "gloo" not in backends:
         with suppress(RuntimeError):
             group.abort()
         return
+    if "nccl" in backends:
+        nccl: Any = group._get_backend(torch.device("cuda"))
+        with suppress(RuntimeError):
+            nccl.abort()
     _break(group)
 
 

@@ -149,6 +149,7 @@ class Step:
                 transport, schedule, links, table, self._follower, inputs, self.fail, self.awaiting
             )
             exchange.reductions = self._reductions
+            around += [] if self._reductions is None else [self._reductions.around]
         if recorder is not None:
             transport = RecordedTransport(transport, schedule, recorder)
             around.append(recorder.timed)

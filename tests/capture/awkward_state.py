@@ -213,6 +213,30 @@ class Parametrized(Base):
 
 
 @refused("reads again what it has set as self.memory")
+class ReadsTheLastForwardInPlaceOfADefault(Base):
+    memory = None
+
+    def make(self):
+        self.default = torch.ones(D)
+
+    def forward(self, x):
+        x = super().forward(x) * (self.default if self.memory is None else self.memory)
+        self.memory = x.detach().mean(0)
+        return x
+
+
+@refused("reads again what it has set as self.memory")
+class ReadsTheLastForwardInPlaceOfItsOutput(Base):
+    memory = None
+
+    def forward(self, x):
+        x = super().forward(x)
+        x = x * (x if self.memory is None else self.memory)
+        self.memory = x.detach()
+        return x
+
+
+@refused("reads again what it has set as self.memory")
 class RemembersTheLastForward(Base):
     memory = None
 

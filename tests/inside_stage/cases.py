@@ -101,6 +101,16 @@ def split_and_shard(layers: Mapping[str, nn.Module], mesh: DeviceMesh) -> None:
     shard(layers, mesh)
 
 
+def shard_in_bfloat16(layers: Mapping[str, nn.Module], mesh: DeviceMesh) -> None:
+    """Compute in bfloat16, add gradients up in float64."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float64, torch.float64)
+    for layer in layers.values():
+        if isinstance(layer, Block):
+            fully_shard(layer, mesh=mesh["dp"], mp_policy=policy)
+
+
 reshard = partial(shard, reshard_after_forward=True)
 
 

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.inside_stage.cases import Layout, blocks, reloaded, reshard, shard, sometimes, trained
+from tests.inside_stage.cases import (
+    Layout,
+    blocks,
+    reloaded,
+    reshard,
+    shard,
+    shard_in_bfloat16,
+    sometimes,
+    trained,
+)
 from tests.inside_stage.near_plain import assert_near_plain
 from tests.support.ranks import assert_same_bits, ranks
 
@@ -52,6 +61,14 @@ def test_so_are_those_of_other_schedules_and_of_units_that_gather_for_each_micro
 @pytest.mark.slow
 def test_a_unit_that_one_replica_does_not_use_is_reduced_on_both():
     assert_as_replicas(FSDP._replace(borders=(2,), schedule="zb-h1"), sometimes)
+
+
+@pytest.mark.slow
+def test_a_split_backward_adds_up_in_the_dtype_of_the_reduction():
+    layout = FSDP._replace(parallelize=shard_in_bfloat16)
+    for sizes in ((8, 8), (2,)):  # also of one micro-batch a replica
+        found = ranks(4).run(trained, blocks, layout._replace(schedule="zb-h1"), sizes)
+        assert_same_bits(found, ranks(4).run(trained, blocks, layout, sizes), "zb-h1 and 1f1b")
 
 
 @pytest.mark.slow

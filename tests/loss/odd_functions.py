@@ -11,6 +11,7 @@ from tests.loss.batches import CLASSES, numbers
 CLASS_WEIGHTS = torch.tensor([0.3, 1.0, 0.0, 2.0], dtype=torch.double)
 BUFFER = torch.ones(3, dtype=torch.double)
 CENTERS = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
+TOTAL = torch.tensor(7.0, dtype=torch.double)
 GLOBAL = {"scale": 0.5}
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.double)
 PENALIZED = nn.Parameter(torch.rand(2, 3, generator=torch.Generator().manual_seed(3)).double())

@@ -14,6 +14,7 @@ from tests.loss.odd_functions import (
     CLASS_WEIGHTS,
     GLOBAL,
     PENALIZED,
+    TOTAL,
     WEIGHTS,
     Attentive,
     Ema,
@@ -95,7 +96,6 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
     "a sum that is divided twice": (
         lambda o, t: (WEIGHTS * (o - t).square()).sum() / WEIGHTS.sum() / len(o),
         numbers,
-        REFUSED,
     ),
     "sums of two kinds, divided at the end": (
         lambda o, t: (F.mse_loss(o, t, reduction="sum") - o[:, 1].exp().sum() / 2) / len(o),
@@ -262,8 +262,17 @@ LOSSES: dict[str, tuple[Loss, Callable[[], Any]] | tuple[Loss, Callable[[], Any]
         lambda o, t: F.binary_cross_entropy_with_logits(o, torch.ones_like(o)),
         numbers,
     ),
-    "a factor that is a tensor": (lambda o, t: F.mse_loss(o, t) * torch.tensor(0.5), numbers, REFUSED),
-    "written in place": (lambda o, t: o.clone().sub_(t).square().mean(), numbers, REFUSED),
+    "a factor that is a tensor": (lambda o, t: F.mse_loss(o, t) * torch.tensor(0.5), numbers),
+    "a divisor that is a tensor": (
+        lambda o, t: (o - t).square().sum() / TOTAL.to(o.device) - o.abs().mean() / TOTAL,
+        numbers,
+    ),
+    "a factor that is a tensor with a gradient": (
+        lambda o, t: F.mse_loss(o, t) * PENALIZED.sum().exp(),
+        numbers,
+        REFUSED,
+    ),
+    "written in place": (lambda o, t: o.clone().sub_(t).square().mean(), numbers),
     "one sample against some": (lambda o, t: (o[t[:, 0] > -99] - t).square().mean(), numbers, REFUSED),
     "a ramp over samples": (
         lambda o, t: (o.mean(1) * torch.linspace(0, 1, len(o)).double()).mean(),

@@ -286,6 +286,12 @@ def test_one_micro_batch_is_exact_whatever_the_loss(case):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_constant_with_an_entry_for_each_sample_is_refused():
+    weights = torch.ones(2, 1).double()
+    with pytest.raises(LossError, match="pairs samples with entries of a constant"):
+        by_parts.by_parts(lambda o, t: ((o - t) * weights).mean(), *numbers(), 3)
+
+
 def test_a_loss_is_called_once_a_micro_batch_and_sees_real_values():
     calls: list[float] = []
 

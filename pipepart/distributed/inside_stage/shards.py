@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -10,11 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from schedules import Kind
+
 from ...dtensors import is_dtensor
 from ...ranks import Ranks, broke
+from ...runtime.stage_run import StageRun
 from ...runtime.state.shared_parameters import SharedParameters
 from ...runtime.transport.reductions import Reductions
 from .units import Unit
+
+Compute = Callable[[Any, Any], Any]
 
 
 class StageShards(Reductions):
@@ -79,6 +84,19 @@ class StageShards(Reductions):
                 found.add_note(note)
             raise found from None
 
+    def around(self, kind: Kind, run: StageRun, compute: Compute) -> Compute:
+        """Return the computation of an action of a stage with what FSDP does behind a backward, for W."""
+        if kind is not Kind.W:
+            return compute
+
+        def computed(micro_batch: Any, received: Any) -> Any:
+            found = compute(micro_batch, received)
+            for unit in self._units[run.stage.shared]:
+                unit.cast_gradients()
+            return found
+
+        return computed
+
     def begin(self, shared: SharedParameters) -> None:
         """Before a step: gradients of earlier steps, which all replicas have, count once. Shards are on one rank."""
         self._clear(self._trained(shared))
@@ -106,6 +124,8 @@ class StageShards(Reductions):
             dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
             for unit, wanted in zip(units, flags.split([len(of_unit) for of_unit in own]), strict=True):
                 unit.complete_gradients(wanted.tolist())
+        for unit in units:
+            unit.cast_gradients()
         for unit in units:
             if unit.is_root:
                 unit.reduce()

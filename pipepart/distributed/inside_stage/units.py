@@ -71,6 +71,19 @@ class Unit:
                 # Minus zero changes nothing that it is added to, not even another minus zero.
                 whole.grad = torch.full_like(whole.detach(), -0.0)
 
+    @torch.no_grad()
+    def cast_gradients(self) -> None:
+        """Add gradients up in the dtype of the reduction, as FSDP does behind a backward: for weights after W."""
+        for part in self._parts():
+            whole = getattr(part, "_unsharded_param", None)
+            if part.reduce_dtype is None or whole is None or whole.grad is None:
+                continue
+            if part.unsharded_accumulated_grad is not None:
+                part.unsharded_accumulated_grad += whole.grad
+                whole.grad = None
+            else:
+                part.to_accumulated_grad_if_needed()
+
     def reduce(self) -> None:
         """Add the sum of the gradients of all ranks to those of the shards, and scatter. For a root: all its units."""
         context = self.state._state_ctx

@@ -8,12 +8,15 @@ replicas in one process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from schedules import Kind
 
 from ...dtensors import local
 from ...input_error import InputTypeError
@@ -41,6 +44,10 @@ class Reductions:
     def entered(self) -> AbstractContextManager[object]:
         """Return the context manager that a worker enters around its actions of a step."""
         return nullcontext()
+
+    def around(self, kind: Kind, run: Any, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return the computation of a kind of action of a stage, as a stage runs it whose layers send by themselves."""
+        return compute
 
     def begin(self, shared: SharedParameters) -> None:
         """Before a step: further replicas begin from no gradients, as those of earlier steps count once."""
