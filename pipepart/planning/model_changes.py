@@ -52,6 +52,9 @@ def model_changes(plan: Plan, model: nn.Module | Chain) -> list[str]:
     if plan.profile is None:
         return []
     before = {info.name: _facts(info) for info in plan.profile.layers}
+    if plan.profile.tensor > 1:  # it has the bytes of one of the processes that share the layers
+        for facts in before.values():
+            facts |= {"parameters": "", "trained parameters": ""}
     now = {info.name: _facts(info) for info in describe(model)}
     changes = [
         f"layer {name!r} ({facts['module']}) is gone" for name, facts in before.items() if name not in now

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import pipepart
 from pipepart import Cluster, Plan, Profile
-from pipepart.planning import estimate, replan
+from pipepart.planning import estimate, model_changes, replan
 from pipepart.profiling.costs import Collective
 
 from .problems import Layer, profile_of
@@ -265,3 +267,13 @@ def test_collectives_of_a_size_that_was_not_measured_are_estimated():
     (cost,) = estimate(profile, 4).at(4).layers
     assert cost.forward_collectives == (Collective(kind="all-reduce", bytes=200),)
     assert cost.backward_collectives == ()
+
+
+def test_a_model_is_that_of_a_profile_of_some_of_its_processes():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    profile = pipepart.profile(model, torch.randn(2, 2), seconds=0.0, devices=1)
+    halves = tuple(info.model_copy(update={"parameter_bytes": 12}) for info in profile.layers)
+    half = profile.model_copy(update={"tensor": 2, "layers": halves})
+    plan = pipepart.plan(half, Cluster.virtual(4), tensor=2, schedule="1f1b")
+    assert model_changes(plan, model) == []
+    assert model_changes(plan, nn.Sequential(nn.Linear(2, 2), nn.Tanh())) != []
