@@ -18,23 +18,23 @@ def is_dtensor(tensor: Any) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the shard of this process, which shares memory with the tensor."""
-    found: Any = tensor
-    return found._local_tensor if is_dtensor(tensor) else tensor
+    any_tensor: Any = tensor
+    return any_tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole value. Of a DTensor all processes of its mesh call this."""
-    found: Any = tensor
-    return found.full_tensor() if is_dtensor(tensor) else tensor
+    any_tensor: Any = tensor
+    return any_tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def local_leaf(tensor: Tensor) -> Tensor:
     """Return the shard of a parameter with the shard of its gradient, which share memory with them."""
     if not is_dtensor(tensor):
         return tensor
-    found = local(tensor).detach()
-    found.grad = None if tensor.grad is None else local(tensor.grad)
-    return found
+    leaf = local(tensor).detach()
+    leaf.grad = None if tensor.grad is None else local(tensor.grad)
+    return leaf
 
 
 def sharded_like(value: Tensor, tensor: Tensor) -> Tensor:
@@ -53,9 +53,9 @@ def sharded_like(value: Tensor, tensor: Tensor) -> Tensor:
     mesh, placements = wanted.device_mesh, wanted.placements
     shape, offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)
     shard = value[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
-    own = torch.empty(shard.shape, dtype=value.dtype, device=local(tensor).device).copy_(shard)
+    copied = torch.empty(shard.shape, dtype=value.dtype, device=local(tensor).device).copy_(shard)
     return DTensor.from_local(
-        own, mesh, placements, run_check=False, shape=wanted.shape, stride=wanted.stride()
+        copied, mesh, placements, run_check=False, shape=wanted.shape, stride=wanted.stride()
     )
 
 
@@ -63,15 +63,15 @@ def shard_place(tensor: Tensor) -> tuple[int, ...]:
     """Return where this process's shard is in a DTensor: equal for processes with the same shard; () for others."""
     if not is_dtensor(tensor):
         return ()
-    found: Any = tensor
-    places = found.device_mesh.get_coordinate()
+    any_tensor: Any = tensor
+    places = any_tensor.device_mesh.get_coordinate()
     return tuple(
         0 if placement.is_replicate() else place
-        for place, placement in zip(places, found.placements, strict=True)
+        for place, placement in zip(places, any_tensor.placements, strict=True)
     )
 
 
 def mesh_names(tensor: Tensor) -> tuple[str, ...]:
     """Return the names of the dimensions of a DTensor's mesh; () for other tensors."""
-    found: Any = tensor
-    return tuple(found.device_mesh.mesh_dim_names or ()) if is_dtensor(tensor) else ()
+    any_tensor: Any = tensor
+    return tuple(any_tensor.device_mesh.mesh_dim_names or ()) if is_dtensor(tensor) else ()

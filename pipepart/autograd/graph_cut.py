@@ -59,15 +59,15 @@ def cut(value: Any) -> tuple[Any, tuple[GradientEdge, ...]]:
         note_sent(message)
         return (message.requires_grad_(), (root(value),)) if value.requires_grad else (message, ())
     nest, spec = pytree.tree_flatten(value)
-    found = []
+    roots = []
     for index, item in enumerate(nest):
         if isinstance(item, Tensor):
             nest[index] = item.detach()
             note_sent(nest[index])
             if item.requires_grad:
                 nest[index].requires_grad_()
-                found.append(root(item))
-    return pytree.tree_unflatten(nest, spec), tuple(found)
+                roots.append(root(item))
+    return pytree.tree_unflatten(nest, spec), tuple(roots)
 
 
 def part(value: Any) -> Any:
@@ -177,10 +177,10 @@ def backward_of_caller(inputs: Sequence[Any], gradients: Iterable[Tensor | None]
         inputs: one entry a micro-batch.
         gradients: one for each tensor of the inputs that requires a gradient, in their order.
     """
-    homes = [leaf.device for one in inputs for leaf in leaves(one)]
+    homes = [leaf.device for each in inputs for leaf in leaves(each)]
     if not homes:
         return
-    backward([root for one in inputs for root in cut(one)[1]], gradients_home(gradients, homes))
+    backward([root for each in inputs for root in cut(each)[1]], gradients_home(gradients, homes))
 
 
 def leaves(message: Any) -> tuple[Tensor, ...]:

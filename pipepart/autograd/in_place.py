@@ -56,14 +56,14 @@ def sent_counters(message: Any) -> Sequence[VersionCounter]:
 
     For the receiver of a copy, whose own counters say nothing of the original.
     """
-    found = []
+    counters = []
     for tensor in tensors(message):
         sent = getattr(tensor, _SENT, None)
         if sent is not None and tensor.layout is torch.strided and not tensor.is_inference():
             counter = tensor.detach()
             counter.data = tensor.new_empty(0)  # leaves the counter as it is
-            found.append((counter, sent))
-    return found
+            counters.append((counter, sent))
+    return counters
 
 
 def check_counters(counters: Sequence[VersionCounter]) -> None:
@@ -88,12 +88,12 @@ def overlaps(parts: Sequence[Tensor]) -> Sequence[tuple[Tensor, int]]:
     """Return the tensors of a message that share a storage with another, and their versions."""
     if len(parts) < 2:
         return ()
-    dense = {id(one): one for one in parts if one.layout is torch.strided and one.numel()}
-    storages = {key: one.untyped_storage().data_ptr() for key, one in dense.items()}
+    dense = {id(part): part for part in parts if part.layout is torch.strided and part.numel()}
+    storages = {key: part.untyped_storage().data_ptr() for key, part in dense.items()}
     counts = Counter(storages.values())
-    return [(one, version(one)) for key, one in dense.items() if counts[storages[key]] > 1]
+    return [(part, version(part)) for key, part in dense.items() if counts[storages[key]] > 1]
 
 
 def written(shared: Sequence[tuple[Tensor, int]]) -> bool:
     """Return True if a tensor was written that shares a storage with another."""
-    return any(version(one) != noted for one, noted in shared)
+    return any(version(tensor) != noted for tensor, noted in shared)

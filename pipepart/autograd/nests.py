@@ -48,7 +48,7 @@ def register_dataclasses(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
         nest: a nest of tensors and other values.
         is_leaf: returns True for values that are not searched.
     """
-    found = []
+    kinds = []
     for leaf in pytree.tree_leaves(nest, is_leaf=is_leaf):
         if isinstance(leaf, (Tensor, *_SCALARS)) or (is_leaf is not None and is_leaf(leaf)):
             continue
@@ -56,10 +56,10 @@ def register_dataclasses(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
             continue
         if _is_plain_dataclass(leaf):
             _register(type(leaf))
-            found += register_dataclasses(leaf, is_leaf)
+            kinds += register_dataclasses(leaf, is_leaf)
         else:
-            found.append(leaf)
-    return found
+            kinds.append(leaf)
+    return kinds
 
 
 def holds_tensors(value: Any) -> bool:
@@ -105,9 +105,9 @@ def _register(kind: type) -> None:
 
     def unflatten(values: Iterable[Any], _: None) -> Any:
         # An `__init__` may take other arguments, or check what a part does not fulfil.
-        made = object.__new__(kind)
+        instance = object.__new__(kind)
         for name, value in zip(names, values, strict=True):
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(instance, name, value)
+        return instance
 
     pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)

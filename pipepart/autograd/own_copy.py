@@ -64,12 +64,12 @@ def _copies(group: Sequence[Tensor], copy: Copy) -> list[tuple[Tensor, Tensor]]:
     first -= lead
     end = max(_end(tensor) for tensor in filled)
     stretch = copy(filled[0].detach().as_strided((end - first,), (1,), first))
-    found = []
+    copies = []
     for tensor in group:
         place = tensor.storage_offset() - first if tensor.numel() else 0
         # Detached, so that it is not a view: autograd refuses some writes into views.
-        found.append((tensor, stretch.as_strided(tensor.shape, tensor.stride(), place).detach()))
-    return found
+        copies.append((tensor, stretch.as_strided(tensor.shape, tensor.stride(), place).detach()))
+    return copies
 
 
 def _end(tensor: Tensor) -> int:

@@ -69,8 +69,8 @@ class WeightGradients:
             while self._arrived:
                 use, gradient = self._arrived.popleft()
                 ready += _compute(use, gradient)
-                if not self._arrived or sum(bytes_of(found.gradient) for found in ready) >= _BYTES_AT_ONCE:
-                    graph_cut.backward([found.edge for found in ready], [found.gradient for found in ready])
+                if not self._arrived or sum(bytes_of(entry.gradient) for entry in ready) >= _BYTES_AT_ONCE:
+                    graph_cut.backward([entry.edge for entry in ready], [entry.gradient for entry in ready])
                     ready.clear()
 
 
@@ -141,8 +141,8 @@ def _use(known: Known, node: Node, edges: Sequence[Any]) -> tuple[_Use | None, S
     if formula is None:
         return None, edges
     versions = [tensor._version for tensor in formula.kept]
-    own = [edges[slot] for slot in ends]
-    use = _Use(own, list(ends.values()), formula, versions)
+    edges_here = [edges[slot] for slot in ends]
+    use = _Use(edges_here, list(ends.values()), formula, versions)
     return use, [edge for slot, edge in enumerate(edges) if slot not in ends]
 
 
@@ -191,5 +191,5 @@ def _compute(use: _Use, gradient: Tensor) -> list[_Found]:
             "from it. Give each micro-batch a tensor of its own, or take a schedule that computes them in "
             "one backward"
         )
-    found = zip(use.ends, use.edges, use.formula.gradients(gradient), strict=True)
-    return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in found]
+    products = zip(use.ends, use.edges, use.formula.gradients(gradient), strict=True)
+    return [_Found(end, GradientEdge(*edge), computed) for end, edge, computed in products]

@@ -108,12 +108,12 @@ def _mm(node: Any, slots: Sequence[int]) -> Formula:
     return _product(_saved(node, "self"), _by_column(node), biased=False)
 
 
-def _product(given: Tensor, by_column: bool, *, biased: bool) -> Formula:
+def _product(factor: Tensor, by_column: bool, *, biased: bool) -> Formula:
     def gradients(gradient: Tensor) -> Sequence[Tensor]:
-        weight = gradient.t().mm(given).t() if by_column else given.t().mm(gradient)
+        weight = gradient.t().mm(factor).t() if by_column else factor.t().mm(gradient)
         return (weight, gradient) if biased else (weight,)
 
-    return Formula((given,), gradients)
+    return Formula((factor,), gradients)
 
 
 def _by_column(node: Any) -> bool:
@@ -125,7 +125,7 @@ def _by_column(node: Any) -> bool:
 def _convolution(node: Any, slots: Sequence[int]) -> Formula:
     if node.next_functions[2][0] is not None and 2 not in slots:
         raise _NotPlainError  # one kernel makes both
-    given, weight = _saved(node, "input"), _saved(node, "weight")
+    inputs, weight = _saved(node, "input"), _saved(node, "weight")
     settings = (
         node._saved_bias_sym_sizes_opt,
         node._saved_stride,
@@ -138,10 +138,10 @@ def _convolution(node: Any, slots: Sequence[int]) -> Formula:
     )
 
     def gradients(gradient: Tensor) -> Sequence[Tensor]:
-        found = torch.ops.aten.convolution_backward.default(gradient, given, weight, *settings)
-        return [found[slot] for slot in slots]
+        results = torch.ops.aten.convolution_backward.default(gradient, inputs, weight, *settings)
+        return [results[slot] for slot in slots]
 
-    return Formula((given,), gradients)
+    return Formula((inputs,), gradients)
 
 
 def _saved(node: Any, name: str) -> Tensor:

@@ -44,9 +44,9 @@ def chain_of(
             f"{type(model).__name__} has no forward, so it cannot be called: pass a model that can"
         )
     if runs_children_in_order(model) and layers is None:
-        found = flatten(model)
-        if not share_values(model, found):
-            return Chain(model, found)
+        flat = flatten(model)
+        if not share_values(model, flat):
+            return Chain(model, flat)
     refuse_lazy(model)
     if layers is not None and "" in layers:
         if len(layers) > 1:

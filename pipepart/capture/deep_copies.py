@@ -22,6 +22,6 @@ def deep_copies(*things: Any) -> tuple[Any, ...]:
         copies = copy.deepcopy(things)
     for thing, copied in zip(things, copies, strict=True):
         if isinstance(thing, nn.Module):
-            for theirs, own in zip(thing.parameters(), copied.parameters(), strict=True):
-                own.requires_grad_(theirs.requires_grad)
+            for theirs, mine in zip(thing.parameters(), copied.parameters(), strict=True):
+                mine.requires_grad_(theirs.requires_grad)
     return copies

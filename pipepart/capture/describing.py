@@ -33,7 +33,7 @@ def describe(
     owners: dict[Tensor, tuple[str, str]] = {}
     specs = [()] * len(chain.layers) if outputs is None else outputs
     infos = [
-        _info(name, layer, owners, made) for (name, layer), made in zip(chain.layers, specs, strict=True)
+        _info(name, layer, owners, spec) for (name, layer), spec in zip(chain.layers, specs, strict=True)
     ]
     return [
         info.model_copy(update=chain.groups[info.name]._asdict()) if chain.groups else info for info in infos
@@ -61,7 +61,7 @@ def _info(
         for tensor in state
         if tensor in owners
     )
-    own = [p for p in parameters.values() if p not in owners]
+    parameters_here = [p for p in parameters.values() if p not in owners]
     own_buffers = [b for b in buffers.values() if b not in owners]
     for path, tensor in (*parameters.items(), *buffers.items()):
         owners.setdefault(tensor, (name, path))
@@ -69,8 +69,8 @@ def _info(
         name=name,
         kind=type(layer).__name__,
         description=_describe(layer),
-        parameter_bytes=bytes_of(own),
-        gradient_bytes=bytes_of([p for p in own if p.requires_grad]),
+        parameter_bytes=bytes_of(parameters_here),
+        gradient_bytes=bytes_of([p for p in parameters_here if p.requires_grad]),
         buffer_bytes=sum(bytes_of(b) for b in own_buffers),
         dtypes=_dtypes(state),
         shared=shared,

@@ -19,8 +19,8 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     device = tensor.device if device is None else device
     if not tensor.is_meta or device.type == "meta":
         return tensor.detach().to(device, copy=True)
-    made = torch.empty_like(tensor, device=device, requires_grad=False)
+    copy = torch.empty_like(tensor, device=device, requires_grad=False)
     if tensor.dtype.itemsize > 1 and (tensor.is_floating_point() or tensor.is_complex()):
         # As layers start: their outputs neither overflow nor vanish.
-        return made.normal_(std=(tensor.shape[-1] if tensor.dim() else 1) ** -0.5)
-    return made.zero_()
+        return copy.normal_(std=(tensor.shape[-1] if tensor.dim() else 1) ** -0.5)
+    return copy.zero_()

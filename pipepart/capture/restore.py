@@ -72,7 +72,7 @@ def draws_restored(model: nn.Module, device: torch.device | None = None) -> Iter
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     used = {device or torch.device("cpu"), *(tensor.device for tensor in model.parameters())}
-    devices = [one for one in used if one.type not in ("cpu", "meta")]
+    devices = [each for each in used if each.type not in ("cpu", "meta")]
     with draws_undone(devices):
         try:
             yield

@@ -49,12 +49,12 @@ def optimizers_of(pipe: Any, optimizer: Any) -> list[Optimizer]:
         ValueError: the stages have optimizers, and others are given.
     """
     of_stages: Sequence[Optimizer] = () if isinstance(pipe, nn.Module) else pipe.optimizers
-    given = _several("optimizer", optimizer, Optimizer)
-    if of_stages and given:
+    optimizers = _several("optimizer", optimizer, Optimizer)
+    if of_stages and optimizers:
         raise InputError(
             "the stages of the pipeline have optimizers of their own, which are taken: pass no optimizer"
         )
-    return given or list(of_stages)
+    return optimizers or list(of_stages)
 
 
 def schedulers_of(scheduler: Any) -> list[LRScheduler]:
@@ -75,9 +75,9 @@ def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
     return scaler if scaler is None else _checked("scaler", scaler, torch.amp.GradScaler)
 
 
-def _several(name: str, given: Any, kind: type[T]) -> list[T]:
-    found = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [_checked(name, one, kind) for one in found]
+def _several(name: str, values: Any, kind: type[T]) -> list[T]:
+    items = list(values) if isinstance(values, list | tuple) else [] if values is None else [values]
+    return [_checked(name, item, kind) for item in items]
 
 
 def _checked(name: str, value: Any, kind: type[T]) -> T:

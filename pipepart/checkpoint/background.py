@@ -55,9 +55,9 @@ class Saving:
         _unfinished.add(self)
         self._thread.start()
 
-    def _run(self, given: list[Callable[[], object]]) -> None:
+    def _run(self, jobs: list[Callable[[], object]]) -> None:
         try:
-            given.pop()()  # which has copies of all tensors: nothing holds it afterwards
+            jobs.pop()()  # which has copies of all tensors: nothing holds it afterwards
             _unfinished.discard(self)
         except BaseException as error:
             error.add_note(f"while {str(self.path)!r} was written in the background")

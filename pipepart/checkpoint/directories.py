@@ -32,8 +32,8 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
     """Return the steps and directories of complete checkpoints, the newest first."""
     if not folder.is_dir():
         return []
-    found = [(step_of(path), path) for path in folder.iterdir() if path.is_dir()]
-    return sorted(((step, path) for step, path in found if step is not None), reverse=True)
+    steps = [(step_of(path), path) for path in folder.iterdir() if path.is_dir()]
+    return sorted(((step, path) for step, path in steps if step is not None), reverse=True)
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -45,19 +45,19 @@ def begin(folder: Path, step: int) -> Path:
     for path in folder.iterdir():
         if _TEMPORARY.fullmatch(path.name) and path not in _written:
             remove(path)
-    made = folder / f"step-{step}.tmp-{secrets.token_hex(4)}"
-    made.mkdir()
-    _written.add(made)
-    return made
+    directory = folder / f"step-{step}.tmp-{secrets.token_hex(4)}"
+    directory.mkdir()
+    _written.add(directory)
+    return directory
 
 
-def publish(made: Path, keep: int | None) -> Path:
+def publish(directory: Path, keep: int | None) -> Path:
     """Rename a temporary directory to its final name, point ``latest`` to it, and keep only the newest ``keep``."""
-    folder = made.parent
-    final = folder / made.name.partition(".")[0]
-    _flush(made)
-    made.rename(final)
-    _written.discard(made)
+    folder = directory.parent
+    final = folder / directory.name.partition(".")[0]
+    _flush(directory)
+    directory.rename(final)
+    _written.discard(directory)
     link = folder / f"{LATEST}.tmp-{secrets.token_hex(4)}"
     link.symlink_to(final.name, target_is_directory=True)
     link.replace(folder / LATEST)

@@ -34,8 +34,8 @@ def encode(value: Any, place: str) -> Any:
         TypeError: JSON cannot hold the value at the place that the message names.
     """
 
-    def inner(one: Any, key: Any = None) -> Any:
-        return encode(one, place if key is None else f"{place}[{key!r}]")
+    def inner(item: Any, key: Any = None) -> Any:
+        return encode(item, place if key is None else f"{place}[{key!r}]")
 
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -44,11 +44,11 @@ def encode(value: Any, place: str) -> Any:
     if type(value) is bytes:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if type(value) is list:
-        return [inner(one, index) for index, one in enumerate(value)]
+        return [inner(element, index) for index, element in enumerate(value)]
     if type(value) is tuple:
-        return {"$tuple": [inner(one, index) for index, one in enumerate(value)]}
+        return {"$tuple": [inner(element, index) for index, element in enumerate(value)]}
     if type(value) in (dict, OrderedDict, Counter):
-        items = [[inner(key), inner(one, key)] for key, one in value.items()]
+        items = [[inner(key), inner(element, key)] for key, element in value.items()]
         if type(value) is Counter:
             return {"$counter": items}
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -65,7 +65,7 @@ def encode(value: Any, place: str) -> Any:
 def decode(value: Any) -> Any:
     """Decode a result of :func:`encode`."""
     if isinstance(value, list):
-        return [decode(one) for one in value]
+        return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     kind = next(iter(value), "")
@@ -82,7 +82,7 @@ def decode(value: Any) -> Any:
             dtype, shape, content = value[kind]
             flat = torch.tensor(list(base64.b64decode(content)), dtype=torch.uint8)
             return flat.view(getattr(torch, dtype)).reshape(shape)
-    return {key: decode(one) for key, one in value.items()}
+    return {key: decode(item) for key, item in value.items()}
 
 
 def _numbers(tensor: Tensor, place: str) -> list[Any]:

@@ -110,7 +110,7 @@ class _Request:
     ) -> None:
         self._pipe = pipe
         self._given = optimizers_of(pipe, optimizer)
-        self._optimizers = [of_this_rank(pipe, one) for one in self._given]
+        self._optimizers = [of_this_rank(pipe, each) for each in self._given]
         self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
         self._names = {parameter: name for name, parameter in pipe.named_parameters()}
         every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
@@ -125,7 +125,7 @@ class _Request:
                 if name.startswith("optimizer-") and name.endswith(".json")
             ]
         )
-        groups = [group for one in self._optimizers for group in named_groups(one, self._names)]
+        groups = [group for each in self._optimizers for group in named_groups(each, self._names)]
         self.optimized = [name for group in groups for name in group]
 
     def check(self, optimized: Collection[str]) -> None:
@@ -147,9 +147,9 @@ class _Request:
     def load(self, random: bool) -> None:
         """Load everything, after :meth:`check`."""
         self._model.load(self._pipe)
-        for given, optimizer in zip(self._given, self._optimizers, strict=True):
+        for theirs, optimizer in zip(self._given, self._optimizers, strict=True):
             self._saved.load(optimizer, self._names)
-            copy_settings(optimizer, given)
+            copy_settings(optimizer, theirs)
         self.own.load(self._schedulers, self._scaler, random)
 
 
@@ -164,7 +164,7 @@ def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:
     for name in peers.gather([str(path) for path in _candidates(folder)])[0]:
         path = Path(name)
         manifest, damage = peers.agree(lambda path=path: _verified(peers, path))
-        damages = [one for one in peers.gather(damage) if one is not None]
+        damages = [each for each in peers.gather(damage) if each is not None]
         if manifest is not None and not damages:
             if passed:
                 warnings.warn(

@@ -69,15 +69,15 @@ class Manifest(Document):
             raise CheckpointError(f"{str(path)!r} is missing")
         content = path.read_bytes()
         try:
-            found = cls.model_validate_json(content, strict=True)
+            manifest = cls.model_validate_json(content, strict=True)
         except ValidationError as error:
             raise CheckpointError(
                 f"{str(path)!r} is damaged, or of a newer version of pipepart: it is no manifest that this one reads"
             ) from error
         # The same content and the same hash, so that no byte can differ, not even a space.
-        if found.content() != content or found.sha256 != found._own_hash():
+        if manifest.content() != content or manifest.sha256 != manifest._own_hash():
             raise CheckpointError(f"{str(path)!r} is damaged: its hash is not the one in it")
-        return found
+        return manifest
 
     def check(self, directory: Path, names: Sequence[str] | None = None) -> None:
         """Compare files with their sizes and hashes; all of them by default.

@@ -53,7 +53,7 @@ def model_state(model: Model) -> ModelState:
         TypeError: safetensors cannot hold a value; the message names it.
     """
     first = _first_names(model)
-    found = ModelState({}, {})
+    state = ModelState({}, {})
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise InputTypeError(
@@ -61,11 +61,11 @@ def model_state(model: Model) -> ModelState:
                 "get_extra_state return a tensor, or pass save the value as data="
             )
         if first.get(name, name) != name:
-            found.tied[name] = first[name]
+            state.tied[name] = first[name]
         else:
             check_tensor(name, value if isinstance(model, nn.Module) else local(value))
-            found.tensors[name] = value
-    return found
+            state.tensors[name] = value
+    return state
 
 
 class SavedModel:
@@ -118,9 +118,9 @@ class SavedModel:
         state: Any = OrderedDict()
         now: Any = module_of(model).state_dict()
         state._metadata = now._metadata
-        own = model.state_dict()
+        current = model.state_dict()
         for name, source in self._sources(model).items():
-            if name in own:
+            if name in current:
                 window = self._files[source].window(source)
                 # load_state_dict copies tensors, but hands over extra state, which the module may keep.
                 state[name] = window.clone() if name.endswith(_EXTRA_STATE) else window

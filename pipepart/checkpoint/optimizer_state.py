@@ -68,22 +68,22 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
         TypeError: JSON and safetensors cannot hold a value; the message names it.
         ValueError: an optimizer has a parameter that is not the model's, or that another one has.
     """
-    found = OptimizerState([], {}, {})
+    result = OptimizerState([], {}, {})
     for optimizer in optimizers:
         packed = optimizer.state_dict()
         left = dict(packed["state"])
         groups = zip(
             optimizer.param_groups, packed["param_groups"], named_groups(optimizer, names), strict=True
         )
-        for group, packed_group, own in groups:
-            if twice := set(found.names).intersection(own):
+        for group, packed_group, named in groups:
+            if twice := set(result.names).intersection(named):
                 raise InputError(
                     f"two optimizers have the parameter {min(twice)!r}: each parameter needs one"
                 )
             settings = {key: value for key, value in packed_group.items() if key not in _PER_PARAMETER}
-            place = f"settings of optimizer group {len(found.groups)}"
+            place = f"settings of optimizer group {len(result.groups)}"
             kind = {"optimizer": type(optimizer).__name__, "settings": encode(settings, place)}
-            found.groups.append({**kind, "parameters": own})
+            result.groups.append({**kind, "parameters": named})
             for parameter, number in zip(group["params"], packed_group["params"], strict=True):
                 state = left.pop(number, None)
                 if state is not None and (name := names.get(parameter)):
@@ -92,13 +92,13 @@ def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerS
                     for key, tensor in tensors.items():
                         check_tensor(f"{place}[{key!r}]", local(tensor))
                     values = {key: value for key, value in state.items() if key not in tensors}
-                    found.tensors[name], found.values[name] = tensors, encode(values, place)
+                    result.tensors[name], result.values[name] = tensors, encode(values, place)
         if left:
             raise InputTypeError(
                 f"the state of the {type(optimizer).__name__} under {next(iter(left))!r} belongs to no parameter: "
                 "only state of parameters and settings of groups can be saved"
             )
-    return found
+    return result
 
 
 class SavedOptimizers:
@@ -133,9 +133,9 @@ class SavedOptimizers:
                 settings than the rest of its group.
         """
         for optimizer in optimizers:
-            for own in named_groups(optimizer, names):
-                for name in own:
-                    self._check_parameter(type(optimizer).__name__, name, own[0])
+            for named in named_groups(optimizer, names):
+                for name in named:
+                    self._check_parameter(type(optimizer).__name__, name, named[0])
 
     def _check_parameter(self, kind: str, name: str, first: str) -> None:
         """Check that the state of a parameter fits an optimizer of a class and the first parameter of its group."""
@@ -163,9 +163,9 @@ class SavedOptimizers:
         groups = zip(
             optimizer.param_groups, packed["param_groups"], named_groups(optimizer, names), strict=True
         )
-        for group, packed_group, own in groups:
-            if own:
-                packed_group.update(decode(self._groups[own[0]]["settings"]))
+        for group, packed_group, named in groups:
+            if named:
+                packed_group.update(decode(self._groups[named[0]]["settings"]))
             for parameter, number in zip(group["params"], packed_group["params"], strict=True):
                 if isinstance(parameter, StandIn) and number in before:
                     packed["state"][number] = before[number]

@@ -28,7 +28,8 @@ def own_state(schedulers: Sequence[Any], scaler: Any, data: Any) -> dict[str, An
     return {
         "random": encode(_random_state(), "random"),
         "schedulers": [
-            {"kind": type(one).__name__, "state": encode(one.state_dict(), "scheduler")} for one in schedulers
+            {"kind": type(scheduler).__name__, "state": encode(scheduler.state_dict(), "scheduler")}
+            for scheduler in schedulers
         ],
         "scaler": None if scaler is None else encode(scaler.state_dict(), "scaler"),
         "data": encode(data, "data"),
@@ -76,7 +77,7 @@ class SavedOwn:
         if not saved:
             raise InputError("the checkpoint has no state of a scheduler")
         if len(saved) != count:
-            if any(one != saved[0] for one in saved):
+            if any(state != saved[0] for state in saved):
                 raise InputError(
                     f"the checkpoint has {len(saved)} schedulers with different states, and {count} are to be loaded"
                 )
@@ -114,8 +115,8 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     set_state(state["torch"])
-    for device, one in zip(_cuda_devices(), state["cuda"], strict=False):
-        set_state(one, device)
+    for device, numbers in zip(_cuda_devices(), state["cuda"], strict=False):
+        set_state(numbers, device)
 
 
 def _cuda_devices() -> list[torch.device]:

@@ -91,8 +91,8 @@ def save(
     contents = _share_out(peers, contents, trains)
     if asynchronous:
         contents = peers.agree(contents.copied)
-    made = peers.agree(lambda: str(_begin(absolute, step)) if peers.rank == 0 else "")
-    writing = _Writing(peers, Path(peers.gather(made)[0]), step, keep, contents)
+    directory = peers.agree(lambda: str(_begin(absolute, step)) if peers.rank == 0 else "")
+    writing = _Writing(peers, Path(peers.gather(directory)[0]), step, keep, contents)
     saving = Saving(absolute / f"step-{step}", pipe)
     if asynchronous:
         saving.start(writing.run)
@@ -156,12 +156,12 @@ class _Contents(NamedTuple):
 
 
 def _whole(tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
-    found = {}
+    gathered = {}
     for name, tensor in tensors.items():
         value = whole(tensor.detach()).cpu() if is_dtensor(tensor) else tensor
         if name not in left_out:
-            found[name] = value
-    return found
+            gathered[name] = value
+    return gathered
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -176,7 +176,7 @@ def _contents(pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: An
         ValueError: an optimizer has a parameter that is not the model's.
     """
     names = {parameter: name for name, parameter in pipe.named_parameters()}
-    optimizers = [of_this_rank(pipe, one) for one in optimizers_of(pipe, optimizer)]
+    optimizers = [of_this_rank(pipe, each) for each in optimizers_of(pipe, optimizer)]
     tensors, tied = model_state(pipe)
     module = module_of(pipe)
     to_json = getattr(getattr(module, "config", None), "to_json_string", None)
@@ -201,13 +201,13 @@ def _share_out(peers: Peers, contents: _Contents, trains: bool) -> _Contents:
     optimizer = contents.optimizer
     shards = contents.sharded()
     everyone = peers.gather((list(contents.tensors), optimizer and optimizer.names, trains, shards))
-    given = [rank for rank, (_, optimized, *_) in enumerate(everyone) if optimized is not None]
+    ranks = [rank for rank, (_, optimized, *_) in enumerate(everyone) if optimized is not None]
     missing = [
         rank for rank, (_, optimized, trained, _) in enumerate(everyone) if trained and optimized is None
     ]
-    if given and missing:
+    if ranks and missing:
         raise InputError(
-            f"rank {missing[0]} has no optimizer to save, and rank {given[0]} has one: pass save the optimizer of "
+            f"rank {missing[0]} has no optimizer to save, and rank {ranks[0]} has one: pass save the optimizer of "
             "each rank; a rank whose parameters are all frozen needs none"
         )
     for rank, (_, _, _, others) in enumerate(everyone):
@@ -273,35 +273,35 @@ class _Writing(NamedTuple):
                 f"rank {rank} does not see {str(self.made)!r}, which rank 0 has made: all ranks need one folder, and "
                 "nothing else may save into it"
             )
-        found = {self._model_file: write_tensors(self.made / self._model_file, self.contents.tensors)}
+        written = {self._model_file: write_tensors(self.made / self._model_file, self.contents.tensors)}
         if optimizer is not None:
             document = {"groups": optimizer.groups, "state": optimizer.values}
-            found[f"optimizer-{rank}.json"] = self._write_json(f"optimizer-{rank}.json", document)
+            written[f"optimizer-{rank}.json"] = self._write_json(f"optimizer-{rank}.json", document)
             name = f"optimizer-{rank}.safetensors"
             states = {
                 stored_name(key, parameter): tensor
                 for parameter, tensors in optimizer.tensors.items()
                 for key, tensor in tensors.items()
             }
-            found[name] = write_tensors(self.made / name, states)
-        found[f"rank-{rank}.json"] = self._write_json(f"rank-{rank}.json", self.contents.own)
-        return found
+            written[name] = write_tensors(self.made / name, states)
+        written[f"rank-{rank}.json"] = self._write_json(f"rank-{rank}.json", self.contents.own)
+        return written
 
     def _publish(self, told: Sequence[Mapping[str, Any]]) -> None:
         """Write what lists the files of all ranks, and make the checkpoint current."""
         files = {
             name: FileRecord(bytes=size, sha256=sha256)
-            for one in told
-            for name, (size, sha256) in one["files"].items()
+            for part in told
+            for name, (size, sha256) in part["files"].items()
         }
         index = {
-            "metadata": {"total_size": sum(one["bytes"] for one in told)},
-            "weight_map": {tensor: name for one in told for tensor, name in one["weights"].items()},
+            "metadata": {"total_size": sum(part["bytes"] for part in told)},
+            "weight_map": {tensor: name for part in told for tensor, name in part["weights"].items()},
         }
         files[INDEX] = self._write_json(INDEX, index)
         if self.contents.config is not None:
             files["config.json"] = self._write_json("config.json", self.contents.config)
-        tied = {name: first for one in told for name, first in one["tied"].items()}
+        tied = {name: first for part in told for name, first in part["tied"].items()}
         manifest = Manifest(step=self.step, ranks=self.peers.size, tied=tied, files=files).sealed()
         write_file(self.made / MANIFEST, [manifest.content()])
         directories.publish(self.made, self.keep)

@@ -27,10 +27,10 @@ def of_this_rank(pipe: Any, optimizer: Optimizer) -> Optimizer:
     outer: Any = optimizer
     mesh = getattr(pipe, "mesh", None)
     replicas = None if mesh is None else dist.get_process_group_ranks(mesh.get_group("dp"))
-    given = dist.get_process_group_ranks(outer.process_group)
-    if given != replicas:
+    ranks = dist.get_process_group_ranks(outer.process_group)
+    if ranks != replicas:
         raise InputError(
-            f"the ZeroRedundancyOptimizer shares its state out over the ranks {given}, and the replicas of this rank's "
+            f"the ZeroRedundancyOptimizer shares its state out over the ranks {ranks}, and the replicas of this rank's "
             f"stages are on {replicas or 'this rank alone'}: make it of a pipeline with replicas under torchrun, with "
             'process_group=pipe.mesh.get_group("dp")'
         )
@@ -40,5 +40,5 @@ def of_this_rank(pipe: Any, optimizer: Optimizer) -> Optimizer:
 
 def copy_settings(source: Optimizer, target: Optimizer) -> None:
     """Copy the settings of parameter groups to another optimizer; does nothing for the same."""
-    for one, other in zip(source.param_groups, target.param_groups, strict=True):
-        other.update({name: value for name, value in one.items() if name != "params"})
+    for theirs, ours in zip(source.param_groups, target.param_groups, strict=True):
+        ours.update({name: value for name, value in theirs.items() if name != "params"})

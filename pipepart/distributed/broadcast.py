@@ -34,12 +34,12 @@ def broadcast_result(
     """
 
     def packed() -> tuple[Any, Any]:
-        made = make()
-        return made, pack(graph_cut.move(made, torch.device("cpu")))
+        value = make()
+        return value, pack(graph_cut.move(value, torch.device("cpu")))
 
     is_source = ranks.rank == source
     result, failure, why = attempt(packed) if is_source else (None, None, "")
-    made, (form, buffers) = result or (None, (None, []))
+    content, (form, buffers) = result or (None, (None, []))
     form, why = ranks.gather((form, why))[source]
     if failure is not None:
         raise failure
@@ -50,7 +50,7 @@ def broadcast_result(
     for buffer in buffers:
         if buffer.numel():
             ranks.broadcast(buffer, source)
-    return made if is_source else unpack(form, buffers, recording)
+    return content if is_source else unpack(form, buffers, recording)
 
 
 def broadcast_tensors(
@@ -59,7 +59,7 @@ def broadcast_tensors(
     """Copy tensors from one rank to the others of a group, several small ones at a time."""
     part: list[Tensor] = []
     for tensor in tensors:
-        if sum(one.nbytes for one in part) + tensor.nbytes > _PART_BYTES:
+        if sum(member.nbytes for member in part) + tensor.nbytes > _PART_BYTES:
             _broadcast_part(ranks, part, source, group)
             part = []
         part.append(tensor.detach())
@@ -75,7 +75,7 @@ def _broadcast_part(
     is_source = ranks.rank == source
     sizes = [tensor.nbytes for tensor in tensors]
     sent = (
-        torch.cat([_bytes(one) for one in tensors])
+        torch.cat([_bytes(each) for each in tensors])
         if is_source
         else torch.empty(sum(sizes), dtype=torch.uint8)
     )

@@ -58,7 +58,7 @@ def check_run(
     for rank, what in (*needed, *((rank, "runs the last stage") for rank in lasts)):
         if not everyone[rank].form and not (rank in lasts and everyone[rank].target):
             raise InputError(f"rank {rank} {what} and was given no mini-batch")
-    with_target = next((rank for rank, one in enumerate(everyone) if one.target), None)
+    with_target = next((rank for rank, summary in enumerate(everyone) if summary.target), None)
     without = next((rank for rank in lasts if not everyone[rank].target), None)
     if with_target is not None and without is not None:
         raise InputError(
@@ -66,9 +66,11 @@ def check_run(
             "target= on all ranks"
         )
     for field, what in (("form", "mini-batch"), ("values", "mini-batch"), ("target", "target")):
-        given = {rank: getattr(one, field) for rank, one in enumerate(everyone) if getattr(one, field)}
-        first = next(iter(given), 0)
-        if other := next((rank for rank in given if given[rank] != given[first]), 0):
+        values = {
+            rank: getattr(summary, field) for rank, summary in enumerate(everyone) if getattr(summary, field)
+        }
+        first = next(iter(values), 0)
+        if other := next((rank for rank in values if values[rank] != values[first]), 0):
             mine = call.target if field == "target" else (call.args, call.kwargs)
             texts = [text[:_MOST_SHOWN] for text in ranks.gather(str(forms([mine])))]
             difference = f"{texts[other]} in place of {texts[first]} (shape, strides, dtype, requires_grad)"
@@ -77,8 +79,8 @@ def check_run(
                 f"{difference if texts[other] != texts[first] else 'it has other values'}. All ranks that are given "
                 "one get the same, in the same order: seed what shuffles the data alike on every rank"
             )
-    for rank, one in enumerate(everyone):
-        if one.state != everyone[0].state:
+    for rank, summary in enumerate(everyone):
+        if summary.state != everyone[0].state:
             raise RuntimeError(
                 f"the model of rank {rank} is in another mode than that of rank 0, or other parameters are frozen, "
                 "or gradients or autocast are set differently: set them alike on all ranks"
@@ -93,12 +95,12 @@ def check_calls(everyone: Sequence[CallSummary]) -> None:
         RuntimeError: the ranks make different calls.
     """
     first = everyone[0]
-    for rank, one in enumerate(everyone):
-        if one.refusal:
-            raise RankError(f"rank {rank} refuses {one.call}: {one.refusal}")
-    for rank, one in enumerate(everyone):
-        if one[:2] != first[:2]:
+    for rank, summary in enumerate(everyone):
+        if summary.refusal:
+            raise RankError(f"rank {rank} refuses {summary.call}: {summary.refusal}")
+    for rank, summary in enumerate(everyone):
+        if summary[:2] != first[:2]:
             raise RuntimeError(
-                f"rank {rank} calls {one.call} (call {one.number}) while rank 0 calls {first.call} (call "
+                f"rank {rank} calls {summary.call} (call {summary.number}) while rank 0 calls {first.call} (call "
                 f"{first.number}): all ranks make the same calls with the same options in the same order"
             )

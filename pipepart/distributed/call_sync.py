@@ -72,11 +72,11 @@ class CallSync:
         )
         everyone = self._exchange(mine, call.name, refusal)
         check_run(everyone, self._firsts, self._lasts, call, self._ranks)
-        form = next(one.form for one in everyone if one.form)
-        if batch is None or not all(one.form for one in everyone):
+        form = next(summary.form for summary in everyone if summary.form)
+        if batch is None or not all(summary.form for summary in everyone):
             batch = self._everywhere(batch, everyone, call)
         self._begun(call.name)
-        whole = call.name, form, tuple(one.state for one in everyone)
+        whole = call.name, form, tuple(summary.state for summary in everyone)
         return Agreed(batch, whole, everyone[0].seed, self._calls - 1)
 
     def meet(self, call: str, work: Callable[[], T]) -> T:
@@ -112,7 +112,7 @@ class CallSync:
         """Return the summaries of all ranks; raise ``refusal`` if there is one, once all have it."""
         self._calls += 1
         self._ranks.place = f"the begin of {call}"
-        everyone = [CallSummary(*one) for one in self._ranks.exchange(mine)]
+        everyone = [CallSummary(*fields) for fields in self._ranks.exchange(mine)]
         if refusal is not None:
             raise refusal
         return everyone
@@ -124,7 +124,9 @@ class CallSync:
         flags = bytearray()
         for module in self._model.modules():
             flags.append(module.training)
-            flags += bytes(one.requires_grad for one in module._parameters.values() if one is not None)
+            flags += bytes(
+                parameter.requires_grad for parameter in module._parameters.values() if parameter is not None
+            )
         return digest((bytes(flags), torch.is_grad_enabled(), Modes.current().autocast))
 
     def _everywhere(
@@ -136,13 +138,13 @@ class CallSync:
             RankError: that fails on another rank.
             ValueError: a rank would run the model in another way than those with a mini-batch.
         """
-        source = next(rank for rank, one in enumerate(everyone) if one.form)
+        source = next(rank for rank, summary in enumerate(everyone) if summary.form)
         shapes = None
         if self._ranks.rank == source:
             shapes = pytree.tree_map_only(Tensor, on_meta, (call.args, call.kwargs))
         args, kwargs = self._ranks.gather(shapes)[source]
-        found, failure, why = attempt(lambda: batch or call._replace(args=args, kwargs=kwargs).split())
-        mine = why, found and digest(forms(found.inputs))
+        outcome, failure, why = attempt(lambda: batch or call._replace(args=args, kwargs=kwargs).split())
+        mine = why, outcome and digest(forms(outcome.inputs))
         for rank, (other, form) in enumerate(self._ranks.gather(mine)):
             if failure is not None:
                 raise failure
@@ -153,5 +155,5 @@ class CallSync:
                     f"on rank {rank}, which was given no mini-batch, the model calls other functions than on the ranks "
                     "that were: give the mini-batch to all ranks"
                 )
-        assert found is not None
-        return found
+        assert outcome is not None
+        return outcome

@@ -43,8 +43,8 @@ def making(
             module = model if isinstance(model, nn.Module) else model.model
             refuse_wrapped(module)
             if ranks is not None and isinstance(plan, Plan):
-                made = digest(plan.model_dump_json(exclude={"alternatives", "profile"}))
-                arguments = [f"the plan is {made[:8]}", *_options(options), *_layers(module)]
+                digest_of_plan = digest(plan.model_dump_json(exclude={"alternatives", "profile"}))
+                arguments = [f"the plan is {digest_of_plan[:8]}", *_options(options), *_layers(module)]
                 values = _first_values(module)
         yield  # refuses other types
     if ranks is not None and arguments:
@@ -99,8 +99,8 @@ def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
         InputError: they have not, on all ranks.
     """
     if rank := _first_other(ranks.exchange(digest(arguments), patient=True)):
-        found = ranks.gather(arguments)
-        pairs = zip_longest(found[0], found[rank], fillvalue="nothing else")
+        everyone = ranks.gather(arguments)
+        pairs = zip_longest(everyone[0], everyone[rank], fillvalue="nothing else")
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
         raise InputError(
             f"{other} on rank {rank}, and {first} on rank 0: pass the same model and arguments on all ranks. Make a "
@@ -134,14 +134,14 @@ def _options(options: Mapping[str, Any]) -> list[str]:
 
 def _layers(model: nn.Module) -> list[str]:
     """Describe the modules, parameters and buffers of a model."""
-    found = [
+    layers = [
         f"{f'layer {name!r}' if name else 'the model'} is {_described(module)}"
         for name, module in model.named_modules()
     ]
     for name, tensor in _tensors(model):
         shape = "uninitialized" if nn.parameter.is_lazy(tensor) else str(list(tensor.shape))
-        found.append(f"{name!r} is {str(tensor.dtype).removeprefix('torch.')} {shape}")
-    return found
+        layers.append(f"{name!r} is {str(tensor.dtype).removeprefix('torch.')} {shape}")
+    return layers
 
 
 def _first_values(model: nn.Module) -> dict[str, str]:

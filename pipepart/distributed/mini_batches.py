@@ -18,44 +18,44 @@ _SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 
 def on_meta(tensor: Tensor) -> Tensor:
     """Return a tensor of the same layout without values."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return made.requires_grad_(tensor.requires_grad)
+    placeholder = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return placeholder.requires_grad_(tensor.requires_grad)
 
 
 def forms(nests: Iterable[Any]) -> list[Any]:
     """Return the parts of a mini-batch that determine message shapes: layouts of tensors, and all other values."""
-    found: list[Any] = []
+    entries: list[Any] = []
     before = None
     for nest in nests:
         if type(nest) is Tensor and nest.layout is torch.strided:
             layout = nest.shape, nest.stride(), nest.dtype, nest.requires_grad
             if layout == before:  # those of one layout in a row are named once
-                found[-1] += 1
+                entries[-1] += 1
             else:
-                found += [layout, 1]
+                entries += [layout, 1]
             before = layout
             continue
         before = None
         leaves, spec = pytree.tree_flatten(nest)
-        found.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
+        entries.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 layout = leaf.stride() if leaf.layout is torch.strided else leaf.layout
-                found.append((tuple(leaf.shape), layout, leaf.dtype, leaf.requires_grad))
+                entries.append((tuple(leaf.shape), layout, leaf.dtype, leaf.requires_grad))
             else:
-                found.append(leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__)
-    return found
+                entries.append(leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__)
+    return entries
 
 
 def values(nest: Any) -> list[Any]:
     """Return some evenly spread numbers of each tensor, on the CPU."""
-    found = []
+    tensors = []
     for leaf in pytree.tree_leaves(nest):
         if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
             flat = leaf.detach().reshape(-1) if leaf.is_contiguous() else leaf.detach().flatten()
             step = max(1, len(flat) // _SAMPLES)
-            found.append(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
-    return found
+            tensors.append(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
+    return tensors
 
 
 def digest(value: Any) -> str:

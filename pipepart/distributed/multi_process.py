@@ -71,20 +71,20 @@ class MultiProcess(SingleProcess):
         parallelize: Parallelize | None = None,
     ) -> None:
         super().__init__(plan, chain)
-        self._ownership = own = Ownership(plan, chain, ranks.rank, ranks.size)
-        self.stages, self.replica = own.stages, own.replica
-        self.has_whole = len(own.stages) == len(plan.stages)
-        self.shares_out = len(own.rank_of_stage) > len(plan.stages)
-        self.plan = plan = own.plan_of_lane()
+        self._ownership = ownership = Ownership(plan, chain, ranks.rank, ranks.size)
+        self.stages, self.replica = ownership.stages, ownership.replica
+        self.has_whole = len(ownership.stages) == len(plan.stages)
+        self.shares_out = len(ownership.rank_of_stage) > len(plan.stages)
+        self.plan = plan = ownership.plan_of_lane()
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
-        lane = own.of_lanes(own.rank_of)[own.lane]
-        self.links = self._links = Links(ranks, lane, homes, varying_shapes, own.tensor)
-        owners, count = own.rank_of_stage, len(plan.stages)
+        lane = ownership.of_lanes(ownership.rank_of)[ownership.lane]
+        self.links = self._links = Links(ranks, lane, homes, varying_shapes, ownership.tensor)
+        owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        every_first, every_last = ([*chained(*own.of_lanes(some))] for some in (firsts, lasts))
+        every_first, every_last = ([*chained(*ownership.of_lanes(some))] for some in (firsts, lasts))
         self._sync = CallSync(ranks, chain.model, every_first, every_last, strict)
-        self.part: RankPart = RankPart(chain.model, own, ranks, self._sync.meet)
+        self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
         self._chain = chain
@@ -106,16 +106,18 @@ class MultiProcess(SingleProcess):
             Exception: what the user's function raises on this rank.
             RankError: it raises on another rank, or that is lost.
         """
-        own = self._ownership
-        if len(own.ranks) == 1 and self._parallelize is None:
+        ownership = self._ownership
+        if len(ownership.ranks) == 1 and self._parallelize is None:
             return
         # Each worker adds up by itself.
-        columns = [lane for column in zip(*own.ranks, strict=True) for lane in own.of_lanes(column)]
+        columns = [
+            lane for column in zip(*ownership.ranks, strict=True) for lane in ownership.of_lanes(column)
+        ]
         groups = {worker: self._new_group(columns) for worker in self._links.local}
         first = next(iter(groups.values()))
         self.mesh = self._made_mesh(first)
         if self._has_replicas:
-            self._links.reductions = Reductions(self._ranks, own.replica, groups)
+            self._links.reductions = Reductions(self._ranks, ownership.replica, groups)
             self.part.connect(first)
         if self._parallelize is not None:
             self._run_parallelize(self._parallelize, stages, groups)
@@ -127,12 +129,12 @@ class MultiProcess(SingleProcess):
         return self._ranks.new_group(rows, backend, lasting=inside)
 
     def _made_mesh(self, replicas: dist.ProcessGroup) -> DeviceMesh:
-        own = self._ownership
+        ownership = self._ownership
         inside = self._parallelize is not None
-        rows = [lane for ranks in own.ranks for lane in own.of_lanes(ranks)]
-        groups, ranks, names = [replicas, self._new_group(rows)], torch.tensor(own.ranks), ("dp", "pp")
-        if own.tensor > 1:
-            ranks = ranks[..., None] + torch.arange(own.tensor)
+        rows = [lane for ranks in ownership.ranks for lane in ownership.of_lanes(ranks)]
+        groups, ranks, names = [replicas, self._new_group(rows)], torch.tensor(ownership.ranks), ("dp", "pp")
+        if ownership.tensor > 1:
+            ranks = ranks[..., None] + torch.arange(ownership.tensor)
             groups.append(self._new_group(ranks.flatten(0, 1).tolist()))
             names = ("dp", "pp", "tp")
         kind = self._home.type if inside else "cpu"
@@ -142,18 +144,18 @@ class MultiProcess(SingleProcess):
         self, parallelize: Parallelize, stages: Sequence[Stage], groups: Mapping[int, dist.ProcessGroup]
     ) -> None:
         """Parallelize the layers of this rank, and wait until all ranks have."""
-        ranks, own, mesh = self._ranks, self._ownership, self.mesh
+        ranks, ownership, mesh = self._ranks, self._ownership, self.mesh
         assert mesh is not None
         device_of = self.plan.build_schedule().device_of
         here = [stage.shared for stage in stages if device_of[stage.index] in self._links.local]
-        inside = mesh["dp", "tp"] if own.tensor > 1 else mesh["dp"]
+        inside = mesh["dp", "tp"] if ownership.tensor > 1 else mesh["dp"]
         try:
-            units = parallelize_layers(parallelize, self._chain, here, inside, own.shared, ranks)
+            units = parallelize_layers(parallelize, self._chain, here, inside, ownership.shared, ranks)
         except BaseException:
             ranks.close("the pipeline could not be made")
             raise
-        own.forget()
-        self._shards = StageShards(ranks, own.replica, groups, units)
+        ownership.forget()
+        self._shards = StageShards(ranks, ownership.replica, groups, units)
         self._links.reductions = self._shards
 
     def before_backward(
@@ -209,12 +211,12 @@ class MultiProcess(SingleProcess):
             share_overflow(self._ranks, self.part.gradients_to_unscale())
         refusal = self._share_taken(sink) if self._has_replicas else ""
         share = sink.share(is_last=self._ranks.rank == self._last).as_plain()
-        found = self._ranks.exchange((share, keys.drawn))
+        everyone = self._ranks.exchange((share, keys.drawn))
         self._ranks.midway = False
-        found = self._ownership.of_first_lane(found)
-        shares = [Share.from_plain(share) for share, _ in found]
+        everyone = self._ownership.of_first_lane(everyone)
+        shares = [Share.from_plain(share) for share, _ in everyone]
         last = self._last // self._ownership.tensor
-        keys.drawn = any(drawn for _, drawn in found)
+        keys.drawn = any(drawn for _, drawn in everyone)
         keys.finish()
         if refusal := refusal or shares[last].refusal:
             raise LossError(refusal)
@@ -237,23 +239,25 @@ class MultiProcess(SingleProcess):
 
     def input_gradients(self, step: Step, batch: MicroBatches, factor: float) -> Sequence[Tensor | None]:
         """Give every rank the gradients of the inputs, which the ranks of the first stage have, if any is asked for."""
-        if not any(graph_cut.leaves(one) for one in batch.inputs):
+        if not any(graph_cut.leaves(each) for each in batch.inputs):
             return []
         self.collect(step.input_gradients, batch.inputs)
-        found = super().input_gradients(step, batch, factor)
-        return broadcast_result(self._ranks, self._first, lambda: found)
+        gradients = super().input_gradients(step, batch, factor)
+        return broadcast_result(self._ranks, self._first, lambda: gradients)
 
-    def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
+    def collect(self, outputs: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
         """Collect the results of other ranks on every rank; with one replica only with ``always``."""
         if not self._has_replicas and not always:
             return
-        everyone = self._ranks.gather([one is not None and type(one) is not tuple for one in made])
-        for index, given in enumerate(inputs):
+        everyone = self._ranks.gather(
+            [output is not None and type(output) is not tuple for output in outputs]
+        )
+        for index, value in enumerate(inputs):
             source = next((rank for rank, has in enumerate(everyone) if has[index]), None)
             if source is not None:
-                recording = given.recording if isinstance(given, Live) else None
-                made[index] = broadcast_result(
-                    self._ranks, source, lambda index=index: made[index], recording
+                recording = value.recording if isinstance(value, Live) else None
+                outputs[index] = broadcast_result(
+                    self._ranks, source, lambda index=index: outputs[index], recording
                 )
 
     def begin_backward(
@@ -280,14 +284,14 @@ class MultiProcess(SingleProcess):
         In float16 gradients that overflow on one rank get an infinity on all: so all scalers skip the step alike.
         """
         gradients = self.part.gradients_to_unscale()
-        if in_half or any(one.dtype is torch.float16 for one in self.part.model.parameters()):
+        if in_half or any(parameter.dtype is torch.float16 for parameter in self.part.model.parameters()):
             share_overflow(self._ranks, gradients)
         self.collect(step.input_gradients, [None] * len(step.input_gradients))
-        found = super().end_backward(step, in_half)
-        found = broadcast_result(self._ranks, self._first, lambda: list(found))
+        of_inputs = super().end_backward(step, in_half)
+        of_inputs = broadcast_result(self._ranks, self._first, lambda: list(of_inputs))
         self._ranks.midway = False
         self._links.agree()
-        return found
+        return of_inputs
 
     def from_last(self, make: Callable[[], Any]) -> Any:
         """Return the result of the last stage's rank on every rank."""
@@ -342,7 +346,9 @@ def join(
     if ranks is None:
         return SingleProcess(plan, chain)
     cluster = plan.cluster
-    links = [cluster.link_between(one.name, other.name) for one, other in permutations(plan.workers, 2)]
+    links = [
+        cluster.link_between(sender.name, receiver.name) for sender, receiver in permutations(plan.workers, 2)
+    ]
     if cluster.emulated and any(link.bandwidth or link.latency > cluster.message_seconds for link in links):
         raise InputError(
             "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
@@ -371,7 +377,7 @@ def _check_labels(batch: MicroBatches) -> None:
     Raises:
         ValueError: the rank was given no mini-batch.
     """
-    has_loss = any(isinstance(one, Live) and one.recording.loss is not None for one in batch.inputs)
+    has_loss = any(isinstance(each, Live) and each.recording.loss is not None for each in batch.inputs)
     if has_loss and any(label.is_meta for label in tensors(batch.targets)):
         raise InputError(
             "the model computes its own loss, which every rank goes backward from: give the mini-batch to all ranks"

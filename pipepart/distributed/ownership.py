@@ -61,8 +61,8 @@ class Ownership:
         self.replica = next(number for number, ranks in enumerate(self.ranks) if rank in ranks)
         self._plan, self._chain = plan, chain
         self._place = self.ranks[self.replica].index(rank)
-        own = self.rank_of_stage[self.replica * count :][:count]
-        self.stages = frozenset(stage for stage, owner in enumerate(own) if owner == rank)
+        ranks_here = self.rank_of_stage[self.replica * count :][:count]
+        self.stages = frozenset(stage for stage, owner in enumerate(ranks_here) if owner == rank)
 
     def plan_of_lane(self) -> Plan:
         """Return the plan in which a group of devices is, under its name, the device of this process's lane."""
@@ -83,9 +83,9 @@ class Ownership:
         """Return the ranks in the places of ``ranks`` of lane 0, for each lane."""
         return [[rank + lane for rank in ranks] for lane in range(self.tensor)]
 
-    def of_first_lane(self, found: Sequence[T]) -> Sequence[T]:
+    def of_first_lane(self, values: Sequence[T]) -> Sequence[T]:
         """Return what ranks of lane 0 have given, of what all have given: ranks of other lanes have the same."""
-        return found[:: self.tensor]
+        return values[:: self.tensor]
 
     def forget(self) -> None:
         """Find the users of tensors anew: layers have other tensors now."""
@@ -99,12 +99,12 @@ class Ownership:
         Found at the first use, as making the stages may replace tensors, and again for a tensor that is not among them.
         """
         ends = accumulate((len(stage.layers) for stage in self._plan.stages), initial=0)
-        found: dict[Tensor, dict[int, None]] = {}
+        users: dict[Tensor, dict[int, None]] = {}
         for (start, end), owner in zip(pairwise(ends), self.rank_of_stage, strict=False):
             for _, layer in self._chain.layers[start:end]:
                 for tensor in state_of(layer):
-                    found.setdefault(tensor, {})[owner] = None
-        return {tensor: list(ranks) for tensor, ranks in found.items()}
+                    users.setdefault(tensor, {})[owner] = None
+        return {tensor: list(ranks) for tensor, ranks in users.items()}
 
     @cached_property
     def shared(self) -> dict[Tensor, list[int]]:
@@ -140,16 +140,19 @@ def _by_replica(rank_of_stage: Sequence[int], count: int) -> list[list[int]]:
         ValueError: a rank has stages of several replicas, or replicas are shared out in different ways.
     """
     owners = [rank_of_stage[start : start + count] for start in range(0, len(rank_of_stage), count)]
-    found = [list(dict.fromkeys(own)) for own in owners]
-    taken = [rank for ranks in found for rank in ranks]
-    alike = [[ranks.index(rank) for rank in own] for ranks, own in zip(found, owners, strict=True)]
-    if len(set(taken)) < len(taken) or any(one != alike[0] for one in alike):
-        shown = "; ".join(f"replica {number}: ranks {ranks}" for number, ranks in enumerate(found))
+    distinct = [list(dict.fromkeys(ranks_of_replica)) for ranks_of_replica in owners]
+    taken = [rank for ranks in distinct for rank in ranks]
+    alike = [
+        [ranks.index(rank) for rank in ranks_of_replica]
+        for ranks, ranks_of_replica in zip(distinct, owners, strict=True)
+    ]
+    if len(set(taken)) < len(taken) or any(order != alike[0] for order in alike):
+        shown = "; ".join(f"replica {number}: ranks {ranks}" for number, ranks in enumerate(distinct))
         raise InputError(
-            f"each of the {len(found)} replicas needs processes of its own, which share its stages out alike, and the "
-            f"plan gives {shown}: start one process a device, or plan with replicas=1"
+            f"each of the {len(distinct)} replicas needs processes of its own, which share its stages out alike, and "
+            f"the plan gives {shown}: start one process a device, or plan with replicas=1"
         )
-    return found
+    return distinct
 
 
 def _rank_of(plan: Plan, size: int) -> list[int]:
@@ -170,12 +173,12 @@ def _rank_of(plan: Plan, size: int) -> list[int]:
             f"equally many: start {count} (torchrun --nproc-per-node {count}), or plan for another cluster"
         )
     places = {device.name: place for place, device in enumerate(plan.cluster.devices)}
-    found = [places[device.name] * size // count for device in plan.workers]
-    idle = sorted(set(range(size)) - {first + lane for first in found for lane in range(tensor)})
+    rank_of = [places[device.name] * size // count for device in plan.workers]
+    idle = sorted(set(range(size)) - {first + lane for first in rank_of for lane in range(tensor)})
     if idle:
         raise InputError(
             f"no stage is on a device of rank {idle[0]}: the plan leaves out {', '.join(plan.unused_devices)}, as the "
             f"step would not be shorter. Plan with stages={count}, schedule='1f1b' to use them all, or for fewer "
             "devices, and start fewer processes"
         )
-    return found
+    return rank_of

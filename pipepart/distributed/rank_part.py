@@ -55,9 +55,9 @@ class RankPart(ModelPart):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of this rank, and a stand-in if it trains none of them."""
-        own = [parameter for _, parameter in self.named_parameters()]
-        yield from own
-        if not any(parameter.requires_grad for parameter in own):
+        here = [parameter for _, parameter in self.named_parameters()]
+        yield from here
+        if not any(parameter.requires_grad for parameter in here):
             yield self._stand_in
 
     def zero_grad(self, set_to_none: bool) -> None:
@@ -69,7 +69,7 @@ class RankPart(ModelPart):
         """Return the gradients of this rank; that of the stand-in is made, as a ``GradScaler`` looks for one."""
         if self._stand_in in set(self.parameters()):
             self._stand_in.grad = torch.zeros_like(self._stand_in)
-        return [local(one.grad) for one in self.parameters() if one.grad is not None]
+        return [local(parameter.grad) for parameter in self.parameters() if parameter.grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's stages."""
@@ -79,11 +79,11 @@ class RankPart(ModelPart):
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state of the whole model (of the first replica) on every rank, in host memory."""
         self._meet("full_state_dict", lambda: None)
-        own = self._ranks.run(self._copied_state)  # in which the ranks of one stage exchange shards
-        found: dict[str, Any] = {}
+        copied = self._ranks.run(self._copied_state)  # in which the ranks of one stage exchange shards
+        gathered: dict[str, Any] = {}
         for rank in self._ownership.ranks[0]:
-            found |= broadcast_result(self._ranks, rank, lambda: own)
-        return {name: found[name] for name in self.model.state_dict() if name in found}
+            gathered |= broadcast_result(self._ranks, rank, lambda: copied)
+        return {name: gathered[name] for name in self.model.state_dict() if name in gathered}
 
     def _copied_state(self) -> dict[str, Any]:
         return {
@@ -95,9 +95,9 @@ class RankPart(ModelPart):
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool) -> Any:
         """Load the part of this rank from a state dict of the whole model; with replicas, that given to the first."""
-        found = self._meet(f"load_state_dict(strict={strict})", lambda: self._load(state, strict))
+        outcome = self._meet(f"load_state_dict(strict={strict})", lambda: self._load(state, strict))
         self._copy_first()
-        return found
+        return outcome
 
     def _load(self, state: Mapping[str, Any], strict: bool) -> Any:
         full = self.model.state_dict()
@@ -171,9 +171,12 @@ class RankPart(ModelPart):
         """Copy buffers of layers that train, such as BatchNorm statistics, from the first replica to all."""
         if self._replicas is not None:
             training = [
-                one for module in self.model.modules() if module.training for one in module.buffers(False)
+                buffer
+                for module in self.model.modules()
+                if module.training
+                for buffer in module.buffers(False)
             ]
-            written = [local(one) for one in dict.fromkeys(training) if self._ownership.is_mine(one)]
+            written = [local(buffer) for buffer in dict.fromkeys(training) if self._ownership.is_mine(buffer)]
             broadcast_tensors(self._ranks, written, self._source(), self._replicas)
 
     def _source(self) -> int:
@@ -185,7 +188,9 @@ class RankPart(ModelPart):
         if self._replicas is not None:
             tensors = [*self.model.parameters(), *self.model.buffers()]
             mine = [
-                local(one) for one in tensors if self._ownership.is_mine(one) and "dp" not in mesh_names(one)
+                local(tensor)
+                for tensor in tensors
+                if self._ownership.is_mine(tensor) and "dp" not in mesh_names(tensor)
             ]
             broadcast_tensors(self._ranks, mine, self._source(), self._replicas)
 

@@ -112,7 +112,7 @@ class SingleProcess:
         """Return the gradients of the leaves of the inputs, of all micro-batches in order."""
         return [scaled(gradient, factor) for part in step.input_gradients for gradient in part]
 
-    def collect(self, made: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
+    def collect(self, outputs: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
         """Collect the results of other processes, such as outputs.
 
         Args:

@@ -69,7 +69,7 @@ class Pattern(NamedTuple):
     lasting: bool
 
     def loss(
-        self, value: Tensor, found: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
+        self, value: Tensor, values: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
     ) -> MicroBatchLoss:
         """Return the loss of a micro-batch.
 
@@ -78,7 +78,7 @@ class Pattern(NamedTuple):
             found: gives the tensors of its calls by their numbers.
             counts: by term, where they are known.
         """
-        terms = tuple([_term(part, found, counts.get(index)) for index, part in enumerate(self.parts)])
+        terms = tuple([_term(part, values, counts.get(index)) for index, part in enumerate(self.parts)])
         return MicroBatchLoss(value, terms, self.shift, self.key, self.replays)
 
     @property
@@ -95,16 +95,16 @@ class Pattern(NamedTuple):
         return any(tape.is_written(Ref(number)) for divisor in divisors for number in divisor.operands)
 
 
-def _term(part: Part, found: Values, known: float | Tensor | None) -> Term:
-    tensor, divisor, divided = found(part.number), part.divisor, part.divided
+def _term(part: Part, values: Values, known: float | Tensor | None) -> Term:
+    tensor, divisor, divided = values(part.number), part.divisor, part.divided
     if not part.gradient:  # the loss may have detached a term that has one
         tensor = tensor.detach()
     if divisor is None:
         return Term(tensor, part.coefficient)
     # A count on an accelerator may have been computed on the stream of another worker.
-    count = known if isinstance(known, float) else divisor.part(found)
+    count = known if isinstance(known, float) else divisor.part(values)
     if part.summed is not None and (isinstance(count, Tensor) or not count):
-        tensor, divided = part.summed(found), False
+        tensor, divided = part.summed(values), False
         tensor = tensor if part.gradient else tensor.detach()
     return Term(tensor, part.coefficient, count, divided, divisor.least)
 
@@ -120,10 +120,10 @@ class Analysis:
     """
 
     def __init__(
-        self, tape: Tape, given: Mapping[int, Given], batch: Batch, sized: SizedTape | None = None
+        self, tape: Tape, states: Mapping[int, Given], batch: Batch, sized: SizedTape | None = None
     ) -> None:
-        self._tape, self._given, self._batch, self._sized = tape, given, batch, sized
-        self._states: dict[int, State] = {number: one.state for number, one in given.items()}
+        self._tape, self._given, self._batch, self._sized = tape, states, batch, sized
+        self._states: dict[int, State] = {number: entry.state for number, entry in states.items()}
         self._read = ""
         self._of_sizes: set[int] = set()  # numbers of tensors that were made from the number of samples
         for place, call in enumerate(tape.calls):
@@ -161,10 +161,10 @@ class Analysis:
         divisor = (
             state
             if isinstance(state, Divisor)
-            else Divisor(lambda found: on_host(found(number).detach()), (number,))
+            else Divisor(lambda sum_of_count: on_host(sum_of_count(number).detach()), (number,))
         )
-        found = self._kept(number, (Part(number, False, divisor=divisor),), 0.0)
-        return found._replace(replays=(None,)) if isinstance(state, Lost) else found
+        sum_of_count = self._kept(number, (Part(number, False, divisor=divisor),), 0.0)
+        return sum_of_count._replace(replays=(None,)) if isinstance(state, Lost) else sum_of_count
 
     def _kept(self, number: int, parts: tuple[Part, ...], shift: float) -> Pattern:
         calls = (
@@ -186,10 +186,12 @@ class Analysis:
             return lambda _, other: count(_no_value) * sizes[other] / own
         calls = [self._tape.calls[place] for place in self._tape.needed(*operands)]
         leaves = [leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, Ref)]
-        made = {number for call in calls for number in call.numbers}
-        places = {number: self._given[number].place for number in (*leaves, *operands) if number not in made}
+        numbers = {number for call in calls for number in call.numbers}
+        places = {
+            number: self._given[number].place for number in (*leaves, *operands) if number not in numbers
+        }
         writes = any(call.in_place for call in calls)
-        if None in places.values() or writes or not made.isdisjoint(self._of_sizes):
+        if None in places.values() or writes or not numbers.isdisjoint(self._of_sizes):
             return None
 
         def replayed(targets: Sequence[Sequence[Any]], other: int) -> Any:
@@ -205,7 +207,7 @@ class Analysis:
     def _follow(self, place: int, call: Call) -> None:
         """Note what the tensors are that a call has made or written."""
         states = [self._states[leaf.number] if isinstance(leaf, Ref) else None for leaf in call.leaves]
-        lost = [one.reason for one in (*call.leaves, *states) if isinstance(one, Lost)]
+        lost = [each.reason for each in (*call.leaves, *states) if isinstance(each, Lost)]
         tracked = any(state is not None for state in states)
         if call.name in SIZES:
             if lost:
@@ -213,17 +215,17 @@ class Analysis:
             elif tracked and self._sized is None:
                 self._note_read(call, "the number of samples", SIZES_READ)
             return
-        found: State | Sequence[State]
+        outcome: State | Sequence[State]
         try:
-            found = Lost(lost[0]) if lost else self._state(place, call, states)
+            outcome = Lost(lost[0]) if lost else self._state(place, call, states)
         except LostError as error:
-            found = Lost(f"{call.name.strip('_')} at {call.line} {error}")
-        if tracked and (not call.numbers or (call.in_place and isinstance(found, Lost))):
+            outcome = Lost(f"{call.name.strip('_')} at {call.line} {error}")
+        if tracked and (not call.numbers or (call.in_place and isinstance(outcome, Lost))):
             self._note_read(call, "a value", "read values last, and divide by a count as a tensor")
         if tracked and not call.numbers and call.name not in _READS:  # it may have changed what it was given
             changed = Lost(f"it changes a tensor with {call.name} at {call.line}")
             self._states.update({leaf.number: changed for leaf in call.leaves if isinstance(leaf, Ref)})
-        several = found if isinstance(found, list) else [found] * len(call.numbers)
+        several = outcome if isinstance(outcome, list) else [outcome] * len(call.numbers)
         self._states.update(zip(call.numbers, several, strict=True))
 
     def _note_read(self, call: Call, what: str, help: str) -> None:
@@ -308,7 +310,7 @@ class Analysis:
         count = (
             Divisor(lambda _: size)
             if rows.regular
-            else Divisor(lambda found: float(found(of).numel()), (of,))
+            else Divisor(lambda values: float(values(of).numel()), (of,))
         )
         return Sum((Part(call.numbers[0], gradient, divisor=count, divided=True),))
 

@@ -39,8 +39,8 @@ class AddedLosses:
         """Return the losses added since the last call."""
         if not self.found:
             return ()
-        found, self.found = self.found, []
-        return found
+        losses, self.found = self.found, []
+        return losses
 
     def total(self) -> Tensor:
         """Return the differentiable sum of the added losses; zero if there are none."""

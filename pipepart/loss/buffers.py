@@ -19,14 +19,16 @@ def buffers_elsewhere(function: Any, output: Any) -> dict[str, tuple[Tensor, Ten
 
     The last stages of several replicas are on devices of their own, and call the same loss module one after another.
     """
-    if not isinstance(function, nn.Module) or not (found := tensors(output)):
+    if not isinstance(function, nn.Module) or not (leaves := tensors(output)):
         return {}
-    moved = [(name, own, graph_cut.move(own, found[0].device)) for name, own in function.named_buffers()]
-    return {name: (own, copy) for name, own, copy in moved if copy is not own}
+    moved = [
+        (name, buffer, graph_cut.move(buffer, leaves[0].device)) for name, buffer in function.named_buffers()
+    ]
+    return {name: (buffer, copy) for name, buffer, copy in moved if copy is not buffer}
 
 
 def call_with_buffers(
-    function: Callable[..., Any], given: tuple[Any, ...], buffers: dict[str, tuple[Tensor, Tensor]]
+    function: Callable[..., Any], arguments: tuple[Any, ...], buffers: dict[str, tuple[Tensor, Tensor]]
 ) -> Any:
     """Call a loss with its buffers replaced by copies.
 
@@ -34,10 +36,10 @@ def call_with_buffers(
         LossError: it has written one of them.
     """
     if not buffers or not isinstance(function, nn.Module):
-        return function(*given)
+        return function(*arguments)
     copies = {name: copy for name, (_, copy) in buffers.items()}
     before = {name: version(copy) for name, copy in copies.items()}
-    value = functional_call(function, copies, given)
+    value = functional_call(function, copies, arguments)
     for name, (_, copy) in buffers.items():
         if copies[name] is not copy or version(copy) != before[name]:
             raise LossError(

@@ -80,12 +80,12 @@ class MiniBatchLoss:
 
     def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
         """Return the losses computed here, by micro-batch, copied to a device."""
-        return {index: one.on(device) for index, one in enumerate(self._taken) if one is not None}
+        return {index: loss.on(device) for index, loss in enumerate(self._taken) if loss is not None}
 
     @property
     def device(self) -> torch.device:
         """Where the first loss that was computed here is."""
-        return next(one.value.device for one in self._taken if one is not None)
+        return next(loss.value.device for loss in self._taken if loss is not None)
 
     def adopt(self, taken: Mapping[int, MicroBatchLoss]) -> None:
         """Add the losses of micro-batches that others computed.
@@ -93,10 +93,10 @@ class MiniBatchLoss:
         Raises:
             LossError: they were computed in another way.
         """
-        for index, one in taken.items():
+        for index, loss in taken.items():
             if self._taken[index] is None:
-                self._taken[index] = one
-        if len({len(one.terms) for one in self._taken if one is not None}) > 1:
+                self._taken[index] = loss
+        if len({len(loss.terms) for loss in self._taken if loss is not None}) > 1:
             raise refusal(
                 self._loss.function, "it computes something else for some micro-batches than for others"
             )
@@ -149,12 +149,12 @@ class MiniBatchLoss:
 
     def total(self) -> Tensor:
         """Return the loss of the mini-batch, after the losses of all micro-batches are known."""
-        taken = [one for one in self._taken if one is not None]
+        taken = [loss for loss in self._taken if loss is not None]
         value = taken[0].value
         if has_streams(value.device):  # workers have computed them, and the caller's streams read them
-            numbers = [(term.tensor, term.coefficient, term.divisor) for one in taken for term in one.terms]
-            hold_for_caller(tensors([numbers, [(one.value, one.shift) for one in taken]]))
-        columns = enumerate(zip(*(one.terms for one in taken), strict=True))
+            numbers = [(term.tensor, term.coefficient, term.divisor) for loss in taken for term in loss.terms]
+            hold_for_caller(tensors([numbers, [(loss.value, loss.shift) for loss in taken]]))
+        columns = enumerate(zip(*(loss.terms for loss in taken), strict=True))
         wholes = [whole_of(terms, self._real_total(index), value.device) for index, terms in columns]
         total = wholes[0] if len(wholes) == 1 else torch.stack(wholes).sum()
         return (total + taken[0].shift).to(value.device, value.dtype)
@@ -166,8 +166,8 @@ class MiniBatchLoss:
             return total
         parts = [
             (root * weight).sum().to(total.device, total.dtype)
-            for index, own in enumerate(roots)
-            for root, (weight, _) in zip(own, self.weights(index), strict=True)
+            for index, loss_root in enumerate(roots)
+            for root, (weight, _) in zip(loss_root, self.weights(index), strict=True)
         ]
         if not parts:
             return total
@@ -183,12 +183,12 @@ class MiniBatchLoss:
         Returns:
             None if the terms of the loss have different ones.
         """
-        taken = [one for one in self._taken if one is not None]
-        if any(isinstance(one.shift, Tensor) or one.shift for one in taken):
+        taken = [loss for loss in self._taken if loss is not None]
+        if any(isinstance(loss.shift, Tensor) or loss.shift for loss in taken):
             return None
         totals = self._totals if of_weights else None
         totals = totals or [self._real_total(index) for index in range(len(taken[0].terms))]
-        pairs = [zip(one.terms, totals, strict=True) for one in taken]
+        pairs = [zip(loss.terms, totals, strict=True) for loss in taken]
         shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
@@ -212,21 +212,21 @@ class MiniBatchLoss:
         function, declared = self._loss.function, self._loss.reduction
         if is_pair(value):
             return self._of_pair(value[0], value[1], followed)
-        own = function is None or function is loss_of
+        is_own = function is None or function is loss_of
         if not isinstance(value, Tensor) or value.dim():
-            check_returned(value) if own else check_scalar(value, title(function))
+            check_returned(value) if is_own else check_scalar(value, title(function))
         loss: Tensor = value
         if len(self._batch.sizes) == 1:
             return MicroBatchLoss(loss, (Term(loss),))
-        found: Any = "it is compiled, so that it cannot be followed"
+        pattern: Any = "it is compiled, so that it cannot be followed"
         if followed is not None:
-            found = self._following.pattern(followed, loss)
+            pattern = self._following.pattern(followed, loss)
         elif function is None:
-            found = "what it is a mean of is not known: the last layer returns a scalar"
-        if followed is not None and isinstance(found, Pattern):
-            self._check_declared(found)
-            self._check_counts(found, followed)
-            return found.loss(loss, followed.tape.value)
+            pattern = "what it is a mean of is not known: the last layer returns a scalar"
+        if followed is not None and isinstance(pattern, Pattern):
+            self._check_declared(pattern)
+            self._check_counts(pattern, followed)
+            return pattern.loss(loss, followed.tape.value)
         if declared is Reduction.SUM:
             return MicroBatchLoss(loss, (Term(loss),))
         if not self._batch.by_samples:
@@ -235,36 +235,36 @@ class MiniBatchLoss:
             sizes = self._batch.sizes
             term = Term(loss, divisor=float(sizes[micro_batch]), divided=True)
             return MicroBatchLoss(loss, (term,), replays=(lambda _, index: float(sizes[index]),))
-        raise refusal(function, found)
+        raise refusal(function, pattern)
 
-    def _check_declared(self, found: Pattern) -> None:
-        sums, declared = {part.divisor is None for part in found.parts}, self._loss.reduction
+    def _check_declared(self, pattern: Pattern) -> None:
+        sums, declared = {part.divisor is None for part in pattern.parts}, self._loss.reduction
         if declared is not None and sums == {declared is not Reduction.SUM}:
             kind = "mean" if declared is Reduction.SUM else "sum"
             raise LossError(
                 f"{title(self._loss.function)} is a {kind} over samples, and reduction={declared!s} is declared"
             )
 
-    def _check_counts(self, found: Pattern, followed: Followed) -> None:
-        if found.writes_counts(followed.tape):
+    def _check_counts(self, pattern: Pattern, followed: Followed) -> None:
+        if pattern.writes_counts(followed.tape):
             raise refusal(self._loss.function, "it writes into a tensor by which it counts")
 
     def _of_pair(self, total: Tensor, count: Tensor | float, followed: Followed | None) -> MicroBatchLoss:
         """Return what ``(sum, count)`` is made of."""
-        found = None if followed is None else self._following.count(followed, count)
-        if followed is not None and found is not None:
-            self._check_counts(found, followed)
-            return self._of_pattern((total, count), found, followed.tape.value, {})
+        pattern = None if followed is None else self._following.count(followed, count)
+        if followed is not None and pattern is not None:
+            self._check_counts(pattern, followed)
+            return self._of_pattern((total, count), pattern, followed.tape.value, {})
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
         return self._divided(total, count, part)
 
     def _of_pattern(
-        self, value: Any, pattern: Pattern, found: Values, counts: Mapping[int, float | Tensor]
+        self, value: Any, pattern: Pattern, values: Values, counts: Mapping[int, float | Tensor]
     ) -> MicroBatchLoss:
         """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
         if isinstance(value, Tensor) or not is_pair(value):
-            return pattern.loss(value, found, counts)
-        (total, count), (term,) = value, pattern.loss(value[0], found, counts).terms
+            return pattern.loss(value, values, counts)
+        (total, count), (term,) = value, pattern.loss(value[0], values, counts).terms
         assert term.divisor is not None
         taken = self._divided(total, count, term.divisor, term.least)
         taken.key, taken.replays = pattern.key, pattern.replays

@@ -57,7 +57,7 @@ class Followed(NamedTuple):
         """Return the tape of the loss for the mini-batch; None if it cannot be called for it."""
         if self.call_sized is None:
             return None
-        wholes = [self._whole(number, one.state) for number, one in self.given().items()]
+        wholes = [self._whole(number, entry.state) for number, entry in self.given().items()]
         sized = SizedTape(self.tape, wholes)
         self.call_sized(sized)
         return sized
@@ -181,7 +181,7 @@ class Following:
         originals = {id(leaves[place]): leaf for place, leaf in self._common.items()}
         # Calls with copies of the loss's buffers are not shared: these are on the streams of one worker.
         earlier = [] if moved else self._loss.calls
-        tape = Tape(originals | {id(copy): own for own, copy in moved.values()}, earlier)
+        tape = Tape(originals | {id(copy): original for original, copy in moved.values()}, earlier)
         places = self._give(tape, output, leaves)
         with tape:
             value = call_with_buffers(function, values, moved)
@@ -223,18 +223,18 @@ class Following:
         sized = self._sized.get(calls)
         key = analyse, number, calls, sized and (sized.result, sized.key())
         if key not in self._patterns:
-            found = self._earlier.get(key)
-            if not isinstance(found, Pattern) or not found.lasting:
-                found = analyse(Analysis(tape, followed.given(), batch, sized), number)
-            self._patterns[key] = found
-        found = self._patterns[key]
+            pattern = self._earlier.get(key)
+            if not isinstance(pattern, Pattern) or not pattern.lasting:
+                pattern = analyse(Analysis(tape, followed.given(), batch, sized), number)
+            self._patterns[key] = pattern
+        pattern = self._patterns[key]
         # Another function may have been put in the place of torch's.
         of_torch = self._is_torchs and len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)
         is_certain = of_torch or (self._is_straight and not any(call.in_place for call in tape.calls))
-        if is_certain and followed.kinds is not None and isinstance(found, Pattern):
-            is_direct = analyse is Analysis.pattern and (self._is_torchs or found.needs <= {0, 1, number})
-            self._certain[followed.kinds] = found, number if is_direct else None
-        return found
+        if is_certain and followed.kinds is not None and isinstance(pattern, Pattern):
+            is_direct = analyse is Analysis.pattern and (self._is_torchs or pattern.needs <= {0, 1, number})
+            self._certain[followed.kinds] = pattern, number if is_direct else None
+        return pattern
 
     def _give(self, tape: Tape, output: Any, target: Sequence[Any]) -> list[int | None]:
         """Number the tensors of a micro-batch's output and target; return their places in the target."""
@@ -252,8 +252,8 @@ class Following:
 def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
     """Return True if the shapes of micro-batches differ in nothing but the number of samples."""
     shapes = [
-        [leaf.shape[1:] for leaf in (*leaves_of(one), *target) if isinstance(leaf, Tensor) and leaf.dim()]
-        for one, target in zip(batch.inputs, targets, strict=True)
+        [leaf.shape[1:] for leaf in (*leaves_of(value), *target) if isinstance(leaf, Tensor) and leaf.dim()]
+        for value, target in zip(batch.inputs, targets, strict=True)
     ]
     return all(other == shapes[0] for other in shapes)
 

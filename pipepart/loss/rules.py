@@ -78,12 +78,12 @@ class Operation(NamedTuple):
     def state_of(self, leaf: Any) -> Any:
         """Return the state of one of the arguments."""
         pairs = zip(self.call.leaves, self.states, strict=True)
-        return next((state for one, state in pairs if one is leaf), None)
+        return next((state for operand, state in pairs if operand is leaf), None)
 
     def value_of(self, leaf: Any) -> Any:
         """Return one of the arguments itself."""
         pairs = zip(self.call.leaves, self.values, strict=True)
-        return next((value for one, value in pairs if one is leaf), leaf)
+        return next((value for operand, value in pairs if operand is leaf), leaf)
 
     def single(self) -> tuple[Tensor, Rows]:
         """Return the first operand, which must be the only one with samples."""
@@ -98,7 +98,7 @@ class Operation(NamedTuple):
         Raises:
             LostError: no dimension or several do, or the call does not take any number of samples.
         """
-        found = []
+        result = []
         try:
             args, kwargs = self.call.filled(map(self._grown, range(len(self.values))))
             grown = tensors(self.call.function(*args, **kwargs))
@@ -116,8 +116,8 @@ class Operation(NamedTuple):
                 raise LostError(_MIXES)
             if not dims or whole.shape[dims[0]] != part.shape[dims[0]] * _MANY:
                 raise LostError("works across samples, or takes some of them")
-            found += dims
-        return found
+            result += dims
+        return result
 
     def _grown(self, place: int) -> Any:
         """Return an argument for many times as many samples, without data."""
@@ -157,10 +157,12 @@ def broadcast(operation: Operation, dims: int) -> Rows:
         operation: the call.
         dims: of the result.
     """
-    found = {(rows.dim - t.dim(), t.shape[rows.dim], rows.regular) for t, rows in operation.operands if rows}
-    if len(found) != 1:
+    layouts = {
+        (rows.dim - t.dim(), t.shape[rows.dim], rows.regular) for t, rows in operation.operands if rows
+    }
+    if len(layouts) != 1:
         raise LostError(_MIXES)
-    ((back, _, regular),) = found  # broadcasting counts dimensions from the last one
+    ((back, _, regular),) = layouts  # broadcasting counts dimensions from the last one
     for tensor, rows in operation.operands:
         if rows is None and tensor.dim() >= -back and tensor.shape[back] != 1:
             raise LostError("pairs samples with entries of a constant")
@@ -176,7 +178,7 @@ def _along(position: int, default: int | None = None) -> Callable[[Operation], l
         named = operation.call.argument(position, "dim", "axis", default=default)
         if isinstance(named, bool) or not isinstance(named, int | tuple | list):
             raise LostError("works across samples")
-        along = {operator.index(one) % dims for one in ([named] if isinstance(named, int) else named)}
+        along = {operator.index(dim) % dims for dim in ([named] if isinstance(named, int) else named)}
         if not along or dims - tensor.dim() + rows.dim in along:
             raise LostError("works across samples")
         return kept(operation)

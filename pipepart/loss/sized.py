@@ -60,8 +60,8 @@ class SizedTape(Tape):
         except (_OtherCallError, Exception):
             return
         loss = loss[0] if isinstance(loss, tuple | list) else loss
-        found = self.number_of(loss) if isinstance(loss, Tensor) else None
-        self.result = found if isinstance(found, int) else None
+        of_loss = self.number_of(loss) if isinstance(loss, Tensor) else None
+        self.result = of_loss if isinstance(of_loss, int) else None
 
     def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = len(self.calls)

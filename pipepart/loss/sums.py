@@ -123,20 +123,20 @@ def combined(operation: Operation) -> Sum | Divisor:
         return _at_least(operation, first)
     if operation.call.arguments[1] or len(operation.values) != 2:
         raise LostError(_NO_SUM)
-    one, other = (
+    one, second = (
         state if isinstance(state, Sum | Divisor) else _constant(operation, place)
         for place, state in enumerate(operation.states)
     )
     if name in _SUMS or name in _DIFFERENCES:
-        terms = [_addend(operation, place, part) for place, part in enumerate((one, other))]
+        terms = [_addend(operation, place, part) for place, part in enumerate((one, second))]
         terms = terms[::-1] if name in ("rsub", "__rsub__") else terms
         return terms[0].plus(terms[1], 1 if name in _SUMS else -1)
     if isinstance(one, Sum) and name in _DIVISIONS:
-        return _quotient(operation, one, other)
+        return _quotient(operation, one, second)
     if operation.scaled:
         raise LostError("takes the number of samples")
     if name in _PRODUCTS:
-        return _product(one, other)
+        return _product(one, second)
     raise LostError(_NO_SUM)
 
 
@@ -150,28 +150,28 @@ def _converted(operation: Operation, terms: Sum | Divisor) -> Sum | Divisor:
     return terms._replace(parts=tuple(part._replace(gradient=False) for part in terms.parts))
 
 
-def _product(one: Sum | Divisor | Number, other: Sum | Divisor | Number) -> Sum | Divisor:
+def _product(first: Sum | Divisor | Number, second: Sum | Divisor | Number) -> Sum | Divisor:
     """Return the product of sums or of a count with a number; a count is multiplied by positive ones only."""
-    if not isinstance(one, Sum | Divisor):
-        one, other = other, one
-    if isinstance(other, Sum | Divisor):
+    if not isinstance(first, Sum | Divisor):
+        first, second = second, first
+    if isinstance(second, Sum | Divisor):
         raise LostError(_NO_SUM)
-    if isinstance(one, Sum):
-        return one.times(other)
-    assert isinstance(one, Divisor)
-    if isinstance(other, Tensor) or other <= 0:
+    if isinstance(first, Sum):
+        return first.times(second)
+    assert isinstance(first, Divisor)
+    if isinstance(second, Tensor) or second <= 0:
         raise LostError("takes a count with a lower bound for more than to divide by it")
-    count = one.part
-    return Divisor(lambda values: count(values) * other, one.operands, one.least * other)
+    count = first.part
+    return Divisor(lambda values: count(values) * second, first.operands, first.least * second)
 
 
-def _quotient(operation: Operation, one: Sum, other: Sum | Divisor | Number) -> Sum:
+def _quotient(operation: Operation, dividend: Sum, divisor: Sum | Divisor | Number) -> Sum:
     """Return sums that are divided by a number, by a number of samples, or by a count."""
-    if isinstance(other, Sum | Divisor):
-        return one.divided_by(other.as_count if isinstance(other, Sum) else other)
+    if isinstance(divisor, Sum | Divisor):
+        return dividend.divided_by(divisor.as_count if isinstance(divisor, Sum) else divisor)
     if not operation.scaled:
-        return one.over(other)
-    return one.divided_by(Divisor(lambda _: float(other)))
+        return dividend.over(divisor)
+    return dividend.divided_by(Divisor(lambda _: float(divisor)))
 
 
 def _at_least(operation: Operation, terms: Sum) -> Divisor:

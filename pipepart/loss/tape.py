@@ -104,11 +104,11 @@ def _flattened(nest: Any, leaves: list[Any]) -> Hashable:
     """Add the leaves of nested tuples, lists, dicts and slices to a list; return the form of the nest."""
     if isinstance(nest, tuple | list):
         kind = tuple if isinstance(nest, tuple) else list
-        return kind, tuple([_flattened(one, leaves) for one in nest])
+        return kind, tuple([_flattened(item, leaves) for item in nest])
     if isinstance(nest, dict):
-        return tuple(nest), tuple([_flattened(one, leaves) for one in nest.values()])
+        return tuple(nest), tuple([_flattened(item, leaves) for item in nest.values()])
     if isinstance(nest, slice):
-        return slice, tuple([_flattened(one, leaves) for one in (nest.start, nest.stop, nest.step)])
+        return slice, tuple([_flattened(item, leaves) for item in (nest.start, nest.stop, nest.step)])
     leaves.append(nest)
     return None
 
@@ -118,7 +118,7 @@ def _nested(form: Any, leaves: Iterator[Any]) -> Any:
     if form is None:
         return next(leaves)
     kind, forms = form
-    parts = [_nested(one, leaves) for one in forms]
+    parts = [_nested(each, leaves) for each in forms]
     if isinstance(kind, tuple):
         return dict(zip(kind, parts, strict=True))
     return slice(*parts) if kind is slice else kind(parts)
@@ -200,12 +200,12 @@ class Tape(TorchFunctionMode):
 
     def needed(self, *numbers: int) -> list[int]:
         """Return the places of the calls that tensors were computed by, in their order."""
-        wanted, found = {*numbers}, []
+        wanted, calls = {*numbers}, []
         for place, call in reversed([*enumerate(self.calls)]):
             if not wanted.isdisjoint(call.numbers):
-                found.append(place)
+                calls.append(place)
                 wanted.update(leaf.number for leaf in call.leaves if type(leaf) is Ref)
-        return found[::-1]
+        return calls[::-1]
 
     def key(self) -> Hashable:
         """Return a key that is equal on another tape with the same calls."""
@@ -238,17 +238,17 @@ class Tape(TorchFunctionMode):
             self.reads_sizes |= name in SIZES
         call = Call((), func, name, in_place, key[1], leaves)
         result = self._run(call, args, kwargs)
-        made = args[:1] if name == "__setitem__" else tensors(result)
+        results = args[:1] if name == "__setitem__" else tensors(result)
         first, place = len(self._values), len(self.calls)
-        if not made:
+        if not results:
             self.answers[place] = result
-        for tensor in made:
+        for tensor in results:
             self.give(tensor)
-        call.key = *key, first, *[tensor.requires_grad for tensor in made]
+        call.key = *key, first, *[tensor.requires_grad for tensor in results]
         if place < len(self._earlier) and self._earlier[place].key == call.key:
             call = self._earlier[place]
         else:
-            call.numbers, call.line = range(first, first + len(made)), line_of_user()
+            call.numbers, call.line = range(first, first + len(results)), line_of_user()
         self.calls.append(call)
         return result
 
@@ -259,9 +259,9 @@ class Tape(TorchFunctionMode):
         """Return what stands for a tensor argument, and add it to the key of its call."""
         number = self.number_of(leaf)
         if number is not None:
-            found = Ref(number) if isinstance(number, int) else number
-            key.append(found)
-            return found
+            known = Ref(number) if isinstance(number, int) else number
+            key.append(known)
+            return known
         if leaf.requires_grad:
             self.leaves[id(leaf)] = leaf
         self._used.setdefault(id(leaf), version(leaf))

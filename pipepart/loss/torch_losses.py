@@ -34,8 +34,8 @@ _CONSTANTS = ("weight", "linear_weight", "linear_bias")
 def all_losses() -> frozenset[Callable[..., Any]]:
     """Return the functions of ``torch.nn.functional`` that have an argument ``reduction``."""
     functions = filter(inspect.isfunction, vars(functional).values())
-    own = (f for f in functions if f.__code__.co_filename == functional.__file__)
-    return frozenset(f for f in own if "reduction" in inspect.signature(f).parameters)
+    functions_here = (f for f in functions if f.__code__.co_filename == functional.__file__)
+    return frozenset(f for f in functions_here if "reduction" in inspect.signature(f).parameters)
 
 
 def is_torch_loss(function: Any) -> bool:
@@ -47,8 +47,8 @@ def is_unchanged(loss_fn: Any) -> bool:
     """Return True for a function or module of torch whose call does no more than torch's own code."""
     if not isinstance(loss_fn, nn.Module):
         return is_torch_loss(loss_fn)
-    own = nn.modules.loss.__name__
-    if type(loss_fn).__module__ != own or type(loss_fn).forward.__module__ != own:
+    module_name = nn.modules.loss.__name__
+    if type(loss_fn).__module__ != module_name or type(loss_fn).forward.__module__ != module_name:
         return False
     hooks = loss_fn._forward_hooks or loss_fn._forward_pre_hooks or nn.modules.module._has_any_global_hook()
     backward_hooks = loss_fn._backward_hooks or loss_fn._backward_pre_hooks
@@ -63,65 +63,67 @@ def result_of(operation: Operation) -> list[Rows] | Sum:
         LostError: it mixes samples, or its divisor is not known.
     """
     call = operation.call
-    given = _arguments(call)
-    reduction = given["reduction"]
-    if given.get("size_average") is not None or given.get("reduce") is not None:
+    arguments = _arguments(call)
+    reduction = arguments["reduction"]
+    if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
         raise LostError("is called with size_average or reduce: use reduction")
     is_mean = reduction not in ("none", "sum")
-    if is_mean and call.name in _DIVIDED_BY_WEIGHTS and given.get("weight") is not None:
+    if is_mean and call.name in _DIVIDED_BY_WEIGHTS and arguments.get("weight") is not None:
         raise LostError("divides by the sum of its weights: use reduction='none' and return (sum, count)")
-    rows = _rows(operation, given)
+    rows = _rows(operation, arguments)
     if reduction == "none":
         return [rows]
     number, gradient = call.numbers[0], operation.results[0].requires_grad
     if reduction == "sum":
         return Sum((Part(number, gradient),))
-    values, summed = {name: operation.value_of(value) for name, value in given.items()}, None
+    values, summed = {name: operation.value_of(value) for name, value in arguments.items()}, None
     target = values.get("target")
     if call.name in _OVER_CLASSES and isinstance(target, Tensor) and not target.is_floating_point():
-        divisor = _count_of_classes(given)
+        divisor = _count_of_classes(arguments)
         # If all classes that occur have weight 0, the mean is 0/0, and smoothed labels add to the sum all the same.
-        summed = None if given.get("weight") is None else partial(_summed, call.function, given)
+        summed = None if arguments.get("weight") is None else partial(_summed, call.function, arguments)
     else:
-        divisor = _count_of_losses(call, given, values, rows)
+        divisor = _count_of_losses(call, arguments, values, rows)
     return Sum((Part(number, gradient, divisor=divisor, divided=True, summed=summed),))
 
 
-def _count_of_classes(given: dict[str, Any]) -> Divisor:
+def _count_of_classes(arguments: dict[str, Any]) -> Divisor:
     """Return the count of a mean over classes: the weights of the targets that are not ignored."""
-    target, weight, ignored = given["target"], given.get("weight"), given["ignore_index"]
+    target, weight, ignored = arguments["target"], arguments.get("weight"), arguments["ignore_index"]
     if not isinstance(target, Ref):
         raise LostError("takes targets that are no part of the batch")
 
-    def counted(found: Values) -> float | Tensor:
-        weights = found(weight.number) if isinstance(weight, Ref) else weight
-        return count_classes(found(target.number), weights, ignored)
+    def counted(values: Values) -> float | Tensor:
+        weights = values(weight.number) if isinstance(weight, Ref) else weight
+        return count_classes(values(target.number), weights, ignored)
 
-    return Divisor(counted, tuple([one.number for one in (target, weight) if isinstance(one, Ref)]))
+    return Divisor(counted, tuple([each.number for each in (target, weight) if isinstance(each, Ref)]))
 
 
-def _count_of_losses(call: Call, given: dict[str, Any], values: dict[str, Any], rows: Rows) -> Divisor:
+def _count_of_losses(call: Call, arguments: dict[str, Any], values: dict[str, Any], rows: Rows) -> Divisor:
     """Return the count of a mean over all losses: how many there are, from the target alone if possible."""
-    size, target = _size(call, values), given.get("target")
+    size, target = _size(call, values), arguments.get("target")
     if rows.regular:
         return Divisor(lambda _: size)
     if isinstance(target, Ref) and call.name in _ELEMENTWISE and values["target"].shape == _broadcast(values):
         return Divisor(lambda found: float(found(target.number).numel()), (target.number,))
     operands = tuple([leaf.number for leaf in call.leaves if isinstance(leaf, Ref)])
-    return Divisor(lambda found: _size(call, _filled(given, found)), operands)
+    return Divisor(lambda found: _size(call, _filled(arguments, found)), operands)
 
 
-def _summed(function: Callable[..., Tensor], given: dict[str, Any], found: Values) -> Tensor:
+def _summed(function: Callable[..., Tensor], arguments: dict[str, Any], operands: Values) -> Tensor:
     """Compute the weighted sum over the samples instead of the mean."""
-    values = _filled(given, found)
+    values = _filled(arguments, operands)
     # The weights are those of one replica, and another one may be computing.
     weight = graph_cut.move(values["weight"], values["input"].device)
     return function(**{**values, "weight": weight, "reduction": "sum"})
 
 
-def _filled(given: dict[str, Any], found: Values) -> dict[str, Any]:
+def _filled(arguments: dict[str, Any], values: Values) -> dict[str, Any]:
     """Return arguments by name, with the tensors that they stand for."""
-    return {name: found(value.number) if isinstance(value, Ref) else value for name, value in given.items()}
+    return {
+        name: values(value.number) if isinstance(value, Ref) else value for name, value in arguments.items()
+    }
 
 
 def _broadcast(values: dict[str, Any]) -> tuple[int, ...]:
@@ -129,33 +131,33 @@ def _broadcast(values: dict[str, Any]) -> tuple[int, ...]:
     return np.broadcast_shapes(*[value.shape for value in values.values() if isinstance(value, Tensor)])
 
 
-def _rows(operation: Operation, given: dict[str, Any]) -> Rows:
+def _rows(operation: Operation, arguments: dict[str, Any]) -> Rows:
     """Return where the samples of a loss that is not reduced are."""
     if operation.call.name in _ELEMENTWISE:
         dims = max(tensor.dim() for tensor, _ in operation.operands)
         rows = broadcast(operation, dims)
-        if given["reduction"] == "batchmean" and rows.dim:
+        if arguments["reduction"] == "batchmean" and rows.dim:
             raise LostError("divides by an extent that is not that of samples")
         return rows
-    if not isinstance(given.get("distance_function"), nn.PairwiseDistance | None):
+    if not isinstance(arguments.get("distance_function"), nn.PairwiseDistance | None):
         raise LostError("calls a distance function that is not known to keep samples apart")
     if operation.call.name == "ctc_loss":
-        return _temporal(operation, given)
-    constants = {id(operation.value_of(given.get(which))) for which in _CONSTANTS}
-    found = [(tensor, rows) for tensor, rows in operation.operands if id(tensor) not in constants]
+        return _temporal(operation, arguments)
+    constants = {id(operation.value_of(arguments.get(which))) for which in _CONSTANTS}
+    layouts = [(tensor, rows) for tensor, rows in operation.operands if id(tensor) not in constants]
     if any(rows for tensor, rows in operation.operands if id(tensor) in constants):
         raise LostError("takes weights that come from the batch")
-    if {(rows and rows.dim, tensor.shape[:1]) for tensor, rows in found} != {(0, found[0][0].shape[:1])}:
+    if {(rows and rows.dim, tensor.shape[:1]) for tensor, rows in layouts} != {(0, layouts[0][0].shape[:1])}:
         raise LostError("takes tensors whose rows are not those of the same samples")
-    if found[0][0].dim() < 2:
+    if layouts[0][0].dim() < 2:
         raise LostError("takes the samples for classes")
     return Rows(0, all(rows.regular for _, rows in operation.operands if rows))
 
 
-def _temporal(operation: Operation, given: dict[str, Any]) -> Rows:
+def _temporal(operation: Operation, arguments: dict[str, Any]) -> Rows:
     """A connectionist temporal classification: its samples lie along dimension 1 of the log-probabilities."""
     for which, dim in {"log_probs": 1, "targets": 0, "input_lengths": 0, "target_lengths": 0}.items():
-        tensor, rows = operation.value_of(given[which]), operation.state_of(given[which])
+        tensor, rows = operation.value_of(arguments[which]), operation.state_of(arguments[which])
         # An output as the model gave it may have steps first: which dimension holds the samples shows only here.
         known = isinstance(rows, Rows) and (rows.dim == dim or which == "log_probs")
         if which == "targets" and rows == Rows(0, False) and tensor.dim() == 1:

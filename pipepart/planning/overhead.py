@@ -94,8 +94,8 @@ def collectives_of_layers(
 
     def seconds(collectives: Iterable[Collective]) -> float:
         return sum(
-            one.count * collective_seconds(one.kind, one.bytes, count, latency, per_byte)
-            for one in collectives
+            each.count * collective_seconds(each.kind, each.bytes, count, latency, per_byte)
+            for each in collectives
         )
 
     return [(seconds(entry.forward_collectives), seconds(entry.backward_collectives)) for entry in entries]

@@ -138,9 +138,9 @@ def plan(
     for number, request in enumerate(requests):
         if fastest is None or _bound(request) < _step(fastest):
             left = len(requests) - number
-            found = _fastest(request.measured, request, clock if left == 1 else clock.part(1 / left))
-            if found is not None and (fastest is None or _step(found) < _step(fastest)):
-                fastest = found
+            best = _fastest(request.measured, request, clock if left == 1 else clock.part(1 / left))
+            if best is not None and (fastest is None or _step(best) < _step(fastest)):
+                fastest = best
     if fastest is not None:
         return fastest
     explaining = EXPLAINING_SHARE * limit

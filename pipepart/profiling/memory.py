@@ -250,7 +250,7 @@ class MemoryCount(Allocations, Observer):
         cost = self._costs[index]
         if index <= self._last:
             cost.output_bytes = sum(tensor.nbytes for tensor in tensors)
-            cost.output_gradient_bytes = bytes_of([one for one in tensors_of(output) if one.requires_grad])
+            cost.output_gradient_bytes = bytes_of([each for each in tensors_of(output) if each.requires_grad])
             self._specs[index] = tensor_specs(output)
         newly_saved = 0  # bytes allocated in this forward and saved
         for saved in filter(None, (reference() for reference in self._packed)):

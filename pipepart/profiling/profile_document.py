@@ -75,10 +75,10 @@ class Profile(Document):
         from ..capture import LayerGraph  # networkx takes half a second to import
 
         layers, values = list(self.layers), self.costs[0].values
-        made = [(value.layers, value.bytes, ()) for value in values if not value.is_argument]
+        edges = [(value.layers, value.bytes, ()) for value in values if not value.is_argument]
         if not values:  # an nn.Sequential
-            made = [((i, i + 1), one.output_bytes, one.outputs) for i, one in enumerate(layers[:-1])]
-        return LayerGraph.of(layers, made, self.inputs)
+            edges = [((i, i + 1), layer.output_bytes, layer.outputs) for i, layer in enumerate(layers[:-1])]
+        return LayerGraph.of(layers, edges, self.inputs)
 
     @property
     def fingerprint(self) -> str:

@@ -113,9 +113,9 @@ def profile(
         Exception: whatever a layer raises, with a note that names the layer.
     """
     alone = parallelize is None and tensor == 1
-    with nullcontext(model) if alone else copied_for(model, tensor) as own:
+    with nullcontext(model) if alone else copied_for(model, tensor) as copied:
         return _profile(
-            chain_of(own, layers=layers, verify="first" if alone else "never", split_loss=loss_fn is None),
+            chain_of(copied, layers=layers, verify="first" if alone else "never", split_loss=loss_fn is None),
             sample,
             loss_fn,
             target,
@@ -307,8 +307,8 @@ def _live_values(value: Any, outputs: Sequence[tuple[TensorSpec, ...]]) -> tuple
         return ()
     recording = value.recording
     specs = dict(zip(recording.parts[0].takes, tensor_specs(value), strict=True))
-    for part, made in zip(recording.parts[:-1], outputs, strict=False):
-        specs |= zip(part.gives, made, strict=True)
+    for part, output in zip(recording.parts[:-1], outputs, strict=False):
+        specs |= zip(part.gives, output, strict=True)
     return tuple(
         LiveValue(bytes=specs[number].bytes, is_argument=number in recording.inputs, layers=tuple(layers))
         for number, layers in recording.touched.items()

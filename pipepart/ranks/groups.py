@@ -17,9 +17,9 @@ Edge = tuple[int, int]  # the rank that sends, and the one that receives
 
 def own_group(rank: int, rows: Sequence[Sequence[int]], backend: str = "gloo") -> dist.ProcessGroup:
     """Make a group for each row of ranks, and return the group of ``rank``. All ranks call this."""
-    made = [dist.new_group(list(row), backend=backend, timeout=_LONGEST) for row in rows]
-    found: Any = next(group for group, row in zip(made, rows, strict=True) if rank in row)
-    return found
+    groups = [dist.new_group(list(row), backend=backend, timeout=_LONGEST) for row in rows]
+    group_here: Any = next(group for group, row in zip(groups, rows, strict=True) if rank in row)
+    return group_here
 
 
 def groups_of_pairs(
@@ -37,17 +37,17 @@ def groups_of_pairs(
         The groups of the edges that ``rank`` is in.
     """
     edges = [edge for edges in rounds for edge in edges]
-    made: dict[Edge, Any] = {}
+    groups: dict[Edge, Any] = {}
     for edge in edges:
         group = dist.new_group(list(edge), backend=backend, timeout=_LONGEST)
         if rank in edge:
-            made[edge] = group
+            groups[edge] = group
     first = torch.zeros(1, dtype=torch.uint8, device=device)
-    for (sender, _), group in made.items():
+    for (sender, _), group in groups.items():
         move = group.send if sender == rank else group.recv
         move([first], 1 - group.rank(), 0).wait()
     first.cpu()  # waits for the device
-    return made
+    return groups
 
 
 def destroy(groups: Sequence[dist.ProcessGroup]) -> None:

@@ -87,7 +87,10 @@ class MessageLog:
             self._opened += 1
             early = [message for message in self._early if message["channel"] == channel.number]
             self._early = [message for message in self._early if message["channel"] != channel.number]
-            for message in [*early, *(_of_channel(one, channel.number) for one in self.gone.values())]:
+            for message in [
+                *early,
+                *(_of_channel(departure, channel.number) for departure in self.gone.values()),
+            ]:
                 deliver(message)
         return channel
 
@@ -160,18 +163,20 @@ class MessageLog:
 
     def _arrived(self, message: Message) -> None:
         with self._lock:
-            found: list[tuple[Channel, Message]] = []
+            arrivals: list[tuple[Channel, Message]] = []
             if message["kind"] in ("ended", "lost"):
                 if message["rank"] in self.gone:
                     return
                 self.gone[message["rank"]] = message
-                found = [(one, _of_channel(message, number)) for number, one in self._channels.items()]
+                arrivals = [
+                    (opened, _of_channel(message, number)) for number, opened in self._channels.items()
+                ]
             elif (number := message["channel"]) in self._channels:
-                found = [(self._channels[number], message)]
+                arrivals = [(self._channels[number], message)]
             elif number >= self._opened:
                 self._early.append(message)
-        for channel, one in found:
-            channel.deliver(one)
+        for channel, opened in arrivals:
+            channel.deliver(opened)
 
 
 class Channel:

@@ -115,9 +115,9 @@ class Ranks:
         Raises:
             RankError: as :meth:`gather`.
         """
-        made = self._apart(partial(own_group, self.rank, rows or [range(self.size)], backend), None)
-        (self._lasting if lasting else self._groups).append(made)
-        return made
+        group = self._apart(partial(own_group, self.rank, rows or [range(self.size)], backend), None)
+        (self._lasting if lasting else self._groups).append(group)
+        return group
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
@@ -134,11 +134,11 @@ class Ranks:
             self.check()
             yield
         except BaseException as error:
-            found = self.lost(error) if broke(error) else error
-            self.tell(found)
-            if found is error:
+            lost = self.lost(error) if broke(error) else error
+            self.tell(lost)
+            if lost is error:
                 raise
-            raise found from None
+            raise lost from None
         finally:
             self._lasting += self._adopted()
             self._adopted = list
@@ -160,9 +160,9 @@ class Ranks:
             RankError, TimeoutError: as :meth:`gather`.
         """
         make = partial(groups_of_pairs, self.rank, rounds, backend, device)
-        made: dict[Edge, dist.ProcessGroup] = self._apart(make, self._timeout)
-        self._groups += made.values()
-        return made
+        groups: dict[Edge, dist.ProcessGroup] = self._apart(make, self._timeout)
+        self._groups += groups.values()
+        return groups
 
     def run(self, together: Callable[[], T]) -> T:
         """Run a collective on another thread and return its result; the failure of another rank ends the wait.
@@ -181,9 +181,9 @@ class Ranks:
         """
 
         def collective() -> list[Any]:
-            found: list[Any] = [None] * self.size
-            dist.all_gather_object(found, mine, group=self._control)
-            return found
+            gathered: list[Any] = [None] * self.size
+            dist.all_gather_object(gathered, mine, group=self._control)
+            return gathered
 
         return self._apart(collective, self._timeout)
 
@@ -276,10 +276,10 @@ class Ranks:
         if self.failure is not None:
             return self.failure
         which = "another rank" if peer is None else f"rank {peer}"
-        found = RankError(self.closed or f"the connection of rank {self.rank} to {which} broke: {error}")
-        found.__cause__ = error
-        self.tell(found)
-        return found
+        error_here = RankError(self.closed or f"the connection of rank {self.rank} to {which} broke: {error}")
+        error_here.__cause__ = error
+        self.tell(error_here)
+        return error_here
 
     def survey(self, timeout: float) -> tuple[float, TimeoutError]:
         """Ask all ranks for their status, after a wait of ``timeout`` seconds.
@@ -388,7 +388,9 @@ class Ranks:
             with self._lock:
                 self._waits, self._since = True, time.monotonic()
                 self._channel.calls += of_all
-                gone = [rank for rank, one in self._left.items() if one["calls"] < self._channel.calls]
+                gone = [
+                    rank for rank, departure in self._left.items() if departure["calls"] < self._channel.calls
+                ]
             with self.telling(done.put):
                 if gone:
                     self._fail(has_closed(gone[0], self._left[gone[0]]))

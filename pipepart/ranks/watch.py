@@ -78,13 +78,13 @@ class PeerWatch:
 
 def _sockets() -> dict[int, str]:
     """Return what the sockets of this process are, by the numbers of their files; nothing where there is no /proc."""
-    found: dict[int, str] = {}
+    sockets: dict[int, str] = {}
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 if (target := os.readlink(f"/proc/self/fd/{name}")).startswith("socket:"):
-                    found[int(name)] = target
-    return found
+                    sockets[int(name)] = target
+    return sockets
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
@@ -107,6 +107,6 @@ def _break(group: Any) -> None:
     A receive whose time is over breaks all connections of its group (gloo's transport/tcp/unbound_buffer.cc). So it
     waits for something that nobody sends. Threads that were left waiting could abort the interpreter at its exit.
     """
-    for peer in (one for one in range(group.size()) if one != group.rank()):
+    for peer in (peer_rank for peer_rank in range(group.size()) if peer_rank != group.rank()):
         with suppress(RuntimeError):
             group.recv([torch.empty(1)], peer, _BREAK_TAG).wait(timedelta(milliseconds=1))

@@ -145,16 +145,16 @@ class StageActions:
             gradients = (*gradients, *self._exchange.sink.added_gradients(stage, micro_batch))
         if run.routes:
             gradients = self._with_shared(gradients, micro_batch)
-        found = compute(micro_batch, gradients)
+        results = compute(micro_batch, gradients)
         for route in run.routes:
             if route.previous is not None:
                 key = route.number, route.previous, micro_batch
                 self._send(stage, route.previous, key, route.tensor.grad)
                 route.tensor.grad = None
         if self._is_first:
-            self._exchange.input_gradients[micro_batch] = found
-        elif found:
-            self._send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), found)
+            self._exchange.input_gradients[micro_batch] = results
+        elif results:
+            self._send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), results)
 
     def _with_shared(self, gradients: graph_cut.Gradients, micro_batch: int) -> graph_cut.Gradients:
         """Return gradients with those of shared parameters, which arrive from later stages."""

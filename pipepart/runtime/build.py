@@ -56,8 +56,8 @@ def build_stages(
     schedule, workers = plan.build_schedule(), plan.workers
     count = len(groups)
     devices_of = [
-        [workers[row] for row in schedule.device_of[one * count :][:count]]
-        for one in range(schedule.replicas)
+        [workers[row] for row in schedule.device_of[replica_number * count :][:count]]
+        for replica_number in range(schedule.replicas)
     ]
     homes = _homes(devices_of[replica or 0])
     here = range(len(groups)) if local is None else sorted(local)
@@ -71,13 +71,13 @@ def build_stages(
     )
     guarded = any(stage.recompute != "never" for stage in plan.stages)
     stages: list[Stage] = []
-    for one, devices in enumerate(devices_of):
+    for replica_number, devices in enumerate(devices_of):
         homes = _homes(devices)
-        if one and replica is None:
+        if replica_number and replica is None:
             shared = replicate(groups, homes, len(stages))
-        for index, (own, device, home) in enumerate(zip(shared, devices, homes, strict=True)):
-            number = one * count + index
-            stages.append(Stage(number, own, starts[index], home, device.name, guarded, options))
+        for index, (parameters, device, home) in enumerate(zip(shared, devices, homes, strict=True)):
+            number = replica_number * count + index
+            stages.append(Stage(number, parameters, starts[index], home, device.name, guarded, options))
     return stages
 
 

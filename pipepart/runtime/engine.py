@@ -104,9 +104,9 @@ class Engine:
         self._copy_queues = copy_queues(plan, self._streams)
         if emulation is not None:
             self._copy_queues = [emulation.copy_queue(*pair) for pair in enumerate(self._copy_queues)]
-        own = [(self._names[row], homes[row], plan.workers[row].threads) for row in self._rows]
+        places = [(self._names[row], homes[row], plan.workers[row].threads) for row in self._rows]
         # Last of what can fail: it starts the threads.
-        self.workers: list[Worker] = start_workers(own)
+        self.workers: list[Worker] = start_workers(places)
         listen_for_forks(self)
         weakref.finalize(self, _stop, self.workers).atexit = False
 

@@ -87,9 +87,9 @@ class Orders:
 
 def _micro_batches(schedule: Schedule, kind: Kind) -> Mapping[int, frozenset[int]]:
     """Return by stage the micro-batches that have an action of a kind."""
-    found = [(a.stage, a.micro_batch) for row in schedule.actions for a in row if a.kind is kind]
+    pairs = [(a.stage, a.micro_batch) for row in schedule.actions for a in row if a.kind is kind]
     return {
-        stage: frozenset(part for own, part in found if own == stage and part is not None)
+        stage: frozenset(part for of_stage, part in pairs if of_stage == stage and part is not None)
         for stage in range(schedule.stages)
     }
 

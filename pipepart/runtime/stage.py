@@ -114,16 +114,16 @@ class Stage:
         leaves = tuple(filter(_requires_grad, parts))
         caught: list[Tensor | None] | None = None
         if not leaves:
-            given = message
+            arguments = message
         elif writes is not False or self._flagged or pairs or _layout(leaves) not in self._layouts:
             places: list[Tensor | None] = [None] * len(leaves)
-            given, caught = graph_cut.catching(message, places), places
+            arguments, caught = graph_cut.catching(message, places), places
         elif self._may_cast or torch.is_autocast_enabled(self.device.type):
-            given = graph_cut.views(message)
+            arguments = graph_cut.views(message)
         else:
-            given = message
+            arguments = message
         versions = [version(part) for part in parts] if writes is None else ()
-        output, repeatable = self._run_layers(given, micro_batch, keys, which)
+        output, repeatable = self._run_layers(arguments, micro_batch, keys, which)
         if pairs and written(pairs):
             raise RuntimeError(
                 f"{self.name(range(len(self._modules)))} writes in place into a tensor of the stage's input that "

@@ -251,8 +251,8 @@ class StageRun:
 
     def reduce(self, _: None, arrived: Sequence[Gradients]) -> Any:
         """REDUCE_GRAD: a replica returns its gradients; the first replica adds up those of the others in order."""
-        if own := self.stage.replica:
-            return own.hand_over()
+        if replica := self.stage.replica:
+            return replica.hand_over()
         for gradients in arrived:
             add_gradients(self.stage.shared.originals, gradients)
         return None

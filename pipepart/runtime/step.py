@@ -310,7 +310,7 @@ class Step:
 
     def _backwards_left(self) -> list[Action]:
         """Return the backwards that wait to be done, one micro-batch after the other."""
-        found = [
+        actions = [
             Action(kind, run.index, micro_batch)
             for micro_batch in range(self.schedule.micro_batches)
             for run in reversed(self.runs.values())
@@ -318,8 +318,8 @@ class Step:
             for kind in (Kind.RECOMPUTE, Kind.RELOAD, Kind.B)
         ]
         if self.schedule.replicas > 1:
-            found += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs.values())]
-        return found
+            actions += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs.values())]
+        return actions
 
     def _place(self, action: Action) -> str:
         of, micro_batch, where = self.schedule, action.micro_batch, self.runs[action.stage].stage.where

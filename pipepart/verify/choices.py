@@ -49,22 +49,22 @@ class Choices:
 
     def of_step(self, model: nn.Module, x: Any, y: Any) -> Chosen:
         """Return the choices for the next step of ``model``."""
-        case, own = self._training.case, self._training.model
-        take_over(own, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+        case, ours = self._training.case, self._training.model
+        take_over(ours, {**dict(model.named_parameters()), **dict(model.named_buffers())})
         batch = entered(self._chain, case.split_up(x, y))
         loss = None
         if case.loss_fn is None:
             loss = MiniBatchLoss(case.step_loss(loss_of), batch)
         keys = RngKeys()
         counts: list[list[int]] = []
-        with draws_restored(own), collect_losses():
+        with draws_restored(ours), collect_losses():
             for index, part in enumerate(batch.inputs):
-                value, found = graph_cut.part(part), []
+                value, choices = graph_cut.part(part), []
                 for place, (_, layer) in enumerate(self._chain.layers):
                     with keys.of(place, index) as draws:
                         value = call(layer, value)
-                    found.append(draws.count)
-                counts.append(found)
+                    choices.append(draws.count)
+                counts.append(choices)
                 if loss is not None:
                     loss.take(index, value, batch.targets[index])
                     loss.weights(index)

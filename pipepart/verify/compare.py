@@ -97,9 +97,9 @@ def check(
             stages than there are layers.
         Exception: whatever a layer, the loss or the pipeline raises.
     """
-    given = Arguments.of(sample)
-    check_arguments(*chain_of(model).entrance, given, target)
-    value = given.input
+    arguments = Arguments.of(sample)
+    check_arguments(*chain_of(model).entrance, arguments, target)
+    value = arguments.input
     samples = sum(micro_batches_of(value, target, 1, split).sizes)
     require(steps >= 1, f"steps must be at least 1, got {steps}")
     require(
@@ -209,7 +209,7 @@ def _rounding_of(label: str) -> float:
 
 def _row(case: Case, label: str, plan: Plan, reference: Reference, allowed: float) -> CheckRow:
     numbers = _train(Training(case), plan, reference)
-    found = errors(numbers, reference.numbers)
+    differences = errors(numbers, reference.numbers)
     modes = {stage.recompute for stage in plan.stages}
     compressed = [_COMPRESSED[dtype] for dtype in plan.cluster.compressed.values()]
     row = CheckRow(
@@ -217,10 +217,10 @@ def _row(case: Case, label: str, plan: Plan, reference: Reference, allowed: floa
         recompute=modes.pop() if len(modes) == 1 else "mixed",
         stages=len(plan.stages),
         dtype=label,
-        losses=found["losses"] or 0.0,
-        gradients=found["gradients"],
-        parameters=found["parameters"],
-        buffers=found["buffers"],
+        losses=differences["losses"] or 0.0,
+        gradients=differences["gradients"],
+        parameters=differences["parameters"],
+        buffers=differences["buffers"],
         mini_batch=reference.mini_batch,
         tolerance=max([allowed, *compressed]),
         compressed=plan.compressed,
@@ -255,14 +255,14 @@ def _train(
 
 def _first_of_all_processes(numbers: list[Numbers], reference: Reference) -> dict[str, str]:
     """The fields of a row that name the first tensor that differs, where no process has all layers."""
-    found = (
+    differences = (
         (step, kind, name)
         for step, (mine, other) in enumerate(zip(numbers, reference.numbers, strict=True))
         for kind in mine
         for name, error in tensor_errors(mine[kind], other[kind]).items()
         if error
     )
-    step, kind, name = next(found, (0, "losses", ""))
+    step, kind, name = next(differences, (0, "losses", ""))
     return {"layer": name.rpartition(".")[0] or "loss", "what": f"the first of its {kind}, step {step}"}
 
 
@@ -278,9 +278,9 @@ def _first_difference(
     plain_recorder, recorder = LayerRecorder(plain.chain.places), LayerRecorder(training.chain.places)
     theirs = plain.run(PlainSteps(case), step + 1, recorder=plain_recorder)[-1]
     ours = _train(training, plan, reference, step + 1, recorder)[-1]
-    found = find_first_difference((ours, recorder), (theirs, plain_recorder), row.tolerance)
+    difference = find_first_difference((ours, recorder), (theirs, plain_recorder), row.tolerance)
     repeats = not any(errors([theirs], [reference.numbers[step]]).values())
-    return {**found._asdict(), "what": f"{found.what}, step {step}", "repeats": repeats}
+    return {**difference._asdict(), "what": f"{difference.what}, step {step}", "repeats": repeats}
 
 
 def _pipeline(training: Training, plan: Plan) -> Pipeline:
@@ -290,16 +290,16 @@ def _pipeline(training: Training, plan: Plan) -> Pipeline:
     )
 
 
-def _labels(dtypes: Sequence[str], own: str) -> dict[str, torch.dtype | None]:
+def _labels(dtypes: Sequence[str], own_dtype: str) -> dict[str, torch.dtype | None]:
     """For each dtype its name in the report, and what to cast to."""
-    found: dict[str, torch.dtype | None] = {}
+    labels: dict[str, torch.dtype | None] = {}
     for name in dtypes:
         require_known("dtype", name, ("own", *_TOLERANCES))
-        found.setdefault(
-            own if name == "own" else name, None if name in ("own", own) else getattr(torch, name)
+        labels.setdefault(
+            own_dtype if name == "own" else name, None if name in ("own", own_dtype) else getattr(torch, name)
         )
-    require(len(found) > 0, "no dtype is named: there is nothing to compare")
-    return found
+    require(len(labels) > 0, "no dtype is named: there is nothing to compare")
+    return labels
 
 
 @contextmanager

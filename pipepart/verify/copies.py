@@ -48,9 +48,9 @@ def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None = None) ->
 def own_dtype(model: nn.Module, sample: Any) -> str:
     """Return the floating point dtypes of a model's parameters and buffers, or of its sample if it has none."""
     for items in ([*model.parameters(), *model.buffers()], pytree.tree_leaves(sample)):
-        found = {str(t.dtype) for t in items if isinstance(t, Tensor) and t.is_floating_point()}
-        if found:
-            return ", ".join(sorted(name.removeprefix("torch.") for name in found))
+        dtypes = {str(t.dtype) for t in items if isinstance(t, Tensor) and t.is_floating_point()}
+        if dtypes:
+            return ", ".join(sorted(name.removeprefix("torch.") for name in dtypes))
     return "own"
 
 
@@ -98,7 +98,7 @@ def _copies_by_id(model: nn.Module, copied: nn.Module) -> dict[int, Any]:
     """Return the copy of each module, parameter and buffer by the identity of the original."""
     kinds = (nn.Module.modules, nn.Module.parameters, nn.Module.buffers)
     pairs = [pair for kind in kinds for pair in zip(kind(model), kind(copied), strict=True)]
-    return {id(original): own for original, own in pairs}
+    return {id(original): copy for original, copy in pairs}
 
 
 def _rebound(function: Any, copies: Mapping[int, Any]) -> Any:

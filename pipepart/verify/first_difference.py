@@ -46,14 +46,14 @@ class LayerRecorder:
 
     def kind(self, path: str) -> str:
         """Return the class of a module."""
-        return next(type(module).__name__ for own, module in self._modules.values() if own == path)
+        return next(type(module).__name__ for own_path, module in self._modules.values() if own_path == path)
 
-    def _record(self, path: str, module: nn.Module, given: Any, output: Any) -> None:
-        found = self._recorded.setdefault(path, {"outputs": [], "gradients": []})
+    def _record(self, path: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        entry = self._recorded.setdefault(path, {"outputs": [], "gradients": []})
         for tensor in tensors(output):
-            _keep(found["outputs"], tensor)
+            _keep(entry["outputs"], tensor)
             if tensor.requires_grad:
-                tensor.register_hook(partial(_keep, found["gradients"]))
+                tensor.register_hook(partial(_keep, entry["gradients"]))
 
 
 def _keep(kept: list[Tensor], tensor: Tensor) -> None:
@@ -88,7 +88,7 @@ def find_first_difference(ours: Run, theirs: Run, allowed: float) -> Difference:
     """
     both = _Comparison(ours, theirs, allowed)
     ways = (both.forward(), both.backward(), both.rest())
-    return next((found for way in ways for found in way), Difference("loss", "", "the loss"))
+    return next((difference for way in ways for difference in way), Difference("loss", "", "the loss"))
 
 
 class _Comparison:
@@ -126,8 +126,8 @@ class _Comparison:
                 yield Difference(name.rpartition(".")[0], "", _named(kind, [name]))
 
     def _differ(self, path: str, kind: Kind) -> bool:
-        one, other = self._ours.recorded(path, kind), self._theirs.recorded(path, kind)
-        return not (_all_in(one, other, self._allowed) and _all_in(other, one, self._allowed))
+        first, second = self._ours.recorded(path, kind), self._theirs.recorded(path, kind)
+        return not (_all_in(first, second, self._allowed) and _all_in(second, first, self._allowed))
 
     def _own(self, kind: str, path: str) -> Iterator[Difference]:
         if names := [name for name in self._names[kind] if name.startswith(f"{path}.")]:
@@ -139,7 +139,7 @@ class _Comparison:
 
 def _all_in(some: Sequence[Tensor], others: Sequence[Tensor], allowed: float) -> bool:
     """Return True if each tensor has an equal one among the others."""
-    return all(any(largest_error({0: one}, {0: other}) <= allowed for other in others) for one in some)
+    return all(any(largest_error({0: first}, {0: other}) <= allowed for other in others) for first in some)
 
 
 def _named(kind: str, names: Sequence[str]) -> str:

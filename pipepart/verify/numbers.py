@@ -42,12 +42,12 @@ def largest_error(ours: Tensors, theirs: Tensors) -> float:
 
 def errors(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> dict[str, float | None]:
     """Return the largest error of any step for each kind of numbers; None for kinds without numbers."""
-    found: dict[str, float | None] = {}
+    differences: dict[str, float | None] = {}
     for kind in theirs[0]:
         some = any(tensor is not None for side in (ours, theirs) for tensor in side[0][kind].values())
         steps = zip(ours, theirs, strict=True)
-        found[kind] = max(largest_error(a[kind], b[kind]) for a, b in steps) if some else None
-    return found
+        differences[kind] = max(largest_error(a[kind], b[kind]) for a, b in steps) if some else None
+    return differences
 
 
 def first_different_step(ours: Sequence[Numbers], theirs: Sequence[Numbers], allowed: float) -> int:

@@ -57,8 +57,8 @@ def make_reference(case: Case, dtype: str, tolerance: float) -> Reference:
     mini_batch, at_once, mixes = steps.mini_batch, None, ""
     if case.split is None and not steps.drawing:
         whole = Training(case)
-        found = errors(numbers[:1], whole.run(_at_once, 1))
-        at_once = max(found["losses"] or 0.0, found["gradients"] or 0.0)
+        differences = errors(numbers[:1], whole.run(_at_once, 1))
+        at_once = max(differences["losses"] or 0.0, differences["gradients"] or 0.0)
         mixes = _batch_norm(whole.chain.places) if at_once > tolerance else ""
         if case.loss_fn is None and not mixes:
             mini_batch = at_once
@@ -110,8 +110,8 @@ class PlainSteps:
             self.draws_match &= draws.matches
             if is_combined:
                 outputs.append(own_copy(output))
-            own = sink.receive(index, output)
-            waiting.append((index, own, sink.receive_added(0, index, added.found)))
+            loss = sink.receive(index, output)
+            waiting.append((index, loss, sink.receive_added(0, index, added.found)))
             del output
             if isinstance(sink, BatchLossSink) and index + 1 < len(batch.inputs):
                 continue  # the loss needs all outputs
@@ -185,7 +185,9 @@ def _combination_error(training: Training, batch: MicroBatches, outputs: Sequenc
     leaves = [leaf for part in outputs for leaf in graph_cut.leaves(part)]
     at_whole = _gradients_at(leaves, graph_cut.roots(whole), [torch.ones_like(whole)])
     factor = sink.correction()
-    corrected = [one if one is None or factor == 1.0 else one * factor for one in gradients]
+    corrected = [
+        gradient if gradient is None or factor == 1.0 else gradient * factor for gradient in gradients
+    ]
     return max(
         largest_error({0: sink.total.detach()}, {0: whole.detach()}),
         largest_error(dict(enumerate(corrected)), dict(enumerate(at_whole))),
@@ -220,17 +222,17 @@ def _value(loss_fn: Any, output: Any, target: Any) -> Tensor:
     return value_of(loss_fn(output) if target is None else loss_fn(output, target))
 
 
-def _call(model: nn.Module, given: Any) -> Any:
+def _call(model: nn.Module, arguments: Any) -> Any:
     """Call the model as the user does. The first layer of a plain ``nn.Sequential`` may take several arguments."""
-    several = type(given) is Arguments and (given.kwargs or len(given.args) != 1)
+    several = type(arguments) is Arguments and (arguments.kwargs or len(arguments.args) != 1)
     if (
         not several
         or not isinstance(model, nn.Sequential)
         or type(model).forward is not nn.Sequential.forward
     ):
-        return call(model, given)
+        return call(model, arguments)
     first, *others = model
-    value = _call(first, given)
+    value = _call(first, arguments)
     for layer in others:
         value = layer(value)
     return value

@@ -74,8 +74,8 @@ class CheckRow(Value):
     @property
     def largest(self) -> float:
         """The largest error."""
-        found = (self.losses, self.gradients, self.parameters, self.buffers, self.mini_batch)
-        return max(error for error in found if error is not None)
+        kinds = (self.losses, self.gradients, self.parameters, self.buffers, self.mini_batch)
+        return max(error for error in kinds if error is not None)
 
     @property
     def place(self) -> str:

@@ -128,7 +128,7 @@ class Training:
         """
         case = self.case
         count = case.steps if steps is None else steps
-        found: list[Numbers] = []
+        steps_run: list[Numbers] = []
         for index in range(count):
             torch.manual_seed(case.seed + index)
             random.seed(case.seed + index)
@@ -137,7 +137,9 @@ class Training:
             self.model.zero_grad(set_to_none=True)
             with recorder if recorder is not None and index == count - 1 else nullcontext():
                 loss = step(self, x, y)
-            here = [(name, one) for name, one in self.model.named_parameters() if own is None or name in own]
+            here = [
+                (name, each) for name, each in self.model.named_parameters() if own is None or name in own
+            ]
             gradients = {name: copied(parameter.grad) for name, parameter in here}
             if self._optimizer is not None:
                 self._optimizer.step()
@@ -148,13 +150,16 @@ class Training:
                 "parameters": {name: copied(tensor) for name, tensor in here},
                 "buffers": {name: copied(tensor) for name, tensor in buffers if not tensor.is_meta},
             }
-            found.append(numbers if own is None else _of_all_processes(numbers))
+            steps_run.append(numbers if own is None else _of_all_processes(numbers))
             if follow is not None:
                 take_over(self.model, {**follow[index]["parameters"], **follow[index]["buffers"]})
-        return found
+        return steps_run
 
 
 def _of_all_processes(numbers: Numbers) -> Numbers:
     everyone: list[Numbers] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, numbers)
-    return {kind: {name: one for own in everyone for name, one in own[kind].items()} for kind in numbers}
+    return {
+        kind: {name: value for numbers_here in everyone for name, value in numbers_here[kind].items()}
+        for kind in numbers
+    }

@@ -85,9 +85,9 @@ def _without_gradients(
     for column, stage in enumerate(stages):
         if not schedule.versions and stage < schedule.model_stages:
             continue
-        own, code = graph.stage[first:last] == stage, graph.code[first:last]
-        makes = own & np.isin(code, [CODE[Kind.B], CODE[Kind.I], CODE[Kind.W]])
-        clears = own & (code == CODE[Kind.OPT_STEP])
+        here, code = graph.stage[first:last] == stage, graph.code[first:last]
+        makes = here & np.isin(code, [CODE[Kind.B], CODE[Kind.I], CODE[Kind.W]])
+        clears = here & (code == CODE[Kind.OPT_STEP])
         count = np.cumsum(makes)
         cleared = np.maximum.accumulate(np.where(clears, count, 0))
         missing[:, column] = count - makes == np.r_[0, cleared[:-1]]

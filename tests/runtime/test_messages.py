@@ -29,8 +29,8 @@ class Strides(nn.Module):
 class Turned(nn.Linear):
     """Multiplies from the left, so that the gradient of its input is a transposed matrix."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.weight @ x.t().contiguous()).t()
+    def forward(self, input: Tensor) -> Tensor:
+        return (self.weight @ input.t().contiguous()).t()
 
 
 @pytest.mark.parametrize("after", [lambda: Turned(6, 6), nn.Tanh], ids=["turned", "as it is"])

@@ -23,7 +23,7 @@ def without_cache(model: nn.Module, settings: Sequence[Any]) -> Iterator[None]:
         model: the user's.
         settings: those of :func:`settings_of` the model.
     """
-    configs = [one for one in settings if getattr(one, "use_cache", None) is True]
+    configs = [each for each in settings if getattr(each, "use_cache", None) is True]
     if configs and model not in _said:
         _said.add(model)
         warnings.warn(

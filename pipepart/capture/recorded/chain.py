@@ -148,28 +148,28 @@ class RecordedChain(Chain):
             self._state = state
         flat = [pytree.tree_flatten(call) for call in calls]
         passed = [[leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves, _ in flat]
-        keys = [_key(*one, self._around) for one in flat]
-        found = [self._found(*one) for one in zip(calls, passed, keys, strict=True)]
-        for recording in dict.fromkeys(found):
+        keys = [_key(*entry, self._around) for entry in flat]
+        recordings = [self._found(*entry) for entry in zip(calls, passed, keys, strict=True)]
+        for recording in dict.fromkeys(recordings):
             recording.uses += 1
-            own = [call for call, one in zip(calls, found, strict=True) if one is recording]
-            self._compare(recording, own)
+            mine = [call for call, entry in zip(calls, recordings, strict=True) if entry is recording]
+            self._compare(recording, mine)
             recording.result = None
         if self._is_on_meta:
-            passed = [[tensor.to("meta") for tensor in own] for own in passed]
-        return [BoundCall.of(*one) for one in zip(found, passed, strict=True)]
+            passed = [[tensor.to("meta") for tensor in mine] for mine in passed]
+        return [BoundCall.of(*entry) for entry in zip(recordings, passed, strict=True)]
 
     def _found(self, call: Arguments, passed: Sequence[Tensor], key: Hashable) -> Recording:
         """Find or make the recording for the arguments of a call."""
         known = self._recordings.setdefault(key, [])
         self._recordings.move_to_end(key)
-        found = next((recording for recording in known if self._holds(recording, passed)), None)
-        if found is None:
-            found = self._recorded(call)
-            known.append(found)
+        match = next((recording for recording in known if self._holds(recording, passed)), None)
+        if match is None:
+            match = self._recorded(call)
+            known.append(match)
             while sum(map(len, self._recordings.values())) > _KEPT:
                 self._recordings.popitem(last=False)
-        return found
+        return match
 
     def _compare(self, recording: Recording, calls: Sequence[Arguments]) -> None:
         """Compare a replay with the model, or the recording with another one: at its uses 1, 2, 4, 8, ...
@@ -187,30 +187,30 @@ class RecordedChain(Chain):
         way = tuple([(call.name, call.line, call.grad) for call in recording.calls])
         known_way = not always and recording.uses == 1 and way in self._compared
         as_recorded = known_way or self._uses_fakes or is_parted(self.model)
-        for given in calls if always else calls[:1] if as_recorded else calls[-1:]:
+        for arguments in calls if always else calls[:1] if as_recorded else calls[-1:]:
             if not self._uses_fakes:
                 verify(
                     self.model,
                     [layer for _, layer in self.layers],
                     recording,
-                    given,
+                    arguments,
                     lambda: self._surroundings.holders(module for _, module in self.opening.opened()),
-                    partial(self._again, given),
+                    partial(self._again, arguments),
                     known_way,
                 )
                 recording.result = None  # which is that of the micro-batch that was recorded
-            elif not known_way and (why := changed(recording.calls, self._again(given).calls)):
+            elif not known_way and (why := changed(recording.calls, self._again(arguments).calls)):
                 raise CaptureError(f"two recordings of {type(self.model).__name__} differ. {why}")
         self._compared.add(way)
 
-    def _recorded(self, given: Arguments) -> Recording:
-        recording = self._record(given, self.opening)
+    def _recorded(self, arguments: Arguments) -> Recording:
+        recording = self._record(arguments, self.opening)
         while self._split_loss and (path := recording.module_of_loss()) and self.opening.open_loss(path):
-            recording = self._record(given, self.opening)
+            recording = self._record(arguments, self.opening)
         if self._may_open and not self.layers:
-            recording = self._opened_further(recording, given)
+            recording = self._opened_further(recording, arguments)
         recording.settle(self._split_loss)
-        self._generalise_loss(recording, given)
+        self._generalise_loss(recording, arguments)
         if not self.layers:
             groups = recording.groups()
             names = _names(groups, self.model)
@@ -219,7 +219,7 @@ class RecordedChain(Chain):
         recording.arrange(self._groups)
         return recording
 
-    def _generalise_loss(self, recording: Recording, given: Arguments) -> None:
+    def _generalise_loss(self, recording: Recording, arguments: Arguments) -> None:
         """Find the numbers in the model's own loss that depend on the number of samples, by one sample more.
 
         The same code is looked through once. A model that does not take another sample is taken at its word.
@@ -228,7 +228,7 @@ class RecordedChain(Chain):
         code = tuple([(call.name, call.line) for call in recording.calls[start:]])
         if code and code not in self._of_samples:
             try:
-                other = self._again(with_another_sample(given))
+                other = self._again(with_another_sample(arguments))
                 others = other.calls[other.start_of_loss :]
                 self._of_samples[code] = depending_on_samples(recording.calls[start:], others)
             except Exception:
@@ -236,26 +236,26 @@ class RecordedChain(Chain):
         for index, places in self._of_samples.get(code, {}).items():
             recording.calls[start + index] = for_any_samples(recording.calls[start + index], places)
 
-    def _again(self, given: Arguments) -> Recording:
-        recording = self._record(given, self.opening.copy())
+    def _again(self, arguments: Arguments) -> Recording:
+        recording = self._record(arguments, self.opening.copy())
         recording.settle(self._split_loss)
         return recording
 
-    def _record(self, given: Arguments, opening: Opening) -> Recording:
+    def _record(self, arguments: Arguments, opening: Opening) -> Recording:
         without_values = self._uses_fakes or self._is_on_meta
-        return record(self.model, given, opening, self._surroundings, without_values)
+        return record(self.model, arguments, opening, self._surroundings, without_values)
 
-    def _opened_further(self, recording: Recording, given: Arguments) -> Recording:
+    def _opened_further(self, recording: Recording, arguments: Arguments) -> Recording:
         """Open modules whose parts are called one by one, and those that are too coarse to balance stages.
 
         One level at a time, as far as that can be recorded.
         """
-        while found := self.opening.to_open_next(recording.modules, recording.state.values()):
-            path, why = found
+        while blocks := self.opening.to_open_next(recording.modules, recording.state.values()):
+            path, why = blocks
             tried = self.opening.copy()
             try:
                 if tried.open(path, why, alone=True):
-                    recording = self._record(given, tried)
+                    recording = self._record(arguments, tried)
                     self.opening = tried
                     continue
             except CaptureError:
@@ -308,7 +308,7 @@ def _with_unused(groups: Sequence[Group], opening: Opening, model: nn.Module) ->
             place = homes[path]
         elif opening.whole.get(module) == path and used.isdisjoint(map(id, state_of(module))):
             added[place].append(path)
-    own = [
+    unused = [
         f"{path}.{name}" if path else name
         for path, module in opening.opened()
         for name, tensor in {**module._parameters, **module._buffers}.items()
@@ -318,7 +318,7 @@ def _with_unused(groups: Sequence[Group], opening: Opening, model: nn.Module) ->
         group._replace(modules=(*more, *group.modules)) if group.modules else group
         for group, more in zip(groups, added, strict=True)
     ]
-    return [first._replace(tensors=(*first.tensors, *own)), *others]
+    return [first._replace(tensors=(*first.tensors, *unused)), *others]
 
 
 def _opening_of(model: nn.Module, groups: Mapping[str, Group]) -> Opening:

@@ -128,9 +128,9 @@ class _Mixing(DispatchMode):
         def fake(tensor: Tensor) -> Tensor:
             if isinstance(tensor, FakeTensor):
                 return tensor
-            made = self._mode.from_tensor(tensor)
-            originals[id(made)] = tensor
-            return made
+            mixed = self._mode.from_tensor(tensor)
+            originals[id(mixed)] = tensor
+            return mixed
 
         args, named = pytree.tree_map_only(Tensor, fake, (args, named))
         with self._mode:

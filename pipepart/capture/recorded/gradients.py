@@ -26,12 +26,12 @@ def projected_gradients(result: Any, model: nn.Module) -> Gradients | None:
     generator = torch.Generator().manual_seed(0)
     factors = [torch.rand(root.shape, generator=generator).to(root) for root in roots]
     try:
-        found = torch.autograd.grad(roots, [*trained.values()], factors, allow_unused=True)
+        gradients = torch.autograd.grad(roots, [*trained.values()], factors, allow_unused=True)
     except RuntimeError as error:
         if "heckpoint" not in str(error):
             raise
         return None
-    return {name: gradient for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+    return {name: gradient for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
 
 
 def differing_gradient(ones: Gradients | None, others: Gradients | None) -> tuple[str, float] | None:
@@ -42,12 +42,12 @@ def differing_gradient(ones: Gradients | None, others: Gradients | None) -> tupl
     """
     if ones is None or others is None or not (ones or others):
         return None
-    norms = {name: _norm(gradient) for own in (ones, others) for name, gradient in own.items()}
+    norms = {name: _norm(gradient) for gradients in (ones, others) for name, gradient in gradients.items()}
     largest = max(norms.values())
     for name, norm in norms.items():
-        one, other = ones.get(name), others.get(name)
-        apart = norm if one is None or other is None else _norm(one - other.to(one.device))
-        precision = torch.finfo((ones if one is not None else others)[name].dtype).eps ** 0.5
+        first, second = ones.get(name), others.get(name)
+        apart = norm if first is None or second is None else _norm(first - second.to(first.device))
+        precision = torch.finfo((ones if first is not None else others)[name].dtype).eps ** 0.5
         if apart > precision * norm and apart > 1e-3 * precision * largest:
             return name, apart / norm if norm else 1.0
     return None

@@ -38,7 +38,7 @@ def verify(
     model: nn.Module,
     layers: Sequence[nn.Module],
     recording: Recording,
-    given: Arguments,
+    arguments: Arguments,
     holders: Callable[[], Iterable[Holder]],
     again: Callable[[], Recording],
     known_way: bool,
@@ -67,10 +67,10 @@ def verify(
     def run(forward: Callable[..., Any], gradients: bool) -> _Run:
         grad = torch.is_grad_enabled() and (gradients or recording.hooks)
         with torch.set_grad_enabled(grad), untouched(model, holders()):
-            args, kwargs = own_copy(given)
+            args, kwargs = own_copy(arguments)
             result = forward(*args, **kwargs)
-            found = projected_gradients(result, model) if gradients and grad else None
-            return _Run(pytree.tree_map_only(Tensor, Tensor.detach, result), found)
+            projected = projected_gradients(result, model) if gradients and grad else None
+            return _Run(pytree.tree_map_only(Tensor, Tensor.detach, result), projected)
 
     def replay(*args: Any, **kwargs: Any) -> Any:
         live, rest = BoundCall.of(recording, tensors((args, kwargs)))

@@ -47,13 +47,13 @@ def parallelize_layers(
 
     def checked() -> dict[SharedParameters, list[Unit]]:
         units = before.checked_units(stages, mesh)
-        own = {
+        units_here = {
             name: chain.groups[name]
             for shared in stages
             for name, _ in shared.originals
             if name in chain.groups
         }
-        check_functions(chain.model, own, (unit for some in units.values() for unit in some))
+        check_functions(chain.model, units_here, (unit for some in units.values() for unit in some))
         return units
 
     with ranks.adopting():
@@ -78,10 +78,10 @@ def parallelize_layers(
 def _modules_of(chain: Chain, stages: Sequence[SharedParameters]) -> dict[str, nn.Module]:
     """Return the user's modules that stages consist of, by name."""
     groups = chain.groups  # of a recorded model, whose layers call several modules
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, layer in (pair for shared in stages for pair in shared.originals):
         if name not in groups:
-            found[name] = layer
+            modules[name] = layer
         for path in groups[name].modules if name in groups else ():
-            found[path or name] = chain.model.get_submodule(path)
-    return found
+            modules[path or name] = chain.model.get_submodule(path)
+    return modules

@@ -26,8 +26,8 @@ class ModelBefore:
     def find_added(self) -> None:
         """Note what was added since."""
         pairs = zip(self._tables, self._before, strict=True)
-        found = [(table, set(table) - before) for table, before in pairs]
-        self._added = [(table, keys) for table, keys in found if keys]
+        added = [(table, set(table) - before) for table, before in pairs]
+        self._added = [(table, keys) for table, keys in added if keys]
 
     @contextmanager
     def without_added(self) -> Iterator[None]:

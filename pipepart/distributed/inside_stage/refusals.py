@@ -106,12 +106,12 @@ class LayersBefore:
 
 def _places(layers: Any) -> dict[Tensor, list[Place]]:
     """Return the modules that have each parameter, with its name there."""
-    found: dict[Tensor, list[Place]] = {}
+    places: dict[Tensor, list[Place]] = {}
     for module in dict.fromkeys(part for layer in layers for part in layer.modules()):
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                found.setdefault(parameter, []).append((module, key))
-    return found
+                places.setdefault(parameter, []).append((module, key))
+    return places
 
 
 def _check_modules(layers: Layers, before: Mapping[str, Mapping[str, nn.Module]]) -> None:
@@ -144,7 +144,7 @@ def _check_parameters(
         now = [module._parameters.get(key) for module, key in places]
         (module, key), *others = places
         what = f"parameter '{names[module]}.{key}'"
-        if any(one is not now[0] for one in now):
+        if any(other_now is not now[0] for other_now in now):
             other, at = others[0]
             raise InputError(
                 f"{what} is tied to '{names[other]}.{at}', and parallelize has made two parameters of it: shard both "
@@ -167,8 +167,8 @@ def _check_parameters(
 
 def _check_shadows(shared: SharedParameters, before: Mapping[Tensor, object]) -> None:
     """Check that layers are unchanged of which the stage has copies, as they use a parameter of an earlier stage."""
-    for (name, own), (_, used) in zip(shared.originals, shared.layers, strict=True):
-        if used is not own and any(one not in before for one in own.parameters()):
+    for (name, original), (_, used) in zip(shared.originals, shared.layers, strict=True):
+        if used is not original and any(parameter not in before for parameter in original.parameters()):
             raise InputError(
                 f"layer {name!r} uses a parameter of an earlier stage, and parallelize has sharded others of it: leave "
                 "this layer out, or put both layers into one stage (pipepart.plan(..., colocate=...))"
@@ -186,7 +186,7 @@ def check_functions(model: nn.Module, groups: Mapping[str, Group], units: Iterab
     Raises:
         ValueError: a function of the model takes one.
     """
-    gathered = {one for unit in units if not unit.reshards for one in unit.parameters}
+    gathered = {parameter for unit in units if not unit.reshards for parameter in unit.parameters}
     for name, group in groups.items():
         for path in group.tensors:
             owner, _, key = path.rpartition(".")

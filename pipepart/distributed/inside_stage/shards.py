@@ -46,12 +46,14 @@ class StageShards(Reductions):
         self._units = units
         self._group = next(iter(groups.values()))
         self._is_alone = self._group.size() == 1
-        self._sharded = {one for own in units.values() for unit in own for one in unit.parameters}
+        self._sharded = {
+            parameter for group in units.values() for unit in group for parameter in unit.parameters
+        }
 
     @property
     def reshards(self) -> bool:
         """Whether a unit gathers its parameters for each forward and backward."""
-        return any(unit.reshards for own in self._units.values() for unit in own)
+        return any(unit.reshards for group in self._units.values() for unit in group)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -62,7 +64,7 @@ class StageShards(Reductions):
         Raises:
             RankError: another rank has failed, or a connection broke.
         """
-        every = [unit for own in self._units.values() for unit in own]
+        every = [unit for group in self._units.values() for unit in group]
         try:
             for unit in every:
                 unit.gather()
@@ -79,10 +81,10 @@ class StageShards(Reductions):
                         unit.reset()
             if not broke(error):
                 raise
-            found = self._ranks.lost(error)
+            lost = self._ranks.lost(error)
             for note in getattr(error, "__notes__", ()):
-                found.add_note(note)
-            raise found from None
+                lost.add_note(note)
+            raise lost from None
 
     def around(self, kind: Kind, run: StageRun, compute: Compute) -> Compute:
         """Return the computation of an action of a stage with what FSDP does behind a backward, for W."""
@@ -90,10 +92,10 @@ class StageShards(Reductions):
             return compute
 
         def computed(micro_batch: Any, received: Any) -> Any:
-            found = compute(micro_batch, received)
+            output = compute(micro_batch, received)
             for unit in self._units[run.stage.shared]:
                 unit.cast_gradients()
-            return found
+            return output
 
         return computed
 
@@ -113,16 +115,18 @@ class StageShards(Reductions):
 
     def _trained(self, shared: SharedParameters) -> list[nn.Parameter]:
         """Return the parameters of a stage that are in no unit. Those in units are shards at this point."""
-        return [one for one in shared.own_parameters() if one not in self._sharded]
+        return [parameter for parameter in shared.own_parameters() if parameter not in self._sharded]
 
     def _reduce(self, shared: SharedParameters) -> None:
         """Give the shards of a stage their gradients."""
         units = self._units[shared]
         if units and not self._is_alone:
-            own = [unit.have_gradients() for unit in units]
-            flags = torch.tensor([has for of_unit in own for has in of_unit], dtype=torch.uint8)
+            have_gradients = [unit.have_gradients() for unit in units]
+            flags = torch.tensor([has for of_unit in have_gradients for has in of_unit], dtype=torch.uint8)
             dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group)
-            for unit, wanted in zip(units, flags.split([len(of_unit) for of_unit in own]), strict=True):
+            for unit, wanted in zip(
+                units, flags.split([len(of_unit) for of_unit in have_gradients]), strict=True
+            ):
                 unit.complete_gradients(wanted.tolist())
         for unit in units:
             unit.cast_gradients()

@@ -126,15 +126,15 @@ def units_of(layers: Sequence[tuple[str, nn.Module]], mesh: DeviceMesh) -> list[
         ValueError: a unit is not sharded over the dimension "dp" of the mesh, or torch cannot run it.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported for this: that takes a second
-    found: dict[Any, Unit] = {}
+    units: dict[Any, Unit] = {}
     modules = (pair for name, layer in layers for pair in layer.named_modules(prefix=name))
     for path, module in modules if fsdp else ():
         if isinstance(module, fsdp.FSDPModule):  # type: ignore[union-attr]
             state = _checked_state(path, module, mesh)
-            if state not in found:
+            if state not in units:
                 _initialize(path, state)
-                found[state] = Unit(module)
-    return list(found.values())
+                units[state] = Unit(module)
+    return list(units.values())
 
 
 def _checked_state(path: str, module: Any, mesh: DeviceMesh) -> Any:
@@ -146,9 +146,9 @@ def _checked_state(path: str, module: Any, mesh: DeviceMesh) -> Any:
     state = module._get_fsdp_state()
     ranks = mesh["dp"].mesh.tolist()
     for group in _groups(state):
-        if (own := group.mesh_info.mesh.mesh.tolist()) != ranks:
+        if (members := group.mesh_info.mesh.mesh.tolist()) != ranks:
             raise InputError(
-                f"module {path!r} is sharded over the ranks {own}, and those that run its stage with other "
+                f"module {path!r} is sharded over the ranks {members}, and those that run its stage with other "
                 f"micro-batches are {ranks}: fully_shard(module, mesh=mesh['dp'])"
             )
         if type(group.offload_policy).__name__ == "CPUOffloadPolicy":

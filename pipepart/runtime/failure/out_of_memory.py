@@ -68,17 +68,17 @@ def public_call(function: Callable[P, R]) -> Callable[P, R]:
 
 def _as_torch_error(error: BaseException) -> torch.OutOfMemoryError:
     """The same error as torch.OutOfMemoryError: on the CPU torch raises a plain RuntimeError."""
-    made = torch.OutOfMemoryError(*error.args).with_traceback(error.__traceback__)
+    as_torch = torch.OutOfMemoryError(*error.args).with_traceback(error.__traceback__)
     for note in getattr(error, "__notes__", ()):
-        made.add_note(note)
-    made.__cause__ = error
-    return made
+        as_torch.add_note(note)
+    as_torch.__cause__ = error
+    return as_torch
 
 
 def _planned(worker: int | None, plan: Plan) -> Iterator[str]:
     """Yield what the plan predicts for the device that failed, and what a user can do."""
     peaks = plan.prediction.memory_bytes if plan.prediction else ()
-    predicted = dict(zip((one.name for one in plan.cluster.devices), peaks, strict=False))
+    predicted = dict(zip((each.name for each in plan.cluster.devices), peaks, strict=False))
     device = None if worker is None else plan.workers[worker]
     if device and device.name in predicted:
         limit = f", taken to have {format_bytes(device.memory_bytes)}" if device.memory_bytes else ""
@@ -91,13 +91,13 @@ def _clear_frames(error: BaseException) -> None:
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
             continue
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        for frame, _ in traceback.walk_tb(one.__traceback__):
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        for frame, _ in traceback.walk_tb(current.__traceback__):
             _ = (
                 frame.f_locals
             )  # Python caches a frame's locals once they were read; reading them again drops the cache
-        waiting += [one.__cause__, one.__context__]
+        waiting += [current.__cause__, current.__context__]

@@ -69,9 +69,9 @@ def wait_for(
             failure = done.get(timeout=max(0.0, ends - time.monotonic()))
         except Empty:
             if ranks is None:
-                idle = (found := doing(step, workers, rows, names)).idle
+                idle = (status := doing(step, workers, rows, names)).idle
                 if idle >= timeout:
-                    raise _error(found, timeout) from None
+                    raise _error(status, timeout) from None
             else:
                 idle, error = ranks.survey(timeout)
                 if idle >= timeout and done.empty():  # else another rank's error has come meanwhile
@@ -97,7 +97,7 @@ def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Seq
             lines.append(f"{name} waits for {_message(step, names, key)} (action {action}){for_seconds}")
         else:
             frame = sys._current_frames().get(worker.ident or 0)
-            stack = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)]
+            stack = [] if frame is None else [frame_below for frame_below, _ in traceback.walk_stack(frame)]
             layer = _layer(step, action, stack)
             part = _PARTS[action.kind] + (f" of {layer}" if layer else "")
             which = "" if action.micro_batch is None else f", micro-batch {action.micro_batch}"
@@ -108,13 +108,13 @@ def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Seq
     return RankStatus(now - max(step.current[row][1] for row in rows), lines, notes)
 
 
-def _error(found: RankStatus, timeout: float) -> StepTimeoutError:
+def _error(status: RankStatus, timeout: float) -> StepTimeoutError:
     lines = [
         f"no action has ended on any device for {timeout:g} s, the pipeline's timeout:",
-        *(f"  {line}" for line in found.lines),
+        *(f"  {line}" for line in status.lines),
     ]
     error = StepTimeoutError("\n".join(lines))
-    for note in found.notes:
+    for note in status.notes:
         error.add_note(f"pipepart: {note}")
     return error
 
@@ -138,8 +138,8 @@ def _message(step: Step, names: Sequence[str], key: Key) -> str:
 
 
 def _stage(step: Step, stage: int) -> str:
-    replica, own = divmod(stage, step.schedule.model_stages)
-    return f"{own} of copy {replica}" if step.schedule.replicas > 1 else str(own)
+    replica, in_model = divmod(stage, step.schedule.model_stages)
+    return f"{in_model} of copy {replica}" if step.schedule.replicas > 1 else str(in_model)
 
 
 def _layer(step: Step, action: Action, stack: Sequence[FrameType]) -> str:

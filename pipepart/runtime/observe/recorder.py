@@ -74,9 +74,9 @@ class Recorder:
 
         def computed(micro_batch: int | None, received: Any) -> Any:
             starts.append(now())
-            made = compute(micro_batch, received)
+            output = compute(micro_batch, received)
             ends.append(now())
-            return made
+            return output
 
         return computed
 
@@ -88,7 +88,7 @@ class Recorder:
             offset: seconds to add to the times of this rank's clock to have those of rank 0.
         """
         times = {
-            row: tuple([at + offset for at in own] for own in times)
+            row: tuple([at + offset for at in moments] for moments in times)
             for row, times in enumerate(self._own_rows())
             if row in rows
         }
@@ -135,7 +135,7 @@ class Recorder:
             for position, action in enumerate(row)
             if action.kind in _SENDERS
         }
-        found = []
+        transfers = []
         for sender, receiver, key, size in self.sent:
             kind, micro_batch = _carried(key[0]), _micro_batch(key)
             device, position = place[kind, sender, micro_batch]
@@ -145,8 +145,8 @@ class Recorder:
             # when sent.
             waited = position == 0 or ends[device][position - 1] < sent
             there = max(sent, arrived.get(key, starts[device][position] if waited else sent))
-            found.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
-        return tuple(sorted(found, key=attrgetter("start")))
+            transfers.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
+        return tuple(sorted(transfers, key=attrgetter("start")))
 
 
 def profiling() -> bool:

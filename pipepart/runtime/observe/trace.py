@@ -97,10 +97,10 @@ class Trace(Drawn):
 
     @property
     def _timelines(self) -> dict[str, Timeline]:
-        found = {"measured": self.median}
+        timelines = {"measured": self.median}
         if self.predicted:
-            found["predicted"] = self.predicted
-        return found
+            timelines["predicted"] = self.predicted
+        return timelines
 
     def to_html(self) -> str:
         """Return the measured and the predicted step as an HTML page that needs no other file and no network.

@@ -121,6 +121,6 @@ class SavedTensors:
         )
 
 
-def storages_of(found: Iterable[Tensor]) -> frozenset[int]:
+def storages_of(tensors: Iterable[Tensor]) -> frozenset[int]:
     """Return what identifies the memory of tensors."""
-    return frozenset(part.untyped_storage()._cdata for tensor in found for part in dense_parts(tensor))
+    return frozenset(part.untyped_storage()._cdata for tensor in tensors for part in dense_parts(tensor))

@@ -79,18 +79,18 @@ class _Run:
             for name, child in module.named_children()
             for tensor in self.visit(child, f"{path}.{name}" if path else name)
         ]
-        own = [
+        tensors = [
             tensor
             for tensor in (*module._parameters.values(), *module._buffers.values())
             if tensor is not None and tensor in self._homes
         ]
-        for tensor in own:
+        for tensor in tensors:
             if tensor not in self._versions:
                 self._allocate(tensor)
         if any(tensor in self._versions for tensor in (*module.parameters(), *module.buffers())):
             self._call(module, path)
         self.settle(of_children)
-        return own
+        return tensors
 
     def settle(self, tensors: Any) -> None:
         """Move tensors to their devices."""

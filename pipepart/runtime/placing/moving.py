@@ -83,7 +83,9 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
                 tensor.grad = None
             swap_values(tensor, torch.empty_like(tensor.detach(), device="meta"))
 
-    without_weak_references((part for layers in groups for _, one in layers for part in one.modules()), free)
+    without_weak_references(
+        (part for layers in groups for _, layer in layers for part in layer.modules()), free
+    )
 
 
 def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
@@ -97,16 +99,16 @@ def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
     """
     kind, attributes = type(tensor), vars(tensor).copy()
     is_parameter = isinstance(tensor, nn.Parameter)
-    made: Tensor = nn.Parameter(values, tensor.requires_grad) if is_parameter else values
+    replacement: Tensor = nn.Parameter(values, tensor.requires_grad) if is_parameter else values
     gradient, tensor.grad = tensor.grad if is_parameter else None, None
     if gradient is not None:
-        made.grad = gradient.to(values.device)
+        replacement.grad = gradient.to(values.device)
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     try:
-        torch.utils.swap_tensors(tensor, made)
+        torch.utils.swap_tensors(tensor, replacement)
     except RuntimeError:
         tensor.grad = gradient
-        return made
+        return replacement
     vars(tensor).update(attributes)
     if type(tensor) is not kind:
         tensor.__class__ = kind  # type: ignore[assignment]

@@ -97,8 +97,8 @@ class WeightFiles:
                         f"{first!r} and {other!r} are one tensor of the model and differ in {str(self._where)!r}"
                     )
             home = places.get(tensor, torch.device("cpu"))
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home)
-            deliver(tensor, made.copy_(values))
+            content = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home)
+            deliver(tensor, content.copy_(values))
 
 
 def _files(where: Path) -> Iterator[Path]:

@@ -52,8 +52,8 @@ class Buffers:
         written = self._written.get(mode, present)
         originals = {key: tensor for key, (tensor, _) in present.items() if key in written}
         # By identity, so that one buffer under two names stays one.
-        made = {tensor: tensor.detach().clone() for tensor in originals.values() if tensor is not None}
-        copies: Values = {key: None if tensor is None else made[tensor] for key, tensor in originals.items()}
+        noted = {tensor: tensor.detach().clone() for tensor in originals.values() if tensor is not None}
+        copies: Values = {key: None if tensor is None else noted[tensor] for key, tensor in originals.items()}
         return Noted(mode, present, copies)
 
     def values(self, noted: Noted) -> Values | None:
@@ -131,8 +131,8 @@ def _changed(key: _Key, noted: Noted, now: _Present) -> bool:
     return isinstance(copy, Tensor) and tensor is not None and not _equal(copy, tensor)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.layout is torch.strided:
-        return torch.equal(one, other)
-    alike = one.layout == other.layout and one.shape == other.shape
-    return alike and all(map(torch.equal, dense_parts(one), dense_parts(other)))
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if first.layout is torch.strided:
+        return torch.equal(first, second)
+    alike = first.layout == second.layout and first.shape == second.shape
+    return alike and all(map(torch.equal, dense_parts(first), dense_parts(second)))

@@ -98,13 +98,13 @@ class KeyedLayers:
         parts = [tuple(module.modules()) for module in modules]
         # The attributes of layers that are made of torch modules which never draw; None for others.
         self._tables = [
-            [part.__dict__ for part in own] if all(type(part) in _NEVER_DRAWING for part in own) else None
-            for own in parts
+            [part.__dict__ for part in inner] if all(type(part) in _NEVER_DRAWING for part in inner) else None
+            for inner in parts
         ]
         self._all_tables = [table for tables in self._tables if tables is not None for table in tables]
         self._are_of_torch = [tables is not None for tables in self._tables]
         self.all_of_torch = all(self._are_of_torch)
-        self._drawing = [[part for part in own if isinstance(part, _DRAWING)] for own in parts]
+        self._drawing = [[part for part in inner if isinstance(part, _DRAWING)] for inner in parts]
         # Whether each layer draws, by its mode; absent until it has run in that mode.
         self._draws: list[dict[bool, bool]] = [{} for _ in parts]
         self.never: list[bool] = []
@@ -131,7 +131,7 @@ class KeyedLayers:
 
     def look_again(self) -> None:
         """Forget which layers draw nothing."""
-        self._draws = [{mode: True for mode, drew in own.items() if drew} for own in self._draws]
+        self._draws = [{mode: True for mode, drew in by_mode.items() if drew} for by_mode in self._draws]
         self._decide()
 
     def finish(self) -> None:
@@ -180,11 +180,11 @@ class KeyedDraws(DispatchMode):
         may_draw = _MAY_DRAW.get(func)
         if may_draw is None:
             may_draw = _MAY_DRAW[func] = torch.Tag.nondeterministic_seeded in func.tags
-        given = _arguments_of_draw(func, args, kwargs) if may_draw else None
-        if given is None:
+        arguments = _arguments_of_draw(func, args, kwargs) if may_draw else None
+        if arguments is None:
             return func(*args, **kwargs)
         self.used = True
-        if given.get("generator") is not None:
+        if arguments.get("generator") is not None:
             self.repeatable = False
             return func(*args, **kwargs)
         _refuse_checkpoint()
@@ -235,11 +235,11 @@ def _is_patched(attributes: dict[str, Any]) -> bool:
 def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Return the arguments of an operation that may draw; None if it does not, as attention without dropout."""
     arguments = func._schema.arguments
-    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
-    dropout = given.get("dropout_p", given.get("dropout"))  # of attention, of cuDNN's recurrent layers
-    idle = dropout == 0 or given.get("training") is False or given.get("train") is False
-    return None if idle else given
+    values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    values |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    dropout = values.get("dropout_p", values.get("dropout"))  # of attention, of cuDNN's recurrent layers
+    idle = dropout == 0 or values.get("training") is False or values.get("train") is False
+    return None if idle else values
 
 
 def _refuse_checkpoint() -> None:

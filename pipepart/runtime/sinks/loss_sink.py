@@ -56,11 +56,11 @@ class Share(NamedTuple):
     def from_plain(cls, plain: list[Any]) -> Share:
         """Return what :meth:`as_plain` was given, on the host."""
         added, total, *rest = plain
-        found = {
+        tensors = {
             (stage, micro_batch): [(scalar_from_plain(loss), weight, graph) for loss, weight, graph in losses]
             for (stage, micro_batch), losses in added
         }
-        return cls(found, None if total is None else scalar_from_plain(total), *rest)
+        return cls(tensors, None if total is None else scalar_from_plain(total), *rest)
 
 
 class LossSink(ABC):
@@ -205,10 +205,10 @@ class LossSink(ABC):
         """Return a weight as a gradient of ``like``, scaled."""
         if isinstance(weight, Tensor):
             return self._scaled(weight.to(like.device, like.dtype))
-        key, made = (weight, like.dtype, like.device), self._seeds.made
-        if key not in made:
-            made[key] = self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
-        return made[key]
+        key, cached = (weight, like.dtype, like.device), self._seeds.made
+        if key not in cached:
+            cached[key] = self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
+        return cached[key]
 
     def _scaled(self, seed: Tensor) -> Tensor:
         seed = seed if self._weight == 1.0 else seed * self._weight
@@ -239,8 +239,8 @@ def on_device_of(output: Any, target: Any) -> Any:
         return None
     if type(output) is Tensor:
         return graph_cut.move(target, output.device)
-    found = tensors(output)
-    return graph_cut.move(target, found[0].device) if found else target
+    leaves = tensors(output)
+    return graph_cut.move(target, leaves[0].device) if leaves else target
 
 
 def scalar_as_plain(scalar: Tensor) -> tuple[float, str]:

@@ -65,8 +65,8 @@ class MicroBatchLossSink(LossSink):
         self._another = partial(MiniBatchLoss, loss, batch, several) if replicas > 1 else None
         self._by_worker: dict[int, MiniBatchLoss] = {}  # by thread, of several last stages on accelerators
         self._places = [
-            (one, number)
-            for one, group in zip(self._losses, groups, strict=True)
+            (part, number)
+            for part, group in zip(self._losses, groups, strict=True)
             for number in range(len(group))
         ]
         self._targets = batch.targets

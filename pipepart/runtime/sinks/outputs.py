@@ -36,8 +36,8 @@ class OutputSink(LossSink):
         return self.received_gradients[micro_batch]
 
     def _added_seed(self, weight: float, loss: Tensor) -> Tensor | None:
-        given = self.gradient_of_added
-        return None if given is None else given.to(loss.device, loss.dtype) * weight
+        gradient = self.gradient_of_added
+        return None if gradient is None else gradient.to(loss.device, loss.dtype) * weight
 
 
 def loss_of_outputs(loss: StepLoss, outputs: Sequence[Any], batch: MicroBatches) -> Tensor | None:
@@ -50,9 +50,9 @@ def loss_of_outputs(loss: StepLoss, outputs: Sequence[Any], batch: MicroBatches)
     """
     if not any(isinstance(output, Unfinished) for output in outputs):
         return None
-    made = MiniBatchLoss(loss, batch)
+    of_batch = MiniBatchLoss(loss, batch)
     taken = [
-        made.take(index, output, on_device_of(output, target))
+        of_batch.take(index, output, on_device_of(output, target))
         for index, (output, target) in enumerate(zip(outputs, batch.targets, strict=True))
     ]
-    return made.differentiable_total(taken)
+    return of_batch.differentiable_total(taken)

@@ -37,14 +37,14 @@ class DeferredBatchNorm:
     def __init__(self, layers: Sequence[tuple[str, nn.Module]], stages: Sequence[Stage]) -> None:
         self._norms: list[tuple[_BatchNorm, Stage]] = []
         for name, layer in layers:
-            own = [part for part in layer.modules() if isinstance(part, _BatchNorm)]
+            norms = [part for part in layer.modules() if isinstance(part, _BatchNorm)]
             homes = [stage for stage in stages if name in dict(stage.layers)]
-            if own and len(homes) > 1:
+            if norms and len(homes) > 1:
                 raise InputError(
                     f"layer {name!r} is in several copies of the model, and deferred_batch_norm gathers the statistics "
                     "of one: plan with one copy"
                 )
-            self._norms += [(part, homes[0]) for part in own]
+            self._norms += [(part, homes[0]) for part in norms]
 
     def gathering(self, run: Callable[[], R]) -> R:
         """Call a function that runs forwards; if it succeeds, update the statistics of layers in training mode once."""
@@ -55,24 +55,24 @@ class DeferredBatchNorm:
         }
 
         def gathered() -> R:
-            for norm, (own, stage) in sums.items():
-                norm.register_forward_pre_hook(partial(own.add, stage), with_kwargs=True)
+            for norm, (sum_here, stage) in sums.items():
+                norm.register_forward_pre_hook(partial(sum_here.add, stage), with_kwargs=True)
                 norm.track_running_stats = False
             return run()
 
         def restore() -> None:
             # By their functions: an interrupt may come before a handle of a hook is kept.
-            for norm, (own, _) in sums.items():
+            for norm, (sum_here, _) in sums.items():
                 norm.track_running_stats = True
                 for key, hook in [*norm._forward_pre_hooks.items()]:
-                    if getattr(hook, "func", None) == own.add:
+                    if getattr(hook, "func", None) == sum_here.add:
                         norm._forward_pre_hooks.pop(key, None)
                         norm._forward_pre_hooks_with_kwargs.pop(key, None)
 
         result = restoring(gathered, restore)
-        for norm, (own, _) in sums.items():
-            if own.count:
-                _update(norm, own)
+        for norm, (sum_here, _) in sums.items():
+            if sum_here.count:
+                _update(norm, sum_here)
         return result
 
 
@@ -115,5 +115,5 @@ def _update(norm: _BatchNorm, sums: _Sums) -> None:
             tracked = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
             factor = 1 / tracked if tracked else 0.0
         unbiased = sums.squares / (sums.count - 1)
-        for running, found in ((norm.running_mean, sums.mean), (norm.running_var, unbiased)):
-            running.mul_(1 - factor).add_(found.to(running.dtype), alpha=factor)
+        for running, observed in ((norm.running_mean, sums.mean), (norm.running_var, unbiased)):
+            running.mul_(1 - factor).add_(observed.to(running.dtype), alpha=factor)

@@ -77,8 +77,8 @@ class StageOptimizers:
             return
         for number, stage in enumerate(plan.stages):
             mine = islice(layers, len(stage.layers))
-            own = dict.fromkeys(parameter for _, layer in mine for parameter in layer.parameters())
-            left = [parameter for parameter in own if parameter not in taken]
+            parameters = dict.fromkeys(parameter for _, layer in mine for parameter in layer.parameters())
+            left = [parameter for parameter in parameters if parameter not in taken]
             taken.update(left)
             self.by_stage.append(
                 _made(factory, left, number) if left and (here is None or number in here) else None
@@ -108,16 +108,16 @@ class StageOptimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and settings, such as the learning rate, by parameter name."""
-        found: dict[str, Any] = {"state": {}, "settings": {}}
+        saved: dict[str, Any] = {"state": {}, "settings": {}}
         for optimizer in self.all:
             packed = optimizer.state_dict()
             for names, group in zip(self._named(optimizer), packed["param_groups"], strict=True):
                 settings = {key: value for key, value in group.items() if key != "params"}
                 for name, number in zip(names, group["params"], strict=True):
-                    found["settings"][name] = settings
+                    saved["settings"][name] = settings
                     if number in packed["state"]:
-                        found["state"][name] = packed["state"][number]
-        return found
+                        saved["state"][name] = packed["state"][number]
+        return saved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, made for this or another cut of the same model.
@@ -125,8 +125,8 @@ class StageOptimizers:
         Raises:
             ValueError: a parameter is missing in it.
         """
-        own = {name for optimizer in self.all for names in self._named(optimizer) for name in names}
-        missing = sorted(own - state["settings"].keys())
+        names_here = {name for optimizer in self.all for names in self._named(optimizer) for name in names}
+        missing = sorted(names_here - state["settings"].keys())
         if missing:
             raise InputError(
                 f"the optimizers' state has nothing of parameter {missing[0]!r}: is it this model's?"
@@ -147,25 +147,27 @@ class StageOptimizers:
 
 
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter], stage: int) -> Optimizer:
-    made = factory(list(parameters))
-    if not isinstance(made, Optimizer):
+    optimizer = factory(list(parameters))
+    if not isinstance(optimizer, Optimizer):
         raise InputTypeError(
-            f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__} for stage {stage}: "
+            f"optimizer must return a torch.optim.Optimizer, got {type(optimizer).__name__} for stage {stage}: "
             f"{_LIKE_THIS}"
         )
-    if isinstance(made, LBFGS):
+    if isinstance(optimizer, LBFGS):
         raise InputError(
             "LBFGS runs the model again within its step, which a stage cannot: take another optimizer"
         )
-    if is_sharded(made):
+    if is_sharded(optimizer):
         raise InputError(
             "a ZeroRedundancyOptimizer waits for the other replicas, which a stage cannot within its step: "
             + _OTHERWISE
             + ", as in ZeroRedundancyOptimizer(pipe.parameters(), torch.optim.Adam, "
             'process_group=pipe.mesh.get_group("dp"), lr=0.1)'
         )
-    if any(parameter not in set(parameters) for group in made.param_groups for parameter in group["params"]):
+    if any(
+        parameter not in set(parameters) for group in optimizer.param_groups for parameter in group["params"]
+    ):
         raise InputError(
             f"the optimizer of stage {stage} has parameters that are not the stage's: use those that it is called with"
         )
-    return made
+    return optimizer

@@ -40,13 +40,15 @@ def replicate(
         ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.
     """
     users = users_of(groups, first)
-    found = []
+    replicated = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
-        replicas = {one: ReplicaParam(one, device, True, one not in users) for one in tensors_of(layers)}
+        replicas = {
+            tensor: ReplicaParam(tensor, device, True, tensor not in users) for tensor in tensors_of(layers)
+        }
         for name, layer in layers:
             _check_copyable(name, layer)
-        found.append(Replica(layers, Shadows(layers, replicas, device), users, stage))
-    return found
+        replicated.append(Replica(layers, Shadows(layers, replicas, device), users, stage))
+    return replicated
 
 
 def _check_copyable(name: str, layer: nn.Module) -> None:
@@ -79,8 +81,8 @@ class Replica(SharedParameters):
 
     def begin(self, forward: bool, backward: bool) -> None:
         """Check the user's layers before a run, as :func:`refuse_copies`."""
-        for own in self.values.values():
-            own.grad = None  # left by a run that failed
+        for value in self.values.values():
+            value.grad = None  # left by a run that failed
         refuse_copies(self.originals, forward, backward)
 
     def refresh(self) -> tuple[GradientRoute, ...]:
@@ -102,11 +104,11 @@ class Replica(SharedParameters):
 
     def hand_over(self) -> Gradients:
         """Return the gradients of the replica's parameters and clear them."""
-        found: Gradients = []
-        for own in self.values.values():
-            found.append(own.grad)
-            own.grad = None
-        return found
+        gradients: Gradients = []
+        for value in self.values.values():
+            gradients.append(value.grad)
+            value.grad = None
+        return gradients
 
 
 @torch.no_grad()

@@ -111,8 +111,8 @@ class Shadows:
         else:
             memo: dict[int, Any] = {id(tensor): replica for tensor, replica in self._values().items()}
             self.layers = [(name, _deep_copy(name, layer, memo)) for name, layer in layers]
-            for (_, layer), (_, made) in zip(layers, self.layers, strict=True):
-                self._made.update(zip(layer.modules(), made.modules(), strict=True))
+            for (_, layer), (_, shadow) in zip(layers, self.layers, strict=True):
+                self._made.update(zip(layer.modules(), shadow.modules(), strict=True))
         self._structures = [(name, layer, self._structure(layer)) for name, layer in layers]
         self.refresh()
 
@@ -133,8 +133,8 @@ class Shadows:
                 )
         values = self._values()
         with torch.inference_mode(False), torch.no_grad():
-            for module, made in self._made.items():
-                self._follow(module, made, values)
+            for module, shadow in self._made.items():
+                self._follow(module, shadow, values)
         return values
 
     def give_back(self) -> None:
@@ -143,10 +143,14 @@ class Shadows:
         What refers to replicas, such as the flat weights of a recurrent layer, stays in the copy: another stage may run
         the user's module meanwhile, and its gradient would go to the replicas.
         """
-        own = {id(value) for replica in self._replicas.values() if (value := replica.value) is not None}
-        for module, given in self._given.items():
+        values = {id(value) for replica in self._replicas.values() if (value := replica.value) is not None}
+        for module, values_before in self._given.items():
             for key, value in vars(self._made[module]).items():
-                if key not in _STATE and given.get(key, self) is not value and not _refers_to(value, own):
+                if (
+                    key not in _STATE
+                    and values_before.get(key, self) is not value
+                    and not _refers_to(value, values)
+                ):
                     vars(module)[key] = value
 
     def _values(self) -> Values:
@@ -159,14 +163,14 @@ class Shadows:
             return self._made[module]
         if not any(tensor in self._replicas for tensor in (*module.parameters(), *module.buffers())):
             return module
-        made = self._made[module] = object.__new__(type(module))
+        shadow = self._made[module] = object.__new__(type(module))
         # A module without a replica among its buffers writes the user's.
         own_buffers = any(tensor in self._replicas for tensor in module._buffers.values())
-        vars(made)["_buffers"] = {} if own_buffers else module._buffers
-        vars(made)["_modules"] = {
+        vars(shadow)["_buffers"] = {} if own_buffers else module._buffers
+        vars(shadow)["_modules"] = {
             name: None if child is None else self._shallow(child) for name, child in module._modules.items()
         }
-        return made
+        return shadow
 
     def _structure(self, layer: nn.Module) -> list[object]:
         """Return the modules of a layer that must stay the same, and in a replica its parameters."""
@@ -174,20 +178,20 @@ class Shadows:
             return []
         return [*layer.modules(), *(layer.parameters() if self._replica_on else ())]
 
-    def _follow(self, module: nn.Module, made: nn.Module, values: Values) -> None:
-        given = {
+    def _follow(self, module: nn.Module, shadow: nn.Module, values: Values) -> None:
+        values_now = {
             key: self._tensor(value, values) if isinstance(value, Tensor) else self._linked(value, values)
             for key, value in vars(module).items()
             if key not in _STATE and (self._replica_on is None or isinstance(value, (*_PLAIN, Tensor)))
         }
-        for key in self._given.get(module, {}).keys() - given.keys():  # the user has deleted it
-            vars(made).pop(key, None)
-        self._given[module] = given
-        vars(made).update(given, _parameters=self._tensors(module._parameters, values))
-        if made._buffers is not module._buffers:
+        for key in self._given.get(module, {}).keys() - values_now.keys():  # the user has deleted it
+            vars(shadow).pop(key, None)
+        self._given[module] = values_now
+        vars(shadow).update(values_now, _parameters=self._tensors(module._parameters, values))
+        if shadow._buffers is not module._buffers:
             buffers = self._tensors(module._buffers, values)
-            made._buffers.clear()  # in place: others hold this dict
-            made._buffers.update(buffers)
+            shadow._buffers.clear()  # in place: others hold this dict
+            shadow._buffers.update(buffers)
 
     def _tensors(self, tensors: Mapping[str, Tensor | None], values: Values) -> dict[str, Tensor | None]:
         return {

@@ -96,8 +96,8 @@ class SharedParameters:
     def own_parameters(self) -> list[nn.Parameter]:
         """Return the user's parameters that train here, without replicas of those of other stages."""
         replicas = set(self.values.values())
-        found = dict.fromkeys(parameter for _, layer in self.layers for parameter in layer.parameters())
-        return [one for one in found if one.requires_grad and one not in replicas]
+        parameters = dict.fromkeys(parameter for _, layer in self.layers for parameter in layer.parameters())
+        return [each for each in parameters if each.requires_grad and each not in replicas]
 
     def finish(self) -> None:
         """Copy attributes that shadows have set on themselves back to the layers.
@@ -131,15 +131,15 @@ def share_parameters(
         first: the number of the first stage in the schedule.
     """
     users = users_of(groups, first)
-    found = []
+    shared = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
         replicas = {}
         for tensor, (owner, *others) in users.items() if local is None or stage - first in local else ():
             apart = names is not None and names[owner - first] != names[stage - first]
             if stage in others and (apart or isinstance(tensor, nn.Parameter) or tensor.device != device):
                 replicas[tensor] = ReplicaParam(tensor, device, apart)
-        found.append(SharedParameters(layers, Shadows(layers, replicas), users, stage))
-    return found
+        shared.append(SharedParameters(layers, Shadows(layers, replicas), users, stage))
+    return shared
 
 
 def check_shared(groups: Sequence[Layers], asynchronous: bool) -> None:
@@ -151,7 +151,7 @@ def check_shared(groups: Sequence[Layers], asynchronous: bool) -> None:
     """
     users = users_of(groups)
     parts = [
-        found for layers in groups for name, layer in layers for found in layer.named_modules(prefix=name)
+        module for layers in groups for name, layer in layers for module in layer.named_modules(prefix=name)
     ]
     for path, part in parts:
         for key, tensor in {**part._parameters, **part._buffers}.items():
@@ -174,11 +174,11 @@ def check_shared(groups: Sequence[Layers], asynchronous: bool) -> None:
 
 def users_of(groups: Sequence[Layers], first: int = 0) -> dict[Tensor, list[int]]:
     """Return the stages that use a tensor, in order, for each that several use; ``first`` is the first's number."""
-    found: dict[Tensor, list[int]] = {}
+    users: dict[Tensor, list[int]] = {}
     for stage, layers in enumerate(groups, first):
         for tensor in dict.fromkeys(tensor for _, module in layers for tensor in state_of(module)):
-            found.setdefault(tensor, []).append(stage)
-    return {tensor: stages for tensor, stages in found.items() if len(stages) > 1}
+            users.setdefault(tensor, []).append(stage)
+    return {tensor: stages for tensor, stages in users.items() if len(stages) > 1}
 
 
 def _neighbours(stages: Sequence[int], stage: int) -> tuple[int | None, int | None]:

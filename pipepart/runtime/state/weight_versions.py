@@ -84,11 +84,11 @@ class Versions:
         self._free.clear()
 
     def _copy(self) -> Sequence[Tensor]:
-        own = [parameter.data for parameter in self._parameters]
+        values = [parameter.data for parameter in self._parameters]
         if not self._free:
-            return [tensor.clone() for tensor in own]
+            return [tensor.clone() for tensor in values]
         copies = self._free.pop()
-        for copy, tensor in zip(copies, own, strict=True):
+        for copy, tensor in zip(copies, values, strict=True):
             copy.copy_(tensor)
         return copies
 

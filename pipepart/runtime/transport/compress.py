@@ -167,14 +167,14 @@ def encode(tensor: Tensor, to: CompressedType) -> Encoded:
 def decode(encoded: Encoded) -> Tensor:
     """Return the tensor of an encoded one, rounded, in its own type and layout."""
     kind, values, scales = encoded
-    made = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=values.device)
-    flat = made.as_strided((made.numel(),), (1,))
+    tensor = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=values.device)
+    flat = tensor.as_strided((tensor.numel(),), (1,))
     if scales is None:
         flat.copy_(values)
     else:
         blocks = _blocks(values).to(scales.dtype).mul_(scales[:, None])
         flat.copy_(blocks.view(-1)[: len(flat)])
-    return made.requires_grad_(kind.requires_grad)
+    return tensor.requires_grad_(kind.requires_grad)
 
 
 def _blocks(flat: Tensor) -> Tensor:

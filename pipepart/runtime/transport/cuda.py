@@ -78,9 +78,9 @@ class Streams:
     def __init__(self, homes: Sequence[torch.device], local: Sequence[int] | None = None) -> None:
         self._homes = list(homes)
         self.local = range(len(homes)) if local is None else local
-        own = [homes[worker] for worker in self.local]
-        self._devices = [home for home in dict.fromkeys(own) if has_streams(home)]
-        alone = {home for home in self._devices if own.count(home) == 1}
+        devices = [homes[worker] for worker in self.local]
+        self._devices = [home for home in dict.fromkeys(devices) if has_streams(home)]
+        alone = {home for home in self._devices if devices.count(home) == 1}
         self._own: list[dict[torch.device, torch.Stream]] = [{} for _ in homes]
         for worker in self.local:
             home = homes[worker]
@@ -110,7 +110,7 @@ class Streams:
         """
         self._callers = callers
         for device, caller in callers.items():
-            others = [own[device] for own in self._own if device in own]
+            others = [streams[device] for streams in self._own if device in streams]
             if others:
                 queued = caller.record_event()
                 for stream in others:
@@ -119,7 +119,7 @@ class Streams:
     def end(self, callers: Callers) -> None:
         """Make the caller's streams wait for the work that the workers have queued."""
         for device, caller in callers.items():
-            used = [own[device] for own in self._own if device in own]
+            used = [streams[device] for streams in self._own if device in streams]
             copying = [stream for stream in self._host_copies.values() if stream.device == device]
             for stream in (*used, *copying, self._callers[device]):
                 if stream != caller:
@@ -150,8 +150,8 @@ class Streams:
 
     def send(self, sender: int, receiver: int, message: Any, timed: bool = False) -> InFlight:
         """Queue the copy of a message to the receiver's device, if it is another; ``timed`` events record the time."""
-        found = () if sender == receiver else tensors(message)
-        if not found:
+        moved = () if sender == receiver else tensors(message)
+        if not moved:
             return InFlight(message, None)
         here, there = self._homes[sender], self._homes[receiver]
         compute = self._compute(sender)
@@ -167,7 +167,7 @@ class Streams:
             copied = graph_cut.move(message, there, wait=False)
         finally:
             torch.accelerator.set_stream(compute)
-        for tensor in found:
+        for tensor in moved:
             if tensor.device == here:
                 waits.hold(Wait.HELD_FOR_COPY, tensor, departure)  # (2)
         return InFlight(copied, recorded(self._own[sender].get(there, departure), timed))  # (3)
@@ -180,8 +180,8 @@ class Streams:
     def fetch(self, sender: int, receiver: int, waiting: Waiting, timed: bool = False) -> InFlight:
         """Queue the copy of a message to the receiver's device; called by the receiver."""
         here, there = self._homes[sender], self._homes[receiver]
-        found = tensors(waiting.message)
-        if here == there or not found:
+        moved = tensors(waiting.message)
+        if here == there or not moved:
             return InFlight(waiting.message, waiting.made)
         compute, source = self._compute(receiver), self._own[receiver].get(here)
         if source is not None and waiting.made is not None:
@@ -196,7 +196,7 @@ class Streams:
                 copied = graph_cut.move(waiting.message, there, wait=False)
             finally:
                 torch.accelerator.set_stream(compute)
-        for tensor in found:
+        for tensor in moved:
             if source is not None and tensor.device == here:
                 waits.hold(Wait.HELD_FOR_FETCH, tensor, source)  # (2)
         queued_on = arrival or source
@@ -223,10 +223,10 @@ class Streams:
 
     def _departure(self, worker: int, there: torch.device) -> torch.Stream:
         """Return the stream on the worker's own device that copies to another device go out on."""
-        found = self._departures[worker].get(there)
-        if found is None:
-            found = self._departures[worker][there] = torch.Stream(self._homes[worker])
-        return found
+        stream = self._departures[worker].get(there)
+        if stream is None:
+            stream = self._departures[worker][there] = torch.Stream(self._homes[worker])
+        return stream
 
 
 class Pace:

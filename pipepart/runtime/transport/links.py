@@ -168,8 +168,8 @@ class Links:
         if new and self.backend is not None:
             first = self.ranks.rank % self._lanes
             every = {
-                (one - first + lane, other - first + lane)
-                for one, other in new
+                (one - first + lane, second - first + lane)
+                for one, second in new
                 for lane in range(self._lanes)
             }
             self._edges |= self.ranks.connect(connection_rounds(every), self.backend, self._home)
@@ -200,10 +200,10 @@ class Links:
 
 
 def _wait_for_sends(departures: SimpleQueue[Any]) -> None:
-    while (given := departures.get()) is not None:
+    while (departure := departures.get()) is not None:
         with waits_in_torch():
-            _wait_for(*given)
-        del given
+            _wait_for(*departure)
+        del departure
 
 
 def _wait_for(sent: Sequence[tuple[dist.Work, int]], fail: Fail, ranks: Ranks) -> None:

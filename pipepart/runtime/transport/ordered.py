@@ -88,8 +88,8 @@ class Ordered:
             RuntimeError: the connection is broken.
             ValueError: the step has other messages than an earlier one of its form.
         """
-        one = self._reach(key)
-        group = self._groups[one.edge]
+        placed = self._reach(key)
+        group = self._groups[placed.edge]
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         for buffer in buffers:
@@ -124,30 +124,30 @@ class Ordered:
     def _reach(self, key: Key) -> Placed:
         """Return the message of a key, after all receives before it have begun."""
         while self._left:
-            one = self._left.popleft()
-            if one.key == key:
-                return one
-            if not self._receives(one):
+            placed = self._left.popleft()
+            if placed.key == key:
+                return placed
+            if not self._receives(placed):
                 break
-            self._receive(one)
+            self._receive(placed)
         raise InputError(
             f"message {key} has another place than in an earlier step whose mini-batch had the same shapes. Under "
             "torchrun what stages pass on is to follow from the shapes of the mini-batch, or is sent with its shapes: "
             "Pipeline(..., varying_shapes=True)"
         )
 
-    def _receives(self, one: Placed) -> bool:
-        return one.edge[1] == self._rank
+    def _receives(self, placed: Placed) -> bool:
+        return placed.edge[1] == self._rank
 
-    def _receive(self, one: Placed) -> None:
-        group = self._groups[one.edge]
+    def _receive(self, placed: Placed) -> None:
+        group = self._groups[placed.edge]
         beside: AbstractContextManager[Any] = nullcontext()
         if self._arrivals is not None:  # behind the compute stream it would wait for all that is queued there
             beside = on_streams([self._arrivals])
         with beside:
-            buffers = buffers_for(one.form, self.device)
+            buffers = buffers_for(placed.form, self.device)
             works = [group.recv([_bytes(buffer)], _other(group), 0) for buffer in buffers if buffer.numel()]
-        self._begun[one.key] = one.form, buffers, works
+        self._begun[placed.key] = placed.form, buffers, works
 
 
 def direct_backend(homes: Sequence[torch.device], rank_of: Sequence[int]) -> str | None:

@@ -75,7 +75,7 @@ class RankTransport:
         self._table = table
         self._follower = follower
         self._recordings: list[Recording | None] = [
-            one.recording if isinstance(one, Live) else None for one in inputs
+            each.recording if isinstance(each, Live) else None for each in inputs
         ]
         self._fail = fail
         self._ahead: dict[int, _Ahead] = {}
@@ -217,9 +217,9 @@ class RankTransport:
         Raises:
             Stopped: the connection has broken. Otherwise the error is another one, such as out of memory.
         """
-        found = self._links.ranks.lost(error, rank)
-        if found is not error:
-            self._fail(found)
+        lost = self._links.ranks.lost(error, rank)
+        if lost is not error:
+            self._fail(lost)
             raise Stopped from None
 
     def _announce(self, sender: int, rank: int, key: Key, form: Form) -> Entry:
@@ -268,22 +268,22 @@ class _Ahead:
             work.wait()
         return form, buffers
 
-    def post(self, one: Entry) -> int:
+    def post(self, entry: Entry) -> int:
         """Post the receives of a message; return its bytes."""
-        buffers = buffers_for(one.form)
+        buffers = buffers_for(entry.form)
         works = [
-            self._links.post(buffer, one.rank, place)
-            for place, buffer in enumerate(buffers, one.tag + 2)
+            self._links.post(buffer, entry.rank, place)
+            for place, buffer in enumerate(buffers, entry.tag + 2)
             if buffer.numel()
         ]
-        self._posted[one.key] = one.form, buffers, works
-        return sum(one.form.buffers)
+        self._posted[entry.key] = entry.form, buffers, works
+        return sum(entry.form.buffers)
 
     def _fill(self) -> None:
         """Post some receives, many small ones at a time."""
         size = 0
-        for one in self._left:
-            size += self.post(one)
+        for entry in self._left:
+            size += self.post(entry)
             if len(self._posted) >= (_AHEAD if size > _AHEAD_BYTES else _AHEAD_MOST):
                 return
 

@@ -73,11 +73,13 @@ class Reductions:
 
     def _sum(self, worker: int, parameters: Sequence[nn.Parameter]) -> None:
         group = self._groups[worker]
-        given = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+        has_gradient = torch.tensor(
+            [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
+        )
         on_their_way: deque[tuple[dist.Work, Tensor, Sequence[nn.Parameter]]] = deque()
         try:
-            dist.all_reduce(given, dist.ReduceOp.MAX, group=group)
-            trained = [one for one, has in zip(parameters, given.tolist(), strict=True) if has]
+            dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=group)
+            trained = [each for each, has in zip(parameters, has_gradient.tolist(), strict=True) if has]
             for bucket in _buckets(trained):
                 flat = _packed(bucket)
                 work = dist.all_reduce(flat, group=group, async_op=True)
@@ -94,22 +96,22 @@ class Reductions:
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Yield parameters of one type, so many that they fill a bucket."""
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        found: list[nn.Parameter] = []
+        bucket: list[nn.Parameter] = []
         for parameter in parameters:
             if parameter.dtype is dtype:
-                found.append(parameter)
-                if sum(local(one).nbytes for one in found) >= _BUCKET_BYTES:
-                    yield found
-                    found = []
-        if found:
-            yield found
+                bucket.append(parameter)
+                if sum(local(each).nbytes for each in bucket) >= _BUCKET_BYTES:
+                    yield bucket
+                    bucket = []
+        if bucket:
+            yield bucket
 
 
 @torch.no_grad()
 def _packed(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the gradients in one row on the host."""
     # Minus zero changes nothing that it is added to, not even another minus zero.
-    flat = torch.full((sum(local(one).numel() for one in parameters),), -0.0, dtype=parameters[0].dtype)
+    flat = torch.full((sum(local(each).numel() for each in parameters),), -0.0, dtype=parameters[0].dtype)
     for parameter, row in zip(parameters, _rows(flat, parameters), strict=True):
         if (gradient := parameter.grad) is not None:
             if gradient.layout is not torch.strided:

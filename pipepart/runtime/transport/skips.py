@@ -69,7 +69,7 @@ class Routes:
         for recording in recordings:
             if recording not in self._found:
                 self._found[recording] = self._route(recording)
-        return {one: route for one in recordings if (route := self._found[one]) is not None}
+        return {each: route for each in recordings if (route := self._found[each]) is not None}
 
     def _route(self, recording: Recording) -> Route | None:
         first = [0, *self._ends[:-1]]
@@ -80,17 +80,17 @@ class Routes:
             for source, target in pairwise(stages):
                 to[source][number] = target
                 back[target][number] = source
-        if all(target == stage + 1 for stage, own in enumerate(to) for target in own.values()):
+        if all(target == stage + 1 for stage, targets in enumerate(to) for target in targets.values()):
             return None
         parts = recording.parts
         return Route(
             [
-                [own.get(number, -1) for number in parts[end - 1].gives]
-                for own, end in zip(to, self._ends, strict=True)
+                [targets.get(number, -1) for number in parts[end - 1].gives]
+                for targets, end in zip(to, self._ends, strict=True)
             ],
             [
-                [own.get(number, -1) for number in parts[begin].takes]
-                for own, begin in zip(back, first, strict=True)
+                [targets.get(number, -1) for number in parts[begin].takes]
+                for targets, begin in zip(back, first, strict=True)
             ],
         )
 
@@ -128,8 +128,8 @@ class SkipTransport:
         if kind is Kind.F and (route := self._route(message)):
             self._send_output(sender, receiver, micro_batch, message, route)
         elif kind is Kind.B and (sources := self._sources[sender].pop(micro_batch, None)) is not None:
-            for source, own in sorted(_grouped(sources, message).items(), reverse=True):
-                self._inner.send(sender, source, _key(Kind.B, source, micro_batch, sender), own)
+            for source, values in sorted(_grouped(sources, message).items(), reverse=True):
+                self._inner.send(sender, source, _key(Kind.B, source, micro_batch, sender), values)
         else:
             self._inner.send(sender, receiver, key, message)
 
@@ -156,11 +156,11 @@ class SkipTransport:
     ) -> None:
         targets = self._of_replica(route.targets, sender)
         self._targets[sender][micro_batch] = _of_leaves(targets, message)
-        own = [
+        sent = [
             value if target == following else None
             for target, value in zip(targets, message.tensors, strict=True)
         ]
-        self._inner.send(sender, following, (Kind.F, following, micro_batch), Live(message.recording, own))
+        self._inner.send(sender, following, (Kind.F, following, micro_batch), Live(message.recording, sent))
         for target, values in sorted(_grouped(targets, message.tensors).items()):
             if target not in (-1, following):
                 self._inner.send(sender, target, _key(Kind.F, target, micro_batch, sender), values)
@@ -204,7 +204,7 @@ def _of_leaves(ends: Sequence[int], live: Live) -> list[int]:
 
 def _grouped(ends: Sequence[int], values: Sequence[Any]) -> dict[int, list[Any]]:
     """Return the values of each end, in order."""
-    found: defaultdict[int, list[Any]] = defaultdict(list)
+    groups: defaultdict[int, list[Any]] = defaultdict(list)
     for end, value in zip(ends, values, strict=True):
-        found[end].append(value)
-    return found
+        groups[end].append(value)
+    return groups

@@ -61,10 +61,12 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
     Raises:
         TypeError: it has a tensor that is not strided.
     """
-    one = message[0] if type(message) is list and len(message) == 1 else message
-    if type(one) is Tensor and one.layout is torch.strided and _is_whole(one):  # sent as it is
-        form = TensorForm(0, 0, one.dtype, tuple(one.shape), one.stride(), one.requires_grad)
-        return Form((form,), _ONE if one is message else None, None, (one.nbytes,), True), [one.detach()]
+    content = message[0] if type(message) is list and len(message) == 1 else message
+    if type(content) is Tensor and content.layout is torch.strided and _is_whole(content):  # sent as it is
+        form = TensorForm(0, 0, content.dtype, tuple(content.shape), content.stride(), content.requires_grad)
+        return Form((form,), _ONE if content is message else None, None, (content.nbytes,), True), [
+            content.detach()
+        ]
     kind = type(message) if isinstance(message, Live) else None
     values = list(message.tensors) if isinstance(message, Live) else message
     if type(values) is list and not any(isinstance(value, tuple) for value in values):
@@ -78,7 +80,7 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
             storage = leaf.untyped_storage()
             ranges.setdefault(storage._cdata, _Range(len(ranges), storage)).add(leaf)
     forms = tuple(_form(leaf, ranges) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    buffers = [one.bytes() for one in ranges.values()]
+    buffers = [content.bytes() for content in ranges.values()]
     return Form(forms, nest, kind, tuple(len(buffer) for buffer in buffers)), buffers
 
 
@@ -90,8 +92,8 @@ def whole_buffer(message: Any, form: Form) -> Tensor | None:
         (message,) = message if type(message) is list and len(message) == 1 else (None,)
     if type(message) is not Tensor or message.layout is not torch.strided or not _is_whole(message):
         return None
-    own = message.dtype, message.shape, message.stride(), message.requires_grad
-    return message.detach() if own == form.leaves[0][2:] else None
+    layout = message.dtype, message.shape, message.stride(), message.requires_grad
+    return message.detach() if layout == form.leaves[0][2:] else None
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -103,8 +105,8 @@ def _is_whole(tensor: Tensor) -> bool:
 def buffers_for(form: Form, device: torch.device | None = None) -> list[Tensor]:
     """Return buffers to receive the message of a form in, in host memory or on a device."""
     if form.whole:
-        (one,) = form.leaves
-        return [torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=device)]
+        (leaf,) = form.leaves
+        return [torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=device)]
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in form.buffers]
 
 
@@ -115,8 +117,8 @@ def _form_with(leaves: Any, has_nest: bool, nest: Any, *others: Any) -> Form:
 def unpack(form: Form, buffers: Sequence[Tensor], recording: Recording | None) -> Any:
     """Return the message of a form, on its buffers."""
     if form.whole:
-        one = buffers[0].requires_grad_(form.leaves[0].requires_grad)
-        return [one] if form.nest is None else one
+        tensor = buffers[0].requires_grad_(form.leaves[0].requires_grad)
+        return [tensor] if form.nest is None else tensor
     leaves = [_tensor(leaf, buffers) if isinstance(leaf, TensorForm) else leaf for leaf in form.leaves]
     values = leaves if form.nest is None else pytree.tree_unflatten(leaves, form.nest)
     if form.kind is not None:
@@ -150,24 +152,24 @@ class _Range:
         """Return the range as bytes."""
         count = max(self.end - self.first, 0)
         offset = self.first if count else 0
-        made: Any = torch.empty(0, dtype=torch.uint8, device=self._device)
-        return made.set_(self._storage, offset, (count,))
+        view: Any = torch.empty(0, dtype=torch.uint8, device=self._device)
+        return view.set_(self._storage, offset, (count,))
 
 
 def _form(tensor: Tensor, ranges: dict[int, _Range]) -> TensorForm:
-    own = ranges[tensor.untyped_storage()._cdata]
+    span = ranges[tensor.untyped_storage()._cdata]
     size = tensor.element_size()
-    offset = int(tensor.storage_offset()) - own.first // size if tensor.numel() else 0
+    offset = int(tensor.storage_offset()) - span.first // size if tensor.numel() else 0
     return TensorForm(
-        own.number, offset, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+        span.number, offset, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
     )
 
 
 def _tensor(form: TensorForm, buffers: Sequence[Tensor]) -> Tensor:
     buffer = buffers[form.buffer]
-    made: Any = torch.empty(0, dtype=form.dtype, device=buffer.device)
-    made.set_(buffer.untyped_storage(), form.offset, form.shape, form.stride)
-    return made.requires_grad_(form.requires_grad)
+    view: Any = torch.empty(0, dtype=form.dtype, device=buffer.device)
+    view.set_(buffer.untyped_storage(), form.offset, form.shape, form.stride)
+    return view.requires_grad_(form.requires_grad)
 
 
 def _check_plain(tensor: Tensor) -> None:

@@ -96,8 +96,8 @@ def access_to(value: Any) -> Access | None:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object in its slots and its ``__dict__``."""
-    found = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
-    return {**found, **vars(value)} if hasattr(value, "__dict__") else found
+    values = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
+    return {**values, **vars(value)} if hasattr(value, "__dict__") else values
 
 
 def is_filled(cell: CellType) -> bool:
@@ -113,8 +113,8 @@ def leave(owner: Any, was: Contents) -> None:
 
 
 def _of_module(module: nn.Module) -> Contents:
-    own = {name: value for name, value in vars(module).items() if name not in TABLES}
-    return {**own, **module._parameters, **module._buffers, **module._modules}
+    values = {name: value for name, value in vars(module).items() if name not in TABLES}
+    return {**values, **module._parameters, **module._buffers, **module._modules}
 
 
 def _of_collection(value: Any) -> Contents:
@@ -133,9 +133,9 @@ def _fill(value: Any, was: Contents) -> None:
 
 def _of_function(value: FunctionType) -> Contents:
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    found: Contents = {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
+    contents: Contents = {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
     defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    return {**found, **dict(enumerate(defaults))}
+    return {**contents, **dict(enumerate(defaults))}
 
 
 def _fill_cells(value: FunctionType, was: Contents) -> None:

@@ -52,26 +52,28 @@ class Code:
             if function is None or function in self.functions:
                 continue
             self.functions[function] = None
-            own = {name for code in _codes(function.__code__) for name in _names(code)}
-            self.names |= own
-            self._globals.append((function.__globals__, sorted(own & function.__globals__.keys())))
+            written = {name for code in _codes(function.__code__) for name in _names(code)}
+            self.names |= written
+            self._globals.append((function.__globals__, sorted(written & function.__globals__.keys())))
             self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            near = [function.__globals__[name] for name in own & function.__globals__.keys()]
-            named.update((id(one), one) for one in near if isinstance(one, type | ModuleType))
-            for one in near:
-                waiting.append(one)
-                if isinstance(one, ModuleType) and is_users(one.__name__):
-                    waiting += [value for name, value in vars(one).items() if name in own]
-                elif not isinstance(one, ModuleType | FunctionType | type) and is_users(type(one).__module__):
-                    waiting += [inspect.getattr_static(type(one), name, None) for name in own]
-            waiting += [inspect.getattr_static(kind, name, None) for kind in kinds for name in own]
+            near = [function.__globals__[name] for name in written & function.__globals__.keys()]
+            named.update((id(thing), thing) for thing in near if isinstance(thing, type | ModuleType))
+            for thing in near:
+                waiting.append(thing)
+                if isinstance(thing, ModuleType) and is_users(thing.__name__):
+                    waiting += [value for name, value in vars(thing).items() if name in written]
+                elif not isinstance(thing, ModuleType | FunctionType | type) and is_users(
+                    type(thing).__module__
+                ):
+                    waiting += [inspect.getattr_static(type(thing), name, None) for name in written]
+            waiting += [inspect.getattr_static(kind, name, None) for kind in kinds for name in written]
             waiting += [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
         bases = [base for kind in kinds for base in kind.__mro__]
-        named.update((id(one), one) for one in bases)
+        named.update((id(thing), thing) for thing in bases)
         self._of_classes = [
-            (one, names)
-            for one in named.values()
-            if not is_of_torch(one) and (names := [*_values(vars(one), self.names)])
+            (thing, names)
+            for thing in named.values()
+            if not is_of_torch(thing) and (names := [*_values(vars(thing), self.names)])
         ]
 
     @cached_property
@@ -95,12 +97,12 @@ class Code:
     @cached_property
     def _instructions(self) -> dict[str, set[str]]:
         """Map each kind of instruction in the code to its names."""
-        found: dict[str, set[str]] = {}
+        names: dict[str, set[str]] = {}
         for code in (code for function in self.functions for code in _codes(function.__code__)):
-            for one in dis.get_instructions(code):
-                if isinstance(one.argval, str):
-                    found.setdefault(one.opname, set()).add(one.argval)
-        return found
+            for instruction in dis.get_instructions(code):
+                if isinstance(instruction.argval, str):
+                    names.setdefault(instruction.opname, set()).add(instruction.argval)
+        return names
 
     def holders(self, recorded: bool) -> list[Holder]:
         """Return the holders of the globals, class attributes and closure variables that the code uses.
@@ -159,7 +161,9 @@ def _names(code: CodeType) -> Iterator[str]:
     """
     yield from filter(str.isidentifier, code.co_names)
     yield from code.co_freevars
-    yield from (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
+    yield from (
+        constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()
+    )
 
 
 def is_of_torch(value: Any) -> bool:

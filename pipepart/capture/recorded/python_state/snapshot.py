@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     def is_of_another(self) -> bool:
         """True if a module has the value that is not part of the model, and that an object in it refers to."""
         chain = self.holder.chain()
-        return any(isinstance(one.owner, nn.Module) and not one.is_module for one in chain)
+        return any(isinstance(holder.owner, nn.Module) and not holder.is_module for holder in chain)
 
 
 class Snapshot:
@@ -81,15 +81,15 @@ class Snapshot:
 
     def differences(self) -> list[Difference]:
         """Return the values that have changed since the snapshot."""
-        found = []
+        result = []
         for holder, was in self.found:
             if not unchanged(holder, was):
                 now = holder.read()
-                found += [
+                result += [
                     Difference(holder, key, was.get(key, MISSING), now.get(key, MISSING))
                     for key in differing(now, was)
                 ]
-        return found
+        return result
 
     def restore(self) -> None:
         """Restore all values that have changed since the snapshot."""

@@ -37,12 +37,12 @@ class Surroundings:
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
         """Return a key of these values, which changes if one of them changes."""
-        before, found, key = self._last
-        if before != opened or not all(unchanged(holder, was) for holder, was in found):
+        before, entries, key = self._last
+        if before != opened or not all(unchanged(holder, was) for holder, was in entries):
             state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
-            found = walk(self._read_by(opened), state)
-            key = key_of(found)
-            self._last = opened, [one for one in found if not isinstance(one[0].owner, CONSTANT)], key
+            entries = walk(self._read_by(opened), state)
+            key = key_of(entries)
+            self._last = opened, [entry for entry in entries if not isinstance(entry[0].owner, CONSTANT)], key
         return key
 
     def holders(self, opened: Iterable[nn.Module], within: nn.Module | None = None) -> Iterator[Holder]:
@@ -76,7 +76,9 @@ class Surroundings:
     def _code(self, kind: type[nn.Module], functions: Sequence[Any]) -> Code:
         key = kind, *map(Same, functions)
         if key not in self._codes:
-            kinds = dict.fromkeys(type(one) for one in self._model.modules() if not is_of_torch(type(one)))
+            kinds = dict.fromkeys(
+                type(module) for module in self._model.modules() if not is_of_torch(type(module))
+            )
             self._codes[key] = Code([kind, *kinds], functions)
         return self._codes[key]
 
@@ -91,8 +93,8 @@ class Surroundings:
         for code in codes:
             yield from code.holders(recorded=True)
         is_open = set(opened)
-        own = frozenset(names - TABLES)
-        access = Access(lambda module: _named(vars(module), own), leave)
+        names_here = frozenset(names - TABLES)
+        access = Access(lambda module: _named(vars(module), names_here), leave)
         for module in self._model.modules():
             if module not in is_open:
                 yield Holder("", None, module, access, module)
@@ -105,18 +107,18 @@ def _of_open(names: set[str]) -> Access:
 
     def read(module: nn.Module) -> Contents:
         attributes = vars(module)
-        found = {
+        contents = {
             name: value
             for name, value in attributes.items()
             if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
         }
         for table in CALL_HOOKS:
             if attributes[table]:
-                found[table] = (*attributes[table].values(),)
+                contents[table] = (*attributes[table].values(),)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            found[f"{name} is set"] = tensor is not None
-        found |= module._modules
-        return found | {
+            contents[f"{name} is set"] = tensor is not None
+        contents |= module._modules
+        return contents | {
             "<class>": type(module),
             "<forward>": getattr(module.forward, "__func__", module.forward),
         }

@@ -110,12 +110,12 @@ def walk(
     """
     level = list(roots)
     seen = {*closed, *(id(holder.owner) for holder in level if isinstance(holder.owner, nn.Module))}
-    found: Found = []
+    entries: Found = []
     for depth in range(DEPTH + 1):
         below: list[Holder] = []
         for holder in level:
             contents = holder.read()
-            found.append((holder, contents))
+            entries.append((holder, contents))
             for key, value in contents.items() if depth < DEPTH else ():
                 kind = type(value)
                 if kind in ATOMS or id(value) in seen or (not contexts and kind is ContextVar):
@@ -126,7 +126,7 @@ def walk(
                 seen.add(id(value))
                 below.append(Holder(holder, key, value, access, holder.root, holder.recorded))
         level = below
-    return found
+    return entries
 
 
 def unchanged(holder: Holder, was: Contents) -> bool:
@@ -140,8 +140,8 @@ def unchanged(holder: Holder, was: Contents) -> bool:
 def differing(now: Contents, was: Contents) -> Iterator[Any]:
     """Return the keys whose values differ."""
     for key in {**was, **now}:
-        one, other = was.get(key, MISSING), now.get(key, MISSING)
-        if one is not other and _entry(one) != _entry(other):
+        before, after = was.get(key, MISSING), now.get(key, MISSING)
+        if before is not after and _entry(before) != _entry(after):
             yield key
 
 
@@ -160,13 +160,13 @@ class Same:
         return id(self.value)
 
 
-def key_of(found: Found) -> Hashable:
+def key_of(entries: Found) -> Hashable:
     """Return a key that compares numbers and collections by value, and other objects by identity."""
-    places = {id(holder.owner): place for place, (holder, _) in enumerate(found)}
+    places = {id(holder.owner): place for place, (holder, _) in enumerate(entries)}
     return tuple(
         [
             tuple([(_entry(key, places), _entry(value, places)) for key, value in contents.items()])
-            for _, contents in found
+            for _, contents in entries
         ]
     )
 
@@ -192,17 +192,17 @@ def _entry(value: Any, places: Mapping[int, int] = _NOWHERE) -> Hashable:
     if issubclass(kind, _STRUCTURAL) and id(value) in places:
         return kind, places[id(value)]
     if issubclass(kind, tuple):
-        return kind, tuple([_entry(one, places) for one in value])
+        return kind, tuple([_entry(item, places) for item in value])
     return (kind, value) if kind is MethodType else Same(value)
 
 
 def module_holders(path: str, module: nn.Module) -> Iterator[Holder]:
     """Return the holders of a module's attributes, parameters, buffers and submodules, and of its hooks' contents."""
-    own = Holder(path, None, module, MODULE, module, is_module=True)
-    yield own
+    holder = Holder(path, None, module, MODULE, module, is_module=True)
+    yield holder
     for hook in hooks_of(module):
         if (access := access_to(hook)) is not None:
-            yield Holder(own, getattr(hook, "__name__", "hook"), hook, access, module)
+            yield Holder(holder, getattr(hook, "__name__", "hook"), hook, access, module)
 
 
 def names_holder(label: str, table: Any, names: Iterable[str], recorded: bool) -> Holder:

@@ -142,9 +142,9 @@ class Changes:
         """Accept the changes that a module makes to its values within its own call."""
         if differences := self._own[path].differences():
             self._by_whole.update(
-                _place(one)
-                for one in differences
-                if not one.is_of_another or id(one.holder.owner) in self._open
+                _place(difference)
+                for difference in differences
+                if not difference.is_of_another or id(difference.holder.owner) in self._open
             )
             self.changing.add(path)
             self._own[path] = self._snapshot(module)
@@ -153,13 +153,18 @@ class Changes:
         """Return the values that have changed in the forward, outside of the calls of the modules that hold them."""
         for snapshot in self._own.values():
             self._note(snapshot.differences(), of_whole=True)
-        self._note([one for one in self._before.differences() if self._is_open(one.holder)], of_whole=False)
+        self._note(
+            [difference for difference in self._before.differences() if self._is_open(difference.holder)],
+            of_whole=False,
+        )
         return [*self._found.values()]
 
     def inside(self) -> list[Change]:
         """Return the values that whole modules have changed, in their own calls if :meth:`all` has not found them."""
-        differences = [one for one in self._before.differences() if not self._is_open(one.holder)]
-        return [self._change(one, of_whole=True) for one in differences]
+        differences = [
+            difference for difference in self._before.differences() if not self._is_open(difference.holder)
+        ]
+        return [self._change(difference, of_whole=True) for difference in differences]
 
     @property
     def names(self) -> set[str]:
@@ -173,9 +178,9 @@ class Changes:
         return change.is_attribute and not any(change.difference.key in code.reads for code in codes)
 
     def _note(self, differences: Iterable[Difference], of_whole: bool) -> None:
-        for one in differences:
-            change = self._change(one, of_whole)
-            if of_whole and id(one.holder.owner) in self._open and not change.by_whole:
+        for difference in differences:
+            change = self._change(difference, of_whole)
+            if of_whole and id(difference.holder.owner) in self._open and not change.by_whole:
                 continue  # open code holds it, too, and alone has changed it
             self._found.setdefault((change.path, change.what), change)
 
@@ -199,13 +204,13 @@ class Changes:
 def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
     """Return the path of the innermost module whose forward raised an error; empty for the model."""
     paths = {id(module): path for path, module in modules.items()}
-    found = ""
+    deepest = ""
     at: TracebackType | None = error.__traceback__
     while at is not None:
         owner = at.tb_frame.f_locals.get("self")
-        found = paths.get(id(owner), found)
+        deepest = paths.get(id(owner), deepest)
         at = at.tb_next
-    return found
+    return deepest
 
 
 def _place(difference: Difference) -> tuple[int, Any]:

@@ -57,13 +57,13 @@ class Conditions:
                     "between the steps"
                 )
 
-    def check_custom(self, name: str, given: Sequence[Any], whole: Mapping[nn.Module, str]) -> None:
+    def check_custom(self, name: str, arguments: Sequence[Any], whole: Mapping[nn.Module, str]) -> None:
         """Check the arguments of a custom autograd function.
 
         Raises:
             SkeletonError: it would call a module, or a function that holds on to something of this forward.
         """
-        for value in given:
+        for value in arguments:
             if called := [whole[module] for module in modules_in(value) if module in whole]:
                 why = f"calls module {called[0]!r}, whose stage would not know: use torch.utils.checkpoint"
             elif not is_fixed(value):

@@ -33,13 +33,13 @@ def routed(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]
 
     Reentrant checkpoints run inline.
     """
-    own = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
+    calls = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
     outer = getattr(_local, "recording", None)
     hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]
     with ExitStack() as stack:
         # Models keep Function.apply under other names (ste = Round.apply); it calls that of its base class.
         stack.enter_context(_replaced_in(_SingleLevelFunction, "apply", classmethod(_apply)))
-        for kind, original in own.items():
+        for kind, original in calls.items():
             stack.enter_context(_replaced_in(kind, "__call__", _taken(original)))
         _local.recording = recorder, whole
         try:

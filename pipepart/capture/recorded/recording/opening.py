@@ -69,11 +69,13 @@ class Opening:
         if path in self._tried or not all(opened.values()):
             return False
         self._tried.update(self.whole[module] for module in opened)
-        found: dict[nn.Module, str] = {}
+        opened_now: dict[nn.Module, str] = {}
         for module, where in self.whole.items():
-            for part, name in ((own, at) for at, own in opened.get(module, [(where, module)])):
-                found.setdefault(part, name)
-        self.whole = found
+            for part, name in (
+                (module_here, at) for at, module_here in opened.get(module, [(where, module)])
+            ):
+                opened_now.setdefault(part, name)
+        self.whole = opened_now
         self.notes.append(f"{kind.__name__} opened ({path}): {why}")
         return True
 
@@ -101,9 +103,9 @@ class Opening:
 
     def copy(self) -> Opening:
         """Return an independent copy, for a trial."""
-        made = copy(self)
-        made.whole, made.notes, made._tried = dict(self.whole), list(self.notes), set(self._tried)
-        return made
+        copied = copy(self)
+        copied.whole, copied.notes, copied._tried = dict(self.whole), list(self.notes), set(self._tried)
+        return copied
 
     def forbid(self, path: str) -> None:
         """Do not open this module from now on."""

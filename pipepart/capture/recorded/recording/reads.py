@@ -90,7 +90,7 @@ class Reads:
         Raises:
             SkeletonError: a replay would read something else.
         """
-        found = list(leaves)
+        values = list(leaves)
         followed = _followed_by_calls(self._calls, {leaf.number for leaf in leaves if type(leaf) is Ref})
         for call, within in self._found:
             numbers = set(call.given.numbers())
@@ -100,7 +100,7 @@ class Reads:
             if outer & written:
                 raise _refused(call, within, "of a buffer that the forward writes")
             read = [out for out in call.outs if type(out) in _NUMBERS]
-            if not read or not any(one.module for one in needed):
+            if not read or not any(each.module for each in needed):
                 continue
             places = [place for place, leaf in enumerate(leaves) if leaf is read[0]]
             is_known = len(places) == 1 or (places and type(read[0]) is float)  # equal ints may be one object
@@ -108,8 +108,8 @@ class Reads:
                 raise _refused(call, within, "that modules compute")
             call.asked = False
             for place in places:
-                found[place] = Reading(call.func, call.given.only)
-        return found
+                values[place] = Reading(call.func, call.given.only)
+        return values
 
     def _reader(self) -> str:
         """Return the path of the innermost open module whose code is running."""
@@ -128,10 +128,10 @@ class Reads:
     def _is_chance(self, call: Call) -> bool:
         """Return True if a call reads what is computed from draws and arguments, and changes from draw to draw."""
         calls, outer = Subgraph.of(call.given.numbers(), self._calls)
-        used = outer.union(*(one.new for one in calls))
-        writing = [one for one in self._calls if not used.isdisjoint(one.writes)]
-        draws = any(one.draws for one in (*calls, *writing))
-        if not draws or any(one.module for one in calls) or not outer <= self._known.keys():
+        used = outer.union(*(each.new for each in calls))
+        writing = [each for each in self._calls if not used.isdisjoint(each.writes)]
+        draws = any(each.draws for each in (*calls, *writing))
+        if not draws or any(each.module for each in calls) or not outer <= self._known.keys():
             return False
         if writing:
             return True

@@ -106,8 +106,8 @@ class Recorder(TorchFunctionMode):
         check_nest(value, "the output of the model", "return its tensors themselves, or pass use_cache=False")
         leaves, spec = pytree.tree_flatten(value)
         self._conditions.check_draws("after the last module")
-        found = [Ref(self.tensors.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return self._reads.output(found, self.tensors.written_state()), spec
+        values = [Ref(self.tensors.number(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return self._reads.output(values, self.tensors.written_state()), spec
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -125,8 +125,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         passed = tensors((args, kwargs))
         before = [version(tensor) for tensor in passed]
-        given = Given(args, kwargs, self.tensors.number)
-        varies = any(number in self.tensors.varying for number in given.numbers())
+        arguments = Given(args, kwargs, self.tensors.number)
+        varies = any(number in self.tensors.varying for number in arguments.numbers())
         if name in REFUSED and varies:
             raise SkeletonError(
                 f"{name.strip('_')}() is called at {line_of_user()}, between modules that are recorded: a replay would "
@@ -147,7 +147,7 @@ class Recorder(TorchFunctionMode):
         asked = asking(name, func, args, named) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
-        call = self._emit(func, given, result, varies=varies or draws, written=written, draws=draws)
+        call = self._emit(func, arguments, result, varies=varies or draws, written=written, draws=draws)
         if asked is not None:
             self._ask_size(call, asked)
         if call.reads:
@@ -165,7 +165,7 @@ class Recorder(TorchFunctionMode):
             self._check_passed(leaf, path)
         passed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         others = [value_key(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
-        given = Given(args, kwargs, self.tensors.number)
+        arguments = Given(args, kwargs, self.tensors.number)
         before = [version(tensor) for tensor in passed]
         args, kwargs = at(home(module), (args, kwargs))
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*module.parameters(), *passed))
@@ -177,7 +177,7 @@ class Recorder(TorchFunctionMode):
                 self._changes.accept_after(module, path)
             left, spec_after = pytree.tree_flatten((args, kwargs))
             if spec_after != spec or others != [
-                value_key(one) for one in left if not isinstance(one, Tensor)
+                value_key(value) for value in left if not isinstance(value, Tensor)
             ]:
                 raise SkeletonError(
                     f"module {path!r} changes a list, a dict or an object that it is given at {line_of_user()}"
@@ -187,7 +187,7 @@ class Recorder(TorchFunctionMode):
             uncut = pytree.tree_leaves(result)
             result = pytree.tree_map_only(Tensor, lambda t: self._cut_off(t, trains), result)
             written = [t for t, was in zip(passed, before, strict=True) if version(t) != was]
-            emitted = self._emit(module, given, result, varies=True, written=written, path=path)
+            emitted = self._emit(module, arguments, result, varies=True, written=written, path=path)
             for leaf, out in zip(uncut, emitted.outs, strict=True):
                 if type(out) is Ref:  # a hook may have kept it
                     self.tensors.alias(leaf, out.number)
@@ -198,7 +198,7 @@ class Recorder(TorchFunctionMode):
 
     def note_inner_call(self, module: nn.Module) -> None:
         """Note that a whole module is called by the code of another one, unless it is a part of that."""
-        caller = next((one for one, path in self._whole.items() if path == self.inside), None)
+        caller = next((block for block, path in self._whole.items() if path == self.inside), None)
         if caller is not None and module not in set(caller.modules()):
             self.inner_calls.add((self.inside, self._whole[module]))
 
@@ -221,11 +221,11 @@ class Recorder(TorchFunctionMode):
     def function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """Call a custom autograd function and record the call."""
         self._conditions.check_custom(name, pytree.tree_leaves((args, kwargs)), self._whole)
-        given = Given(args, kwargs, self.tensors.number)
+        arguments = Given(args, kwargs, self.tensors.number)
         self.inside = name
         try:
             result = func(*args, **kwargs)
-            self._emit(func, given, result, varies=True, written=[], custom=True)
+            self._emit(func, arguments, result, varies=True, written=[], custom=True)
         finally:
             self.inside = ""
         return result
@@ -276,8 +276,8 @@ class Recorder(TorchFunctionMode):
     def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
         """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
         func, args, kwargs = asked
-        given = Given(args, kwargs, self.tensors.number)
-        self._sizes.guard(call, self._emit(func, given, func(*args, **kwargs), varies=True, written=[]))
+        arguments = Given(args, kwargs, self.tensors.number)
+        self._sizes.guard(call, self._emit(func, arguments, func(*args, **kwargs), varies=True, written=[]))
 
     def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
         """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""
@@ -292,8 +292,8 @@ class Recorder(TorchFunctionMode):
     def _not_recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         if self._tracking and self.inside and threading.get_ident() == self._thread:
-            for made in tensors(result):
-                self.tensors.made_in[made] = self.inside
+            for tensor in tensors(result):
+                self.tensors.made_in[tensor] = self.inside
         return result
 
     @contextmanager

@@ -31,7 +31,7 @@ from .recorder import Recorder
 
 def record(
     model: nn.Module,
-    given: Arguments,
+    arguments: Arguments,
     opening: Opening,
     surroundings: Surroundings,
     without_values: bool = False,
@@ -49,12 +49,12 @@ def record(
         Exception: whatever the model raises.
     """
     with on_fakes(model) if without_values else nullcontext() as fakes:
-        return _recorded(model, given, opening, surroundings, fakes)
+        return _recorded(model, arguments, opening, surroundings, fakes)
 
 
 def _recorded(
     model: nn.Module,
-    given: Arguments,
+    arguments: Arguments,
     opening: Opening,
     surroundings: Surroundings,
     fakes: Fakes | None,
@@ -63,7 +63,7 @@ def _recorded(
     while True:
         opened = dict(opening.opened())
         try:
-            return _Session(model, given, opening, surroundings, fakes, tracking).recording()
+            return _Session(model, arguments, opening, surroundings, fakes, tracking).recording()
         except LeftAsideError as error:
             why = str(error)
             if error.culprit is None and not tracking:
@@ -103,7 +103,9 @@ class _Run(NamedTuple):
     def uses(self, change: Change) -> bool:
         """Return True if a recorded call uses a tensor that was written or replaced."""
         was = change.difference.was, change.difference.holder.owner
-        return any(constant is one for constant in self.recorder.tensors.constants.values() for one in was)
+        return any(
+            constant is tensor for constant in self.recorder.tensors.constants.values() for tensor in was
+        )
 
     def may_read(self, change: Change) -> bool:
         """Return True if the code between whole modules uses this value, or names the attribute that it is in."""
@@ -116,13 +118,13 @@ class _Session:
     def __init__(
         self,
         model: nn.Module,
-        given: Arguments,
+        arguments: Arguments,
         opening: Opening,
         surroundings: Surroundings,
         fakes: Fakes | None,
         tracking: bool,
     ) -> None:
-        self._model, self._given, self._opening = model, given, opening
+        self._model, self._given, self._opening = model, arguments, opening
         self._surroundings, self._fakes, self._tracking = surroundings, fakes, tracking
 
     def recording(self) -> Recording:
@@ -234,13 +236,15 @@ class _Session:
                 )
                 raise
         output, spec = recorder.output(result)
-        found = changes.all()
-        for change in found:
+        differences = changes.all()
+        for change in differences:
             if recorder.is_of_this_forward(change.difference.now) and changes.is_for_others(change):
                 raise change.refused("leaves a value for others in", RETURN)
         counts = Counter(call.module for call in recorder.calls)
         changing = {path for path in changes.changing if counts[path] > 1}
-        return _Run(recorder, inputs, result, output, spec, found, changes.inside(), changes.names, changing)
+        return _Run(
+            recorder, inputs, result, output, spec, differences, changes.inside(), changes.names, changing
+        )
 
     def _holders(self) -> Iterator[Holder]:
         return self._surroundings.holders(module for _, module in self._opening.opened())

@@ -56,9 +56,9 @@ class Sizes:
             self._read(before)
         for out, leaf in zip(call.outs, leaves, strict=True):
             if type(out) is Ref and out.number in call.new:
-                found = frozenset((_Origin(call, out.number, leaf.shape),)) if own else before
-                if found:
-                    self._origins[out.number] = found
+                origins = frozenset((_Origin(call, out.number, leaf.shape),)) if own else before
+                if origins:
+                    self._origins[out.number] = origins
 
     def guard(self, call: Call, asking: Call) -> None:
         """Note that ``asking`` computes the sizes of a call's results. It is checked once the model reads a size."""
@@ -104,7 +104,7 @@ def asking(name: str, func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., 
         return None
     if name == "__getitem__" or name == "masked_select":
         index = (*args[1:], *kwargs.values())
-        masks = [one for one in tensors(index) if one.dtype in (torch.bool, torch.uint8)]
+        masks = [tensor for tensor in tensors(index) if tensor.dtype in (torch.bool, torch.uint8)]
     elif name == "where" and len(args) + len(kwargs) > 1:
         return None
     else:

@@ -64,11 +64,9 @@ class Call:
 
     def __str__(self) -> str:
         """Return one line, such as ``%4 = blocks.0(%3)  # model.py:12``."""
-        given = ", ".join(map(as_text, self.given.leaves))
+        arguments = ", ".join(map(as_text, self.given.leaves))
         notes = [self.line, "" if self.grad else "no gradients", "writes" if self.writes else ""]
-        return (
-            f"{', '.join(map(as_text, self.outs))} = {self.name}({given})  # {', '.join(filter(None, notes))}"
-        )
+        return f"{', '.join(map(as_text, self.outs))} = {self.name}({arguments})  # {', '.join(filter(None, notes))}"
 
     @property
     def made(self) -> set[int]:

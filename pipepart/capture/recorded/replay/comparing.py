@@ -46,25 +46,25 @@ def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
     Args:
         first, second: their calls.
     """
-    for one, other in zip(first, second, strict=False):
-        if (one.name, one.line) != (other.name, other.line):
+    for before, after in zip(first, second, strict=False):
+        if (before.name, before.line) != (after.name, after.line):
             return (
-                f"Two forwards with the same arguments take different ways: {other.name} is called at {other.line}, "
-                f"and before it was {one.name} at {one.line}. What decides about that changes from forward to "
+                f"Two forwards with the same arguments take different ways: {after.name} is called at {after.line}, "
+                f"and before it was {before.name} at {before.line}. What decides about that changes from forward to "
                 f"forward: {CHANGES}"
             )
-        for place in _different(one, other)[:1]:
-            was, now = _constants(one)[place], _constants(other)[place]
+        for place in _different(before, after)[:1]:
+            was, now = _constants(before)[place], _constants(after)[place]
             return (
-                f"{one.name}() at {one.line} is given {was!r:.40} in one forward and {now!r:.40} in the next one "
+                f"{before.name}() at {before.line} is given {was!r:.40} in one forward and {now!r:.40} in the next one "
                 f"with the same arguments. That value changes from forward to forward: {CHANGES}"
             )
     return ""
 
 
-def with_another_sample(given: Arguments) -> Arguments:
+def with_another_sample(arguments: Arguments) -> Arguments:
     """Return the arguments of a model with its first sample repeated at the end."""
-    leaves, spec = pytree.tree_flatten(given)
+    leaves, spec = pytree.tree_flatten(arguments)
     samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
     longer = [
         torch.cat([leaf, leaf[:1]])
@@ -80,15 +80,15 @@ def depending_on_samples(calls: Sequence[Call], others: Sequence[Call]) -> dict[
 
     The first call that is another one in the other recording is among them, with no places.
     """
-    found: dict[int, list[Place]] = {}
+    result: dict[int, list[Place]] = {}
     for index, (call, other) in enumerate(zip(calls, others, strict=False)):
         if call.name != other.name or len(call.given.leaves) != len(other.given.leaves):
-            return found | {index: []}
+            return result | {index: []}
         if places := _different(call, other):
-            found[index] = places
+            result[index] = places
     if len(calls) != len(others):
-        found[min(len(calls), len(others)) - 1] = []
-    return found
+        result[min(len(calls), len(others)) - 1] = []
+    return result
 
 
 def for_any_samples(call: Call, places: Sequence[Place]) -> Call:
@@ -101,15 +101,15 @@ def for_any_samples(call: Call, places: Sequence[Place]) -> Call:
         call: the call.
         places: of the constants that depend on it.
     """
-    given = call.given
-    if call.func is torch.arange and places == [(0,)] and given.positional == 1:
+    arguments = call.given
+    if call.func is torch.arange and places == [(0,)] and arguments.positional == 1:
         return replace(call, func=positions)
     if call.name in ("view", "reshape") and places in ([(1,)], [(1, 0)]):
-        size, others = given.leaves[1], given.leaves[2:]
+        size, others = arguments.leaves[1], arguments.leaves[2:]
         if places == [(1, 0)]:
             size, others = torch.Size((-1, *size[1:])), size[1:]
         if -1 not in others:
-            return replace(call, given=given.replaced({1: -1 if places == [(1,)] else size}))
+            return replace(call, given=arguments.replaced({1: -1 if places == [(1,)] else size}))
     return replace(call, counts=True)
 
 
@@ -131,9 +131,9 @@ def _digest(recording: Recording) -> str:
     return hashlib.blake2b(repr(whole).encode(), digest_size=16).hexdigest()
 
 
-def _different(one: Call, other: Call) -> list[Place]:
+def _different(first: Call, second: Call) -> list[Place]:
     """Return the places of the arguments, other than tensors, in which two calls of a function differ."""
-    ones, others = _constants(one), _constants(other)
+    ones, others = _constants(first), _constants(second)
     return [
         place
         for place, was in ones.items()
@@ -143,13 +143,13 @@ def _different(one: Call, other: Call) -> list[Place]:
 
 def _constants(call: Call) -> dict[Place, Any]:
     """Return the arguments of a call by their places, with the sizes in a ``torch.Size`` one by one."""
-    found: dict[Place, Any] = {}
+    constants: dict[Place, Any] = {}
     for place, leaf in enumerate(_compared(call.given.leaves)):
         if type(leaf) is torch.Size:
-            found |= {(place, index): size for index, size in enumerate(leaf)}
+            constants |= {(place, index): size for index, size in enumerate(leaf)}
         else:
-            found[(place,)] = leaf
-    return found
+            constants[(place,)] = leaf
+    return constants
 
 
 def _compared(leaves: Sequence[Any]) -> list[Any]:

@@ -80,9 +80,9 @@ class Given:
 
     def replaced(self, leaves: Mapping[int, Any]) -> Given:
         """Return the arguments with some values (not tensors) replaced."""
-        made = copy(self)
-        made.leaves = [leaves.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-        return made
+        copied = copy(self)
+        copied.leaves = [leaves.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        return copied
 
     @property
     def only(self) -> int:

@@ -35,21 +35,21 @@ def joined(
     last = {number: index for index, call in enumerate(calls) for number in call.given.numbers()}
     last |= {out.number: len(calls) for out in output if type(out) is Ref}
     last |= dict.fromkeys(state, len(calls))
-    found = []
+    spans = []
     for index, shared in aliases:
         writes = calls[index].writes
         for number in shared - writes:
             if last.get(number, -1) >= index:
-                first = max(born.get(number, 0), *(born.get(one, 0) for one in writes))
-                found.append((first, index))
+                first = max(born.get(number, 0), *(born.get(number_written, 0) for number_written in writes))
+                spans.append((first, index))
     written = {number for call in calls for number in call.writes if not call.module}
     for number in written & state.keys():
         users = [index for index, call in enumerate(calls) if _uses(call, number, state[number])]
-        found.append((users[0], users[-1]))
+        spans.append((users[0], users[-1]))
     for paths in groups:
         users = [index for index, call in enumerate(calls) if call.module in paths]
-        found += [(users[0], users[-1])] if users else []
-    return [(first, last) for first, last in found if first < last]
+        spans += [(users[0], users[-1])] if users else []
+    return [(first, last) for first, last in spans if first < last]
 
 
 def _uses(call: Call, number: int, path: str) -> bool:

@@ -27,15 +27,15 @@ def layers_of(called: Sequence[str], layers: Sequence[Sequence[str]]) -> list[in
         if not within:
             raise CaptureError(_other_calls(path, called.count(path), len(homes.get(path, []))))
         latest[number] = within[-1]
-    left = {path: list(own) for path, own in homes.items()}
-    found: list[int] = []
+    left = {path: list(calls) for path, calls in homes.items()}
+    order: list[int] = []
     for path, most in zip(called, latest, strict=False):
-        least = found[-1] if found else 0
+        least = order[-1] if order else 0
         unused = [home for home in left[path] if least <= home <= most]
         if unused:
             left[path].remove(unused[0])
-        found.append(min(unused or [home for home in homes[path] if home >= least]))
-    return found
+        order.append(min(unused or [home for home in homes[path] if home >= least]))
+    return order
 
 
 def _other_calls(path: str, calls: int, planned: int) -> str:

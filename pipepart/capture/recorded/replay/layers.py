@@ -170,8 +170,8 @@ def reads_values(layer: nn.Module, value: Any) -> bool:
 
 def held(owner: Any, name: str) -> Tensor:
     """Return the parameter or buffer of a module with this name."""
-    found = owner._parameters.get(name)
-    return owner._buffers[name] if found is None else found
+    tensor = owner._parameters.get(name)
+    return owner._buffers[name] if tensor is None else tensor
 
 
 def _device_rule(tensors: Iterable[Tensor | None], recording: Recording) -> DeviceRule:
@@ -248,8 +248,8 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
 def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
     """Return the loss that a model computes, from the output of its last layer. Used as the loss function of a step."""
     if not isinstance(unfinished, Unfinished):  # a model that is one layer
-        found = own_loss(unfinished)
-        return unfinished if found is None else found
+        loss = own_loss(unfinished)
+        return unfinished if loss is None else loss
     recording = unfinished.recording
     assert recording.loss is not None
     return _ended(unfinished, arguments)[recording.loss]

@@ -28,23 +28,23 @@ def own_loss(output: Any, is_scalar: Callable[[Any], bool] = _is_scalar) -> Any:
         return output.loss
     if not isinstance(output, tuple | list) or isinstance(output, Ref):
         return output
-    scalars = [one for one in output if is_scalar(one)]
+    scalars = [value for value in output if is_scalar(value)]
     return scalars[0] if len(scalars) == 1 or (scalars and scalars[0] is output[0]) else None
 
 
-def same_outputs(one: Any, other: Any, exactly: bool = True) -> bool:
+def same_outputs(first: Any, second: Any, exactly: bool = True) -> bool:
     """Return True if two outputs of a model are equal, bit for bit or up to rounding. NaN equals NaN."""
-    left, spec = pytree.tree_flatten(one)
-    right, spec_of_other = pytree.tree_flatten(other)
+    left, spec = pytree.tree_flatten(first)
+    right, spec_of_other = pytree.tree_flatten(second)
     return spec == spec_of_other and all(_same(a, b, exactly) for a, b in zip(left, right, strict=True))
 
 
-def _same(one: Any, other: Any, exactly: bool) -> bool:
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return same_value(one, other)
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _same(first: Any, second: Any, exactly: bool) -> bool:
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return same_value(first, second)
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    one, other = one.detach(), other.detach().to(one.device)
-    if exactly or not one.is_floating_point():
-        return bool(((one == other) | ((one != one) & (other != other))).all())
-    return torch.allclose(one, other, rtol=torch.finfo(one.dtype).eps ** 0.5, atol=1e-3, equal_nan=True)
+    first, second = first.detach(), second.detach().to(first.device)
+    if exactly or not first.is_floating_point():
+        return bool(((first == second) | ((first != first) & (second != second))).all())
+    return torch.allclose(first, second, rtol=torch.finfo(first.dtype).eps ** 0.5, atol=1e-3, equal_nan=True)

@@ -111,16 +111,16 @@ class Recording:
         """Return the groups of the finest chain: each has the calls up to and including a whole module."""
         ends = [index for index, call in enumerate(self.calls) if call.module]
         ends = [end for end in ends if not any(first <= end < last for first, last in self.joined)]
-        found, start = [], 0
+        result, start = [], 0
         stop = self.start_of_loss
         for end in [*ends[:-1], stop - 1] if ends else [stop - 1]:
-            own = self.calls[start : end + 1]
-            modules = tuple(call.module for call in own if call.module)
-            used = {number for call in own for number in call.given.numbers() if number in self.state}
+            calls = self.calls[start : end + 1]
+            modules = tuple(call.module for call in calls if call.module)
+            used = {number for call in calls for number in call.given.numbers() if number in self.state}
             used |= self._returned_state if end + 1 == stop else frozenset()
-            found.append(Group(modules, tuple(dict.fromkeys(self.state[number] for number in sorted(used)))))
+            result.append(Group(modules, tuple(dict.fromkeys(self.state[number] for number in sorted(used)))))
             start = end + 1
-        return found
+        return result
 
     @property
     def modules(self) -> list[str]:
@@ -190,7 +190,7 @@ class Recording:
             tuple(sorted(number for number in carried if born[number] < index <= last[number]))
             for index in range(count + 1)
         ]
-        own = [
+        calls_here = [
             tuple(call for call, place in zip(self.calls, places, strict=True) if place == index)
             for index in range(count + 1)
         ]
@@ -199,9 +199,10 @@ class Recording:
         results = self._results
         of_last = results if self.loss is None else self._returned_state
         self.parts = [
-            self._part(live[i], live[i + 1], own[i], of_last if i == count - 1 else ()) for i in range(count)
+            self._part(live[i], live[i + 1], calls_here[i], of_last if i == count - 1 else ())
+            for i in range(count)
         ]
-        self.end = self._part(live[count], (), own[count], results - self._returned_state)
+        self.end = self._part(live[count], (), calls_here[count], results - self._returned_state)
 
     def completed(self, env: Env, loss: Any = None) -> Any:
         """Return the output of the model, built from the tensors of a replay.
@@ -228,16 +229,16 @@ class Recording:
         The end counts as the last layer, which makes its input. Known once the layers are arranged.
         """
         live = {number for part in self.parts for number in (*part.takes, *part.gives)}
-        found: dict[int, list[int]] = {number: [0] for number in self.inputs if number in live}
+        places: dict[int, list[int]] = {number: [0] for number in self.inputs if number in live}
         for index, part in enumerate(self.parts):
-            own = {number for call in part.calls for number in (*call.given.numbers(), *call.new)}
-            own |= {number for number, *_ in part.state}
+            numbers = {number for call in part.calls for number in (*call.given.numbers(), *call.new)}
+            numbers |= {number for number, *_ in part.state}
             if part is self.parts[-1]:
-                own |= {*self.end.takes, *part.takes}
-            for number in sorted(own & live):
-                layers = found.setdefault(number, [])
+                numbers |= {*self.end.takes, *part.takes}
+            for number in sorted(numbers & live):
+                layers = places.setdefault(number, [])
                 layers += [] if layers[-1:] == [index] else [index]
-        return found
+        return places
 
     @property
     def _returned_state(self) -> frozenset[int]:
@@ -253,13 +254,13 @@ class Recording:
     def questions(self) -> list[Call]:
         """Return the calls that read values computable from the arguments alone, with the calls that they need."""
         written = {number for call in self.calls for number in call.writes}
-        found: set[Call] = set()
+        calls: set[Call] = set()
         for index, call in enumerate(self.calls):
             if call.reads and call.asked:
                 needed = Subgraph.of(call.given.numbers(), self.calls[:index])
                 if needed.is_pure(written) and is_plain_function(call):
-                    found.update((*needed.calls, call))
-        return [call for call in self.calls if call in found]
+                    calls.update((*needed.calls, call))
+        return [call for call in self.calls if call in calls]
 
     def _drop_unused(self) -> None:
         """Drop calls whose results nobody needs and that write nothing."""
@@ -307,7 +308,7 @@ class Recording:
         Raises:
             CaptureError: no earlier layer has it, or it is written.
         """
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
         for number, place, how, written in self._uses_of_state(places, len(layers) - 1):
             path = self.state[number]
             if path in layers[place].tensors:
@@ -319,8 +320,8 @@ class Recording:
                     f"with these arguments or in this mode the model {how} {path!r} in layer {where}, where it does "
                     "not in the plan: make the plan with a sample for which it does"
                 )
-            found[number] = senders[0]
-        return found
+            result[number] = senders[0]
+        return result
 
     def _uses_of_state(self, places: Sequence[int], last: int) -> Iterator[tuple[int, int, str, bool]]:
         """Yield number and layer of each use of a parameter or buffer, the use in words, and whether it is written."""
@@ -348,8 +349,8 @@ class Recording:
             return isinstance(leaf, Ref) and leaf.number in self.scalars
 
         marks = pytree.tree_unflatten(self.output, self.output_spec)
-        found = own_loss(marks, is_scalar)
-        return found.number if is_scalar(found) else None
+        mark = own_loss(marks, is_scalar)
+        return mark.number if is_scalar(mark) else None
 
 
 def _split(path: str) -> tuple[str, str]:

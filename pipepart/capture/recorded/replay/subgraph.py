@@ -33,16 +33,16 @@ class Subgraph(NamedTuple):
             calls: of the recording, as far as it goes.
         """
         makers = {number: call for call in calls for number in call.new}
-        waiting, found, outer = [*numbers], set[Call](), set[int]()
+        waiting, reached, outer = [*numbers], set[Call](), set[int]()
         while waiting:
             number = waiting.pop()
             call = makers.get(number)
             if call is None:
                 outer.add(number)
-            elif call not in found:
-                found.add(call)
+            elif call not in reached:
+                reached.add(call)
                 waiting += call.given.numbers()
-        return cls([call for call in calls if call in found], outer)
+        return cls([call for call in calls if call in reached], outer)
 
     def is_pure(self, written: set[int]) -> bool:
         """Return True if no call is a module, draws or writes, and no used tensor is written."""
