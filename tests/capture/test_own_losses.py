@@ -91,14 +91,15 @@ def test_add_up_to_that_of_the_mini_batch(name):
     assert_that_of_the_whole(model, plain, loss, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("samples", [6, 7])  # in micro-batches of equal and of unequal sizes
 @pytest.mark.parametrize("name", REFUSED)
-def test_are_refused(name):
-    model = Model(REFUSED[name]).double()
+def test_are_refused(name, samples):
+    model, given = Model(REFUSED[name]).double(), (X[:samples], Y[:samples])
     with (
-        piped(model, (X, Y), parts=3) as pipe,
+        piped(model, given, parts=3) as pipe,
         pytest.raises(LossError, match="the loss that the model computes"),
     ):
-        pipe.step(Arguments(X, Y))
+        pipe.step(Arguments(*given))
 
 
 def test_several_scalars_in_a_tuple_are_refused_as_none_is_named_the_loss():
