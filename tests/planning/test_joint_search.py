@@ -205,6 +205,7 @@ def test_stages_offload_if_the_link_to_the_host_is_fast():
 
 
 def test_the_search_keeps_to_its_operations():
+    """Also where it starts from all 128 placements of eight layers."""
     allowance = Allowance(20_000)
     Annealing(part_of(profile_of(LAYERS[:8], [4]), devices(2)), allowance, random.Random(0)).run([])
     assert 10_000 < allowance.used < 21_000

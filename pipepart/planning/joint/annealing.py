@@ -23,10 +23,12 @@ from ..search.parts import Part
 from .layout import Layout, OrderedLayout
 from .moves import Moves
 from .pricing import Pricing
-from .starts import balanced_layouts, ordered_layout_of
+from .starts import balanced_layouts, every_layout, ordered_layout_of
 
+_MOST_LISTED = 256  # start from every layout if they are not more
 _START_SHARE = 0.3  # share of the allowance for the starts
-_ORDER_SHARE = 0.1  # share of the allowance for annealing orders
+# Share of the allowance for annealing orders; the second if the starts are every layout.
+_ORDER_SHARE, _ORDER_SHARE_LISTED = 0.1, 0.5
 # The number of annealings is 2, plus 1 for each so many operations of the allowance.
 _OPERATIONS_PER_ANNEALING = 1_000_000
 _REORDERED = (16, 6, 2)  # number of layouts whose order is annealed, in each round
@@ -35,6 +37,7 @@ _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
 _OPERATIONS_PER_STAGE = 7  # work of changing and bounding a layout, in operations per stage
 _LIMITED_WORK = 2.5  # dispatching within limits of memory takes this times as long
+_PLAYED_WORK = 0.7  # work of playing an order and counting its memory, per operation
 # Mean fraction of the operations dispatched before a slow layout is given up.
 _MEAN_FRACTION_BEFORE_CUTOFF = 0.4
 # The mean end of the devices with stages is hardly ever below this fraction of the layout's bound.
@@ -68,12 +71,15 @@ class Annealing:
     def run(self, plans: Sequence[Plan]) -> None:
         """Search from plans, each with its order and with dispatched orders, and from balanced layouts."""
         total = self._allowance.operations
+        most = min(_MOST_LISTED, total * _START_SHARE / _OPERATIONS_PER_STAGE)
+        listed = every_layout(self._part, self.pricing, most)
+        listed.sort(key=lambda layout: _bound(self.pricing.problem(layout)))
         balanced = balanced_layouts(self._part, self.pricing)
         ordered = (ordered_layout_of(plan, self._part, self.pricing) for plan in plans)
         self._ordered = [each for each in ordered if each is not None]
         planned = [each.layout for each in self._ordered]
-        self._dispatch_starts([*planned, *balanced], total * _START_SHARE)
-        annealed = total * (1 - _ORDER_SHARE)
+        self._dispatch_starts([*planned, *listed, *balanced], total * _START_SHARE)
+        annealed = total * (1 - (_ORDER_SHARE_LISTED if listed else _ORDER_SHARE))
         rounds = 2 + int(total / _OPERATIONS_PER_ANNEALING)
         starts = self.distinct(rounds - 1)
         if not starts:
@@ -143,7 +149,7 @@ class Annealing:
             used = len(set(layout.devices)) / self.pricing.devices
             if _bound(problem) * (1 + _MEAN_END_TO_BOUND * used) > limit:
                 continue
-            ordered = self._dispatch(layout, problem, limit)
+            ordered = self._dispatch(layout, problem, limit) or self._in_same_order(here, layout, problem)
             if ordered is not None and ordered.score <= limit:
                 here = ordered
                 if ordered.seconds < best.seconds:
@@ -176,6 +182,20 @@ class Annealing:
         if dispatched is None:
             return None
         return OrderedLayout(layout, problem, dispatched.rows, dispatched.done)
+
+    def _in_same_order(self, here: OrderedLayout, layout: Layout, problem: Problem) -> OrderedLayout | None:
+        """Return a layout with the order of another one on the same devices; None if it does not fit the memory.
+
+        Under tight memory few dispatched orders fit.
+        """
+        before = here.layout
+        if problem.memory is None or (layout.devices, layout.whole) != (before.devices, before.whole):
+            return None
+        self._allowance.spend(_PLAYED_WORK * problem.operations)
+        ends = play(problem, here.rows)
+        if ends is None or not fits(problem, here.rows, ends):
+            return None
+        return OrderedLayout(layout, problem, here.rows, last_ends(here.rows, ends))
 
 
 def _bound(problem: Problem) -> float:

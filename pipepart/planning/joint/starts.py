@@ -1,8 +1,9 @@
-"""Start layouts of the joint search: balanced cuts, and the layouts of plans."""
+"""Start layouts of the joint search: balanced cuts, the layouts of plans, and every layout of a small model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from schedules import Kind
 from schedules.searching.playing import fits, last_ends, play
 from schedules.searching.problem import Row
 
+from ...graph_partition.device_orders import device_types
 from ..costs.stage_memory import Mode
 from ..partition.local_search import proportional_borders
 from ..plans.plan import Plan
 from ..search.parts import Part
-from .layout import Layout, OrderedLayout
+from .layout import Layout, OrderedLayout, first_devices
 from .pricing import Pricing
 
 _MOST_CHUNKS = 8
@@ -66,6 +68,24 @@ def balanced_layouts(part: Part, pricing: Pricing) -> Iterator[Layout]:
             cut = proportional_borders(part.costs.compute_sums, borders, speeds).tolist()
             for mode in _modes(part, pricing):
                 yield _layout(pricing, cut, homes, mode)
+
+
+def every_layout(part: Part, pricing: Pricing, most: float) -> list[Layout]:
+    """Return every cut on every placement; no layouts if there are more than ``most``.
+
+    Layouts that differ only by a permutation of interchangeable devices are listed once.
+    """
+    borders, modes = part.costs.allowed_borders.tolist(), _modes(part, pricing)
+    if pricing.devices ** (len(borders) + 1) * len(modes) > most:
+        return []
+    types, layouts = device_types(part.groups.cluster), []
+    for homes in product(range(pricing.devices), repeat=len(borders) + 1):
+        names = first_devices(homes, types)
+        if all(names[home] == home for home in homes):
+            ends = [at for at in range(len(borders)) if homes[at] != homes[at + 1]]
+            cut, devices = [borders[at] for at in ends], [homes[at] for at in (*ends, -1)]
+            layouts += [_layout(pricing, cut, devices, mode) for mode in modes]
+    return layouts
 
 
 def _modes(part: Part, pricing: Pricing) -> list[Mode]:

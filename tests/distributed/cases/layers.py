@@ -16,7 +16,7 @@ from tests.distributed.cases.models import Packs, Unpacks
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, drawn_batches, gradients, trained
 from tests.support import skipping
-from tests.support.chains import cut_by_hand
+from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, initialize, twins
 from tests.support.pieces import WIDTH, OtherLayout, linear
 from tests.support.recorded import borders_of, chain_for, piped
@@ -160,8 +160,7 @@ def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
 def unequal_speeds() -> dict[str, Any]:
     cluster = pipepart.Cluster.virtual(2, speed=[1, 0.25], threads=1)
     model = nn.Sequential(linear(), linear()).double()
-    with cut_by_hand(model, [1], micro_batches=2) as pipe:
-        plan = pipe.plan.model_copy(update={"cluster": cluster})
+    plan = plan_by_hand(["0", "1"], [1], micro_batches=2).model_copy(update={"cluster": cluster})
     return trained(Pipeline(model, plan, nn.MSELoss(), timeout=TIMEOUT), drawn_batches([8, 3]))
 
 
