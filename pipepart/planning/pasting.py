@@ -19,8 +19,8 @@ def as_arguments(keywords: Mapping[str, Any]) -> str:
 def as_options(keywords: Mapping[str, Any]) -> str:
     """Format keywords as options of ``pipepart plan``, without those that are None, False or empty.
 
-    >>> as_options({"schedule": "1f1b", "compress": {"link": "int8"}, "colocate": [["a", "b c"]], "allow_split_ties": True})
-    "--schedule 1f1b --compress link=int8 --colocate 'a,b c' --allow-split-ties"
+    >>> as_options({"schedule": "1f1b", "compress": {"link": "int8"}, "colocate": [["a", "b c"]]})
+    "--schedule 1f1b --compress link=int8 --colocate 'a,b c'"
     """
     return " ".join(text for name, value in keywords.items() for text in _option(name, value))
 

@@ -113,8 +113,7 @@ class Detector:
         self._streams: defaultdict[Stream, Clock] = defaultdict(dict)
         self._hosts: defaultdict[int, Clock] = defaultdict(dict)
         self._events: dict[int, Clock] = {}
-        self._put: dict[int, Clock] = {}  # what the host of a put knew
-        self._called: dict[int, Clock] = {}  # and that of a call, which are numbered apart
+        self._told: dict[tuple[str, int], Clock] = {}  # by put or call, which are numbered apart, what its host knew
         self._joined: defaultdict[int, list[int]] = defaultdict(list)  # by call, the hosts that run its nodes
         self._blocks: dict[int, Block] = {}
         self._freed: defaultdict[Stream, list[tuple[Access, int]]] = defaultdict(list)
@@ -145,15 +144,13 @@ class Detector:
                         _join(host, clock)
             case "host":
                 self._touch_on_host(index, host, record)
-            case "puts":
-                self._put[number] = dict(host)
+            case "puts" | "calls":
+                self._told[record.kind, number] = dict(host)
             case "gets":
-                _join(host, self._put.pop(number, {}))
-            case "calls":
-                self._called[number] = dict(host)
+                _join(host, self._told.pop(("puts", number), {}))
             case "joins call":
                 self._joined[number].append(record.host)
-                _join(host, self._called.get(number, {}))
+                _join(host, self._told.get(("calls", number), {}))
             case "returns":
                 for joined in self._joined[number]:
                     _join(host, self._hosts[joined])
