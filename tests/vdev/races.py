@@ -113,7 +113,7 @@ class Detector:
         self._streams: defaultdict[Stream, Clock] = defaultdict(dict)
         self._hosts: defaultdict[int, Clock] = defaultdict(dict)
         self._events: dict[int, Clock] = {}
-        self._told: dict[tuple[str, int], Clock] = {}  # by put or call, which are numbered apart, what its host knew
+        self._told: dict[tuple[str, int], Clock] = {}  # what the host of a put or call knew, by its number
         self._joined: defaultdict[int, list[int]] = defaultdict(list)  # by call, the hosts that run its nodes
         self._blocks: dict[int, Block] = {}
         self._freed: defaultdict[Stream, list[tuple[Access, int]]] = defaultdict(list)
