@@ -120,6 +120,7 @@ class MultiProcess(SingleProcess):
             self._links.reductions = Reductions(self._ranks, ownership.replica, groups)
             self.part.connect(first)
         if self._parallelize is not None:
+            self._ranks.exchange(None)  # no rank calls code that may fail while others still make groups
             self._run_parallelize(self._parallelize, stages, groups)
 
     def _new_group(self, rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
