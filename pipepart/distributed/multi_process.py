@@ -151,7 +151,9 @@ class MultiProcess(SingleProcess):
         here = [stage.shared for stage in stages if device_of[stage.index] in self._links.local]
         inside = mesh["dp", "tp"] if ownership.tensor > 1 else mesh["dp"]
         try:
-            units = parallelize_layers(parallelize, self._chain, here, inside, ownership.shared, ranks)
+            units = parallelize_layers(
+                parallelize, self._chain, here, inside, ownership.shared, ranks, self._sync.meet
+            )
         except BaseException:
             ranks.close("the pipeline could not be made")
             raise

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...capture import Chain, RecordedChain
-from ...ranks import RankError, Ranks, attempt
+from ...ranks import Ranks
 from ...runtime.state.shared_parameters import SharedParameters
 from .borders import wait_at_borders
 from .recorded import ModelBefore
 from .refusals import LayersBefore, Parallelize, check_functions
 from .units import Unit
+
+Units = dict[SharedParameters, list[Unit]]
 
 
 def parallelize_layers(
@@ -24,7 +26,8 @@ def parallelize_layers(
     mesh: DeviceMesh,
     foreign: Mapping[Tensor, Sequence[int]],
     ranks: Ranks,
-) -> dict[SharedParameters, list[Unit]]:
+    meet: Callable[[str, Callable[[], Units]], Units],
+) -> Units:
     """Call the function of the user for the layers of a rank; return the FSDP units of each of its stages.
 
     All ranks call this, and wait for each other.
@@ -36,6 +39,7 @@ def parallelize_layers(
         mesh: of the ranks that run them.
         foreign: parameters that several ranks use, with the ranks.
         ranks: the processes.
+        meet: as :meth:`pipepart.distributed.call_sync.CallSync.meet`.
 
     Raises:
         ValueError: what it has done on this rank cannot run in a pipeline.
@@ -45,7 +49,7 @@ def parallelize_layers(
     layers = _modules_of(chain, stages)
     before, model = LayersBefore(layers, foreign), ModelBefore(chain.model)
 
-    def checked() -> dict[SharedParameters, list[Unit]]:
+    def checked() -> Units:
         units = before.checked_units(stages, mesh)
         units_here = {
             name: chain.groups[name]
@@ -58,14 +62,7 @@ def parallelize_layers(
 
     with ranks.adopting():
         parallelize(MappingProxyType(layers), mesh)
-    units, failure, why = attempt(checked)
-    refusals = ranks.exchange(why)
-    if failure is not None:
-        raise failure
-    for rank, text in enumerate(refusals):
-        if text:
-            raise RankError(f"rank {rank} refuses what parallelize has done: {text}")
-    assert units is not None
+    units = meet("what parallelize has done", checked)
     if "tp" in (mesh.mesh_dim_names or ()):
         for shared in stages:
             wait_at_borders(shared.layers[0][1], shared.layers[-1][1])
