@@ -8,10 +8,11 @@ import torch
 from pipepart.capture import CaptureError
 from tests.capture import (  # they fill the tables
     awkward_blocks,
-    awkward_calls,
+    awkward_calls,  # noqa: F401
     awkward_code,  # noqa: F401
     awkward_hidden,  # noqa: F401
     awkward_reads,  # noqa: F401
+    awkward_sequentials,
     awkward_sizes,  # noqa: F401
     awkward_state,  # noqa: F401
     awkward_values,  # noqa: F401
@@ -61,8 +62,8 @@ def test_refused(name):
         awkward_blocks.BlocksCountForThemselves,
         awkward_blocks.NamesAnAttributeOfItsOwnAsBlocksDo,
         awkward_blocks.CallsABlockThatCountsTwice,
-        awkward_calls.SequentialCallsALayerThatCountsTwice,
-        awkward_calls.SequentialCallsALayerTwiceThatKeepsAList,
+        awkward_sequentials.SequentialCallsALayerThatCountsTwice,
+        awkward_sequentials.SequentialCallsALayerTwiceThatKeepsAList,
     ],
 )
 def test_what_blocks_count_and_draw_is_not_advanced_by_recordings(kind):
