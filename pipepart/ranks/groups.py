@@ -1,14 +1,16 @@
-"""Makes the process groups of a pipeline: groups of ranks, and one for each pair that sends messages."""
+"""Makes the process groups of a pipeline, groups of ranks and one for each pair that sends messages, and ends them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .watch import break_connections
 
 _LONGEST = timedelta(days=30)  # PeerWatch finds lost ranks, not the timeout of a group
 
@@ -50,8 +52,43 @@ def groups_of_pairs(
     return groups
 
 
-def destroy(groups: Sequence[dist.ProcessGroup]) -> None:
-    """End the gloo threads and connections of each group."""
-    for group in groups:
-        with suppress(ValueError):  # the script has destroyed all groups
-            dist.destroy_process_group(group)
+class Groups:
+    """The process groups in which a pipeline waits. A failure of a rank ends all of these waits."""
+
+    def __init__(self) -> None:
+        self._own: list[dist.ProcessGroup] = []
+        self._lasting: list[dist.ProcessGroup] = []  # not ended with the pipeline
+        self._before: set[dist.ProcessGroup] | None = None  # those that were there when adopting began
+
+    def add(self, groups: Iterable[dist.ProcessGroup], lasting: bool = False) -> None:
+        """Add groups; ``lasting`` ones can be used after the pipeline is closed."""
+        (self._lasting if lasting else self._own).extend(groups)
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Context manager within which groups that anybody makes are added, as lasting ones."""
+        self._before = set(_all_groups())
+        try:
+            yield
+        finally:
+            self.add(self._adopted(), lasting=True)
+            self._before = None
+
+    def break_connections(self) -> None:
+        """End all waits in the groups."""
+        for group in (*self._own, *self._lasting, *self._adopted()):
+            break_connections(group)
+
+    def destroy(self) -> None:
+        """End the gloo threads and connections of each group that does not last."""
+        for group in self._own:
+            with suppress(ValueError):  # the script has destroyed all groups
+                dist.destroy_process_group(group)
+
+    def _adopted(self) -> list[dist.ProcessGroup]:
+        before = self._before
+        return [] if before is None else [group for group in _all_groups() if group not in before]
+
+
+def _all_groups() -> list[dist.ProcessGroup]:
+    return list(dist.distributed_c10d._world.pg_map)

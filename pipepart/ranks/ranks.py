@@ -35,12 +35,11 @@ from .failure import (
     remote_exception,
     serialize_exception,
 )
-from .groups import Edge, destroy, groups_of_pairs, own_group
+from .groups import Edge, Groups, groups_of_pairs, own_group
 from .log import Channel, Message, MessageLog
 from .status import RankStatus, timeout_error
 from .torchrun import initialize, under_torchrun
 from .waiting import Done, begin, waits_in_torch
-from .watch import break_connections
 
 _REPORT_SECONDS = 3.0  # for the report of a failure to arrive after a broken connection
 _ANSWER_SECONDS = 1.5  # for ranks to say what they are doing
@@ -85,9 +84,7 @@ class Ranks:
         self._waits = False
         self._since = time.monotonic()
         self._left: dict[int, Message] = {}
-        self._groups: list[dist.ProcessGroup] = []
-        self._lasting: list[dist.ProcessGroup] = []  # not ended with the pipeline
-        self._adopted: Callable[[], list[dist.ProcessGroup]] = list
+        self._waiting_in = Groups()
         self._exchanges = 0
         self._values: list[Any] = []  # of the last exchange
         self._exchanged: Done = SimpleQueue()
@@ -116,7 +113,7 @@ class Ranks:
             RankError: as :meth:`gather`.
         """
         group = self._apart(partial(own_group, self.rank, rows or [range(self.size)], backend), None)
-        (self._lasting if lasting else self._groups).append(group)
+        self._waiting_in.add([group], lasting)
         return group
 
     @contextmanager
@@ -128,20 +125,16 @@ class Ranks:
         Raises:
             RankError: another rank has failed, or a connection broke.
         """
-        known = set(_all_groups())
-        self._adopted = lambda: [group for group in _all_groups() if group not in known]
         try:
-            self.check()
-            yield
+            with self._waiting_in.adopting():
+                self.check()
+                yield
         except BaseException as error:
             lost = self.lost(error) if broke(error) else error
             self.tell(lost)
             if lost is error:
                 raise
             raise lost from None
-        finally:
-            self._lasting += self._adopted()
-            self._adopted = list
 
     def connect(
         self, rounds: Sequence[Sequence[Edge]], backend: str, device: torch.device
@@ -161,7 +154,7 @@ class Ranks:
         """
         make = partial(groups_of_pairs, self.rank, rounds, backend, device)
         groups: dict[Edge, dist.ProcessGroup] = self._apart(make, self._timeout)
-        self._groups += groups.values()
+        self._waiting_in.add(groups.values())
         return groups
 
     def run(self, together: Callable[[], T]) -> T:
@@ -257,7 +250,7 @@ class Ranks:
                 return
             self.failure = RankError(f"an earlier call has failed: {report['what']}")
         self._channel.send({"kind": "failure", "rank": self.rank, **report})
-        self._abort()
+        self._waiting_in.break_connections()
 
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
         """Return the error for a broken connection: the failure that a rank has reported, if any.
@@ -308,7 +301,7 @@ class Ranks:
         # First, so that a peer whose connection breaks knows why.
         self._channel.close({"why": f"{reason} there{during}", "traceback": report.get("traceback", "")})
         if in_order:  # a script that ends while gloo ends a group would abort
-            begin(partial(destroy, self._groups), SimpleQueue()).join(_LEAVE_SECONDS)
+            begin(self._waiting_in.destroy, SimpleQueue()).join(_LEAVE_SECONDS)
 
     def heard(self, message: Message) -> None:
         """Called on the log's thread with each message of another rank."""
@@ -352,11 +345,7 @@ class Ranks:
         with waits_in_torch():  # before the caller's thread hears of it, and may end the script
             if listener is not None:
                 listener(error)
-            self._abort()
-
-    def _abort(self) -> None:
-        for group in (*self._groups, *self._lasting, *self._adopted()):
-            break_connections(group)
+            self._waiting_in.break_connections()
 
     def _apart(self, collective: Callable[[], T], timeout: float | None, of_all: bool = True) -> T:
         """Run a collective of all or of some ranks on a thread, and return what it returns."""
@@ -424,10 +413,6 @@ class Ranks:
 def join_ranks(timeout: float | None = None) -> Ranks | None:
     """Return the ranks of a new pipeline; None in one process. Initializes torch.distributed if nobody has."""
     return Ranks(initialize(), timeout) if under_torchrun() else None
-
-
-def _all_groups() -> list[dist.ProcessGroup]:
-    return list(dist.distributed_c10d._world.pg_map)
 
 
 def _heard(this: weakref.ref[Ranks], message: Message) -> None:
