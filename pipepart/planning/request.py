@@ -17,8 +17,8 @@ from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .overhead import with_overhead
 from .partition.tensor_groups import tensor_groups
+from .plans.inside_stage import NOT_INSIDE
 from .plans.options import PlanOptions
-from .plans.plan_faults import NOT_INSIDE
 from .plans.searched_order import SEARCH
 
 # Default stages per device of each schedule that ``"auto"`` tries; None for schedules with one stage per device. The

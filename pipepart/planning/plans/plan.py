@@ -21,13 +21,14 @@ from ...units import counted, format_bytes, format_seconds
 from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import bound_on_cluster
-from ..overhead import collectives_of_layers, most_on_a_host, serial_seconds, with_overhead
+from ..overhead import most_on_a_host, serial_seconds, with_overhead
 from ..partition.reductions import runs_all_reduce
 from ..partition.replicas import all_stages, stage_devices
 from ..partition.tensor_groups import group_of, tensor_groups
 from .export import Export
+from .inside_stage import inside_faults, shard_text, tensor_text
 from .options import PlanOptions
-from .plan_faults import inside_faults, memory_faults, structure_faults
+from .plan_faults import memory_faults, structure_faults
 from .prediction import Alternative, Prediction
 from .searched_order import StepOrder, build_order, even_counts
 from .stage_plan import StagePlan, predict_stages, sizes_of, with_peaks
@@ -142,32 +143,12 @@ class Plan(Document):
         """Texts for users: how the stages are parallel inside, and the seconds of their collectives."""
         texts = []
         if self.tensor > 1:
-            texts.append(f"each stage is shared by {self.tensor} consecutive devices, {self._collectives()}")
-        if self.shard:
-            seconds = max(self.stage_costs().reduce_grad)
             texts.append(
-                f"the parameters of each stage are sharded over {self.replicas} replicas, whose collectives take up to "
-                f"{format_seconds(seconds)} a step"
+                tensor_text(self.tensor, self.stages, self.profile, self.cluster, self.micro_batches)
             )
+        if self.shard:
+            texts.append(shard_text(self.replicas, max(self.stage_costs().reduce_grad)))
         return tuple(texts)
-
-    def _collectives(self) -> str:
-        if self.profile is None:
-            return "whose collectives are not known"
-        if self.profile.tensor == 1:
-            return (
-                "and planned as if each had the whole layers: profile what one has by "
-                f"pipepart.profile(..., parallelize=f, tensor={self.tensor})"
-            )
-        *layers, loss = map(sum, collectives_of_layers(self.profile, self.cluster, self.micro_batches))
-        ends = np.cumsum([len(stage.layers) for stage in self.stages])
-        taken = [float(sum(part)) for part in np.split(layers, ends[:-1])]
-        taken[-1] += loss
-        stage = int(np.argmax(taken))
-        return (
-            f"whose collectives take up to {format_seconds(taken[stage])} of the "
-            f"{format_seconds(self.stages[stage].load_seconds)} of a micro-batch (stage {stage})"
-        )
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -337,8 +318,7 @@ class Plan(Document):
         prediction = Prediction(
             step_seconds=timeline.makespan + cluster.step_seconds,
             memory_bytes=tuple(
-                needs.get(cluster.devices[number - number % self.tensor].name, 0)
-                for number in range(len(cluster))
+                needs.get(group.name, 0) for group in self.groups.devices for _ in range(self.tensor)
             ),
             bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),

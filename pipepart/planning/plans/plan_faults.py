@@ -12,8 +12,6 @@ from ...units import counted, format_bytes
 from .searched_order import SEARCH, StepOrder, build_order
 from .stage_plan import StagePlan
 
-# Schedules with several versions or copies of the weights, which no stage that is parallel inside can have.
-NOT_INSIDE = ("pipedream", "pipedream-2bw", "chimera")
 Devices = Sequence[Sequence[str]]  # the device name of each stage, for each replica
 
 
@@ -35,21 +33,6 @@ def structure_faults(
         yield from _schedule_faults(stages, devices, order)
     else:
         yield f"micro_batches is {order.micro_batches}, and the costs in the plan are those of {measured}: plan again"
-
-
-def inside_faults(
-    tensor: int, shard: bool, replicas: int, schedule: str, stages: Sequence[StagePlan]
-) -> Iterator[str]:
-    """Yield one message per fault of a plan whose stages are parallel inside."""
-    if shard and replicas < 2:
-        yield f"shard=True shards the parameters of a stage over its replicas, and the plan has {replicas}"
-    if tensor == 1 and not shard:
-        return
-    inside = f"tensor={tensor}" if tensor > 1 else "shard=True"
-    if schedule in NOT_INSIDE:
-        yield f"{inside} needs one copy of the weights, and schedule {schedule!r} has several: choose another"
-    if any(stage.offload != "never" for stage in stages):
-        yield f"{inside} cannot be combined with offload='stash'"
 
 
 def memory_faults(
