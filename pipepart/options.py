@@ -9,9 +9,9 @@ from typing import Any, Literal, TypedDict
 
 from .capture import Verify
 from .data.gather import Merger
-from .distributed import Parallelize
 from .input_error import InputError, InputTypeError
 from .planning import Plan
+from .profiling import Parallelize
 from .runtime.compiled import CompileOptions
 from .runtime.placing import Initialize
 from .runtime.sinks import check_forwards_first

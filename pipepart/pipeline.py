@@ -20,13 +20,14 @@ from .checkpoint import finish
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
-from .distributed import Parallelize, check_parallelize, join, making, planned_once
+from .distributed import check_parallelize, join, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
 from .options import RunOptions, check_functions, check_keywords, check_runs
 from .planning import Plan, warn_of_changes
 from .planning.compression import Compress
+from .profiling import Parallelize
 from .ranks import Ranks, join_ranks, under_torchrun
 from .runtime.build import build_stages
 from .runtime.compiled import CompileOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -40,6 +40,17 @@ class Chain:
     def groups(self) -> Mapping[str, Group]:
         """None: the layers are the user's."""
         return {}
+
+    def modules_of(self, layers: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
+        """Return the user's modules that some of the layers consist of, by name."""
+        groups = self.groups
+        modules: dict[str, nn.Module] = {}
+        for name, layer in layers:
+            if name not in groups:
+                modules[name] = layer
+            for path in groups[name].modules if name in groups else ():
+                modules[path or name] = self.model.get_submodule(path)
+        return modules
 
 
 class Whole(Chain):

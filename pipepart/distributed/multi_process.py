@@ -21,6 +21,7 @@ from ..data.split import MicroBatches
 from ..input_error import InputError
 from ..loss import LossError
 from ..planning import Plan
+from ..profiling import Parallelize
 from ..ranks import Ranks
 from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
@@ -33,7 +34,7 @@ from ..runtime.transport.links import Links
 from ..runtime.transport.reductions import Reductions
 from .broadcast import broadcast_result
 from .call_sync import CallSync
-from .inside_stage import Parallelize, StageShards, parallelize_layers
+from .inside_stage import StageShards, parallelize_layers
 from .mini_batches import digest, forms
 from .overflow import share_overflow
 from .ownership import Ownership

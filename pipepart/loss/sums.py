@@ -123,20 +123,20 @@ def combined(operation: Operation) -> Sum | Divisor:
         return _at_least(operation, first)
     if operation.call.arguments[1] or len(operation.values) != 2:
         raise LostError(_NO_SUM)
-    one, second = (
+    left, right = (
         state if isinstance(state, Sum | Divisor) else _constant(operation, place)
         for place, state in enumerate(operation.states)
     )
     if name in _SUMS or name in _DIFFERENCES:
-        terms = [_addend(operation, place, part) for place, part in enumerate((one, second))]
+        terms = [_addend(operation, place, part) for place, part in enumerate((left, right))]
         terms = terms[::-1] if name in ("rsub", "__rsub__") else terms
         return terms[0].plus(terms[1], 1 if name in _SUMS else -1)
-    if isinstance(one, Sum) and name in _DIVISIONS:
-        return _quotient(operation, one, second)
+    if isinstance(left, Sum) and name in _DIVISIONS:
+        return _quotient(operation, left, right)
     if operation.scaled:
         raise LostError("takes the number of samples")
     if name in _PRODUCTS:
-        return _product(one, second)
+        return _product(left, right)
     raise LostError(_NO_SUM)
 
 

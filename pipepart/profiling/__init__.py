@@ -1,6 +1,7 @@
 """Measures or estimates what each layer of a model costs in time and memory; the result is a Profile."""
 
 from .costs import Costs, LayerCost, LiveValue, Overhead, SavedTensor, Timing
+from .inside_stage import Parallelize
 from .profile_document import Profile
 from .profiler import profile
 from .roofline import Roofline
@@ -10,6 +11,7 @@ __all__ = [
     "LayerCost",
     "LiveValue",
     "Overhead",
+    "Parallelize",
     "Profile",
     "Roofline",
     "SavedTensor",

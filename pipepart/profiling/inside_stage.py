@@ -70,11 +70,7 @@ def parallelize_layers(chain: Chain, parallelize: Parallelize | None, tensor: in
     from torch.distributed.fsdp import FSDPModule
 
     sizes, names = ((1, tensor), ("dp", "tp")) if tensor > 1 else ((1,), ("dp",))
-    modules = {
-        path or name: chain.model.get_submodule(path) if name in chain.groups else layer
-        for name, layer in chain.layers
-        for path in (chain.groups[name].modules if name in chain.groups else (name,))
-    }
+    modules = chain.modules_of(chain.layers)
     parallelize(MappingProxyType(modules), init_device_mesh("cpu", sizes, mesh_dim_names=names))
     for name, layer in modules.items():
         if any(isinstance(module, FSDPModule) for module in layer.modules()):

@@ -18,6 +18,7 @@ from ..autograd.own_copy import tensors as tensors_of
 from ..autograd.sparse import bytes_of, dense_parts, dense_tensors
 from ..autograd.split_backward import WeightGradients
 from ..capture import TensorSpec, tensor_specs, used_by
+from ..dtensors import is_dtensor
 from .costs import Collective, CollectiveKind, SavedTensor
 from .layer_pass import LayerPass, Observer
 
@@ -173,7 +174,7 @@ class MemoryCount(Allocations, Observer):
         self._first = first
         self._by_address.clear()
         self._is_split = False
-        if any(hasattr(parameter, "_local_tensor") for parameter in model.parameters()):
+        if any(map(is_dtensor, model.parameters())):
             # The first operation on DTensors of a kind also runs on fake tensors, to find how its result is sharded.
             with self, saved_tensors_hooks(self._pack, _Saved.unpack):
                 for split in (False, True):

@@ -230,10 +230,8 @@ class StageRun:
         stash = self.stashes.pop(micro_batch)
         if stash.saved is not None:
             stash.saved.return_()
-        roots, gradients = (
-            stash.roots + stash.added,
-            graph_cut.move_gradients(gradients, self.stage.device),
-        )
+        roots = stash.roots + stash.added
+        gradients = graph_cut.move_gradients(gradients, self.stage.device)
         if defers_weights:
             self.deferred[micro_batch] = backward_inputs(roots, gradients)
         else:

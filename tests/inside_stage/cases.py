@@ -149,6 +149,13 @@ def batches(sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
     return drawn_batches(sizes, width=W)
 
 
+def differentiated(model: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Tensor | None]:
+    """The output of a call, and the gradient of its input; those of the parameters are added to."""
+    output = model(x.requires_grad_())
+    output.sin().sum().backward()
+    return {"output": output.detach(), "input": x.grad}
+
+
 def trained(
     make: Callable[[], nn.Module],
     layout: Layout,
@@ -167,11 +174,7 @@ def trained(
             found["norms"].append(pipe.clip_grad_norm_(max_norm))
             optimizer.step()
             found["evaluated"].append(pipe.evaluate(x, target=y))
-        x = batches(sizes)[-1][0].requires_grad_()
-        found["output"] = pipe(x)
-        found["output"].sin().sum().backward()
-        found["output"] = found["output"].detach()
-        found["input"] = x.grad
+        found |= differentiated(pipe, batches(sizes)[-1][0])
         found["state"] = pipe.full_state_dict()
         found["sharded"] = sorted(name for name, p in pipe.named_parameters() if whole(p) is not p)
     return found
@@ -194,11 +197,7 @@ def plainly_trained(make: Callable[[], nn.Module], sizes: Sequence[int] = (8, 8)
         optimizer.step()
         with torch.no_grad():
             found["evaluated"].append(F.mse_loss(model(x), y))
-    x = batches(sizes)[-1][0].requires_grad_()
-    found["output"] = model(x)
-    found["output"].sin().sum().backward()
-    found["output"] = found["output"].detach()
-    found["input"] = x.grad
+    found |= differentiated(model, batches(sizes)[-1][0])
     found["state"] = model.state_dict()
     return found
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...capture import Chain, RecordedChain
+from ...profiling import Parallelize
 from ...ranks import Ranks
 from ...runtime.state.shared_parameters import SharedParameters
 from .borders import wait_at_borders
 from .recorded import ModelBefore
-from .refusals import LayersBefore, Parallelize, check_functions
+from .refusals import LayersBefore, check_functions
 from .units import Unit
 
 Units = dict[SharedParameters, list[Unit]]
@@ -46,7 +47,7 @@ def parallelize_layers(
         Exception: what it raises on this rank.
         RankError: it raises, or what it has done cannot run, on another rank.
     """
-    layers = _modules_of(chain, stages)
+    layers = chain.modules_of(pair for shared in stages for pair in shared.originals)
     before, model = LayersBefore(layers, foreign), ModelBefore(chain.model)
 
     def checked() -> Units:
@@ -70,15 +71,3 @@ def parallelize_layers(
         model.find_added()
         chain.around = model.without_added
     return units
-
-
-def _modules_of(chain: Chain, stages: Sequence[SharedParameters]) -> dict[str, nn.Module]:
-    """Return the user's modules that stages consist of, by name."""
-    groups = chain.groups  # of a recorded model, whose layers call several modules
-    modules: dict[str, nn.Module] = {}
-    for name, layer in (pair for shared in stages for pair in shared.originals):
-        if name not in groups:
-            modules[name] = layer
-        for path in groups[name].modules if name in groups else ():
-            modules[path or name] = chain.model.get_submodule(path)
-    return modules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from ...capture import Group
 from ...dtensors import is_dtensor, mesh_names
 from ...input_error import InputError, InputTypeError
 from ...planning import Plan
+from ...profiling import Parallelize
 from ...runtime.state.shared_parameters import SharedParameters
 from .units import Unit, units_of
 
-Parallelize = Callable[[Mapping[str, nn.Module], DeviceMesh], object]
 Layers = Mapping[str, nn.Module]
 Place = tuple[nn.Module, str]  # a module, and the name of one of its parameters
 

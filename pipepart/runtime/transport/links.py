@@ -168,8 +168,8 @@ class Links:
         if new and self.backend is not None:
             first = self.ranks.rank % self._lanes
             every = {
-                (one - first + lane, second - first + lane)
-                for one, second in new
+                (sender - first + lane, receiver - first + lane)
+                for sender, receiver in new
                 for lane in range(self._lanes)
             }
             self._edges |= self.ranks.connect(connection_rounds(every), self.backend, self._home)

@@ -64,9 +64,8 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
     content = message[0] if type(message) is list and len(message) == 1 else message
     if type(content) is Tensor and content.layout is torch.strided and _is_whole(content):  # sent as it is
         form = TensorForm(0, 0, content.dtype, tuple(content.shape), content.stride(), content.requires_grad)
-        return Form((form,), _ONE if content is message else None, None, (content.nbytes,), True), [
-            content.detach()
-        ]
+        nest = _ONE if content is message else None
+        return Form((form,), nest, None, (content.nbytes,), True), [content.detach()]
     kind = type(message) if isinstance(message, Live) else None
     values = list(message.tensors) if isinstance(message, Live) else message
     if type(values) is list and not any(isinstance(value, tuple) for value in values):
@@ -80,7 +79,7 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
             storage = leaf.untyped_storage()
             ranges.setdefault(storage._cdata, _Range(len(ranges), storage)).add(leaf)
     forms = tuple(_form(leaf, ranges) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    buffers = [content.bytes() for content in ranges.values()]
+    buffers = [span.bytes() for span in ranges.values()]
     return Form(forms, nest, kind, tuple(len(buffer) for buffer in buffers)), buffers
 
 
