@@ -26,13 +26,14 @@ class Moves:
     def __init__(self, part: Part, pricing: Pricing, random: Random) -> None:
         self._pricing, self._random = pricing, random
         self._borders: list[int] = part.costs.allowed_borders.tolist()
+        self._fixed_stages = part.fixed_stages
         self._chunks = part.request.chunks or math.inf
         self._modes = part.modes
         may_change_mode = pricing.limited and len(self._modes) > 1
         self._choices = (
             [self._shift] * 8 + [self._change_device] * 3 + [self._exchange] * 3 + [self._change_rule] * 2
         )
-        if part.fixed_stages is None:
+        if self._fixed_stages is None:
             self._choices += [self._split] * 2 + [self._merge] * 2
         self._choices += [self._toggle_whole] * (2 * pricing.whole_helps)
         self._choices += [self._change_mode] * (2 * may_change_mode)
@@ -43,7 +44,9 @@ class Moves:
         return changed if changed is not None and self.allows(changed) else None
 
     def allows(self, layout: Layout) -> bool:
-        """Return True if a layout meets the limit of stages per device."""
+        """Return True if a layout, a start too, meets the number of stages and the limit of stages per device."""
+        if self._fixed_stages is not None and layout.stages != self._fixed_stages:
+            return False
         return max(Counter(layout.devices).values()) <= self._chunks
 
     def _shift(self, layout: Layout) -> Layout | None:
