@@ -194,7 +194,7 @@ def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | 
     """
     if not cluster.links_differ:
         return None, (cluster.link,)
-    numbers: dict[tuple[float | None, float], int] = {}
+    numbers: dict[tuple[float, float], int] = {}
     table = np.zeros((len(types), len(types)), dtype=np.int64)
     links: list[Link] = []
     for row, source in enumerate(types):
@@ -202,7 +202,7 @@ def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | 
             # The first and the last device, so that two stages on one type get two devices.
             names = cluster.devices[source.devices[0]].name, cluster.devices[target.devices[-1]].name
             link = cluster.link_between(*names)
-            table[row, column] = numbers.setdefault((link.message_bandwidth, link.latency), len(links))
+            table[row, column] = numbers.setdefault((link.seconds_per_byte, link.latency), len(links))
             if len(numbers) > len(links):
                 links.append(link)
     return table, tuple(links)
@@ -219,7 +219,7 @@ def _same_links(cluster: Cluster, first: int, second: int) -> bool:
     # The link between a and b needs no check: with a third device of their type, it equals the link to that device.
     third = [device.name for device in cluster.devices if device.name not in (a, b)]
     pairs = [(cluster.link_between(a, name), cluster.link_between(b, name)) for name in third]
-    return all((x.message_bandwidth, x.latency) == (y.message_bandwidth, y.latency) for x, y in pairs)
+    return all((x.seconds_per_byte, x.latency) == (y.seconds_per_byte, y.latency) for x, y in pairs)
 
 
 def _link(links: Ints | None, source: int, target: int) -> int:

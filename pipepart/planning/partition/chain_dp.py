@@ -208,10 +208,7 @@ class _View:
         self.left = orders.left
         self._links = np.array([costs.border_seconds(link) for link in links])
         self._before, self._after = orders.before, orders.after
-        rate = cluster.link.message_bandwidth
-        self._per_byte = (
-            np.r_[0.0, np.where(costs.trained, 2, 1)] / rate if rate else np.zeros(costs.layers + 1)
-        )
+        self._per_byte = np.r_[0.0, np.where(costs.trained, 2, 1)] * cluster.link.seconds_per_byte
 
     def transfer(self, row: Row) -> Floats:
         """Return the transfer seconds of both borders of a stage, without values that go past it: [edges, ends].

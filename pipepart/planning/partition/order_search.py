@@ -72,12 +72,8 @@ class OrderSpaces:
         """
         cluster = self.cluster
         links = (cluster.link, *cluster.links, *cluster.network)
-        rates = [link.message_bandwidth for link in links]
-        known = [rate for rate in rates if rate is not None]
-        best = Link(
-            latency=min(link.latency for link in links),
-            bandwidth=max(known) if len(known) == len(rates) else None,
-        )
+        per_byte = min(link.seconds_per_byte for link in links)
+        best = Link(latency=min(link.latency for link in links), bandwidth=1 / per_byte if per_byte else None)
         everything = DeviceType(
             "any",
             max(kind.speed for kind in self.types),

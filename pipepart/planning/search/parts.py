@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ...profiling import Overhead, Profile
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
@@ -93,10 +95,12 @@ class Part:
 
     @property
     def holds_weights(self) -> bool:
-        """True if the devices of a replica together hold the parameters, gradients, optimizer state and buffers."""
+        """True if the devices hold the parameters, gradients, optimizer state and buffers of each layer, and of all."""
         limits = [device.memory_bytes for device in self.groups.cluster.devices]
-        needed = float(self.costs.sizes(slice(0, self.costs.layers)).static[0, 0])
-        return needed <= sum(math.inf if limit is None else limit for limit in limits)
+        room = [math.inf if limit is None else limit for limit in limits]
+        layers = self.costs.sizes_of(np.arange(self.costs.layers + 1)[None]).static
+        whole = self.costs.sizes(slice(0, self.costs.layers)).static
+        return bool(layers.max() <= max(room) and whole[0, 0] <= sum(room))
 
     def least_seconds(self, devices: int) -> float:
         """Return a lower bound in seconds of the step of plans with this many devices per replica."""
