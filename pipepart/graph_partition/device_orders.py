@@ -85,6 +85,8 @@ def all_orders(
         leave_out: whether there may also be fewer stages. Not allowed with ``links``.
         most_edges: with more edges than this and several types, the result has only the cluster's order.
     """
+    if len(groups) > 1 and count_edges(groups, stages, most_edges) > most_edges:
+        return given_order(groups, range(sum(map(len, groups)))[:stages], leave_out=leave_out)
     last = range(len(groups)) if links is not None else [NOBODY]
     level = [((0,) * len(groups), NOBODY, kind) for kind in last]
     number = {state: index for index, state in enumerate(level)}
@@ -105,6 +107,24 @@ def all_orders(
     available = np.array([taken for taken, _, _ in number])
     full = [number[state] for state in level]
     return make_orders(edges, available, range(len(number)) if leave_out else ends, full, complete=True)
+
+
+def count_edges(groups: Groups, stages: int, most: float) -> int:
+    """Return the number of edges of :func:`all_orders` without links, or a number above ``most``; with links fewer.
+
+    An edge leads from each state with less than ``stages`` devices, for each type with a device left.
+    """
+    sizes, total = Counter(map(len, groups)), 0
+    for size, count in sizes.items():
+        states = np.ones(1)
+        for other, times in sizes.items():
+            for number in range(times):
+                least = other - (other == size and not number)  # one device of the type is for the next stage
+                states = np.convolve(states, np.ones(least + 1))[:stages]
+                if states.sum() > most:
+                    return int(most) + 1
+        total += count * int(states.sum())
+    return total
 
 
 def given_order(

@@ -86,9 +86,7 @@ class Candidate:
         seconds += _LIMITED_SECONDS
         if not self.is_plain:
             return seconds
-        space = self.part.spaces.all(self.devices)
-        edges = self.stages if space is None else space.orders.type.size
-        return seconds + edges * self.costs.layers * _EDGE_SECONDS
+        return seconds + self.part.spaces.edges(self.devices) * self.costs.layers * _EDGE_SECONDS
 
     @property
     def bound(self) -> float:

@@ -137,11 +137,10 @@ class CutSearch:
         candidate = self._candidate
         return ChainProblem(
             self._costs,
-            candidate.cluster,
+            self._part.spaces,
             candidate.devices,
             candidate.cut_costs.counts,
             self._clock,
-            self._part.spaces,
             limited=limited,
         )
 
