@@ -71,7 +71,7 @@ def test_a_byte_decides_whether_copies_fit(cap):
             pipepart.plan(profile_of(LAYERS, [4]), cluster, **options)
     else:
         found = pipepart.plan(profile_of(LAYERS, [4]), cluster, **options).predicted
-        assert found == roomy.predicted
+        assert found.model_copy(update={"found_for": roomy.predicted.found_for}) == roomy.predicted
 
 
 def test_fewer_micro_batches_than_copies_are_refused():

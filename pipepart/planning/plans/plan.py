@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Self
@@ -322,6 +323,7 @@ class Plan(Document):
             bubble=timeline.bubble,
             bottleneck_seconds=max(loads.values()),
             serial_seconds=serial_seconds(profile, self.micro_batches),
+            found_for=hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:16],
         )
         return fresh.model_copy(update={"prediction": prediction})
 
