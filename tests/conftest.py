@@ -5,26 +5,12 @@ import random
 import time
 
 import hypothesis
-import numpy as np
 import pytest
-import torch
 
-import pipepart
-from pipepart import measure
-from pipepart.profiling import Overhead
 from tests.support.seeds import set_seed
 
+# What takes seconds to import is imported in functions: the process that has workers do the tests needs none of it.
 
-class _TorchNumbers:
-    """Torch's generator, for hypothesis: an example that is tried again draws the same tensors again."""
-
-    seed = staticmethod(torch.manual_seed)
-    getstate = staticmethod(torch.get_rng_state)
-    setstate = staticmethod(torch.set_rng_state)
-
-
-_TORCH_NUMBERS = _TorchNumbers()  # hypothesis holds it weakly
-hypothesis.register_random(_TORCH_NUMBERS)
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
@@ -33,6 +19,7 @@ hypothesis.settings.load_profile("fixed")
 # one worker of pytest-xdist runs all tests that need it.
 _SERVERS = {"assert_as_in_one_process": "ranks", "ranks": "ranks", "run_script": "scripts"}
 
+_TORCH_NUMBERS = pytest.StashKey[object]()
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
@@ -65,13 +52,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt what all tests share from garbage collection: each ``gc.collect()`` would walk all of torch."""
+    """Let hypothesis know torch's generator: an example that is tried again draws the same tensors again.
+
+    What all tests share is exempt from garbage collection: each ``gc.collect()`` would walk all of torch.
+    """
+    import torch
+
+    class TorchNumbers:
+        seed = staticmethod(torch.manual_seed)
+        getstate = staticmethod(torch.get_rng_state)
+        setstate = staticmethod(torch.set_rng_state)
+
+    session.stash[_TORCH_NUMBERS] = numbers = TorchNumbers()  # hypothesis holds it weakly
+    hypothesis.register_random(numbers)
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+    import torch
+
     monkeypatch.delenv("COLUMNS", raising=False)  # which workers of pytest-xdist may have set
     monkeypatch.delenv("LINES", raising=False)
     random.seed(0)
@@ -83,6 +85,10 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles take 10 ms for each size, and find a runtime that is fast beside the small models of a test."""
+    import pipepart
+    from pipepart import measure
+    from pipepart.profiling import Overhead
+
     monkeypatch.setitem(pipepart.profiling.profile.__kwdefaults__ or {}, "seconds", 0.01)
     fast = Overhead(action_seconds=25e-6, message_seconds=20e-6)
     monkeypatch.setattr(measure, "measured_overhead", lambda: fast)

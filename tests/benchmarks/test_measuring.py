@@ -1,9 +1,6 @@
 """Benchmarks build equal models, time only contenders that are right, in turn and undisturbed, and show the figures."""
 
 import itertools
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +13,7 @@ from benchmarks import models, quiet
 from benchmarks.contender import InThisProcess
 from benchmarks.overlap import Overlap, overlap, profiled
 from benchmarks.proof import WrongGradientsError, require_equal
-from benchmarks.quiet import Measurement, busy_seconds, undisturbed
+from benchmarks.quiet import Measurement, undisturbed
 from benchmarks.race import Result
 from benchmarks.rounds import Samples, interleave
 from benchmarks.tables import overhead_table, step_table
@@ -96,20 +93,6 @@ def test_disturbed_work_is_done_again(others, counts, disturbed, monkeypatch: py
     assert (taken.result, taken.disturbed) == (counts, disturbed)
 
 
-def test_wall_and_cpu_are_those_of_the_work(monkeypatch: pytest.MonkeyPatch):
-    others_take(monkeypatch, 0.0)
-    taken = undisturbed(lambda: time.sleep(0.05))
-    assert taken.wall_seconds >= 0.05
-    assert taken.cpu_seconds < 0.04
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what the whole machine has used")
-def test_what_another_process_burns_shows():
-    before = busy_seconds()
-    subprocess.run([sys.executable, "-c", "sum(range(8_000_000))"], check=True)
-    assert busy_seconds() - before > 0.05
-
-
 class Contender(InThisProcess):
     """Calls a function with the number of each step."""
 
@@ -124,15 +107,13 @@ class Contender(InThisProcess):
 
 
 def test_each_round_warms_up_and_times_every_contender_and_turns_the_order(monkeypatch: pytest.MonkeyPatch):
-    """The first three steps of a turn are not timed."""
+    """Of five steps of a turn, the first three are not timed."""
     others_take(monkeypatch)
     diary: list[str] = []
     interleave([Contender(name, lambda _, name=name: diary.append(name)) for name in "abc"], rounds=3)
     assert "".join(diary) == "aaaaabbbbbccccc" + "bbbbbcccccaaaaa" + "cccccaaaaabbbbb"
-    slow_start = Contender("a", lambda step: time.sleep(0.1 if step % 5 < 3 else 0.0))
-    samples = interleave([slow_start], rounds=2)["a"]
-    assert len(samples.wall_seconds) == 4
-    assert max(samples.wall_seconds) < 0.1
+    samples = interleave([Contender("a", lambda _: None)], rounds=2)["a"]
+    assert len(samples.wall_seconds) == 4  # of ten steps
 
 
 def test_the_median_ignores_a_disturbed_round_and_steps_that_never_found_quiet_are_counted():

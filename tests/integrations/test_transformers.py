@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +13,38 @@ import torch
 
 import pipepart
 
-pytestmark = pytest.mark.usefixtures("short_profiles")
-
-transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-transformers.logging.set_verbosity_error()
-
-from examples.transformers_trainer import build, collate, data  # noqa: E402
-from pipepart.integrations import transformers as integration  # noqa: E402
-from pipepart.integrations.transformers import PipelineTrainer  # noqa: E402
+pytestmark = [pytest.mark.usefixtures("short_profiles"), pytest.mark.xdist_group("Trainer of transformers")]
 
 STEPS = 4
+
+
+@functools.cache
+def imported() -> tuple[Any, Any, Any]:
+    """Return transformers, the example and the integration, which every process would import to collect tests."""
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    transformers.logging.set_verbosity_error()
+    names = ("examples.transformers_trainer", "pipepart.integrations.transformers")
+    return transformers, *map(import_module, names)  # type: ignore[return-value]
 
 
 def model() -> Any:
     """The model of the example without dropout, which a pipeline draws in another order."""
     torch.manual_seed(0)
-    made = build()
+    made = imported()[1].build()
     for part in made.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
     return made
+
+
+@functools.cache
+def plan() -> pipepart.Plan:
+    _, example, _ = imported()
+    text = example.data()
+    sample = example.collate([text[index] for index in range(4)])
+    with pipepart.Pipeline.auto(model(), sample, devices=2, schedule="1f1b", micro_batches=2) as pipe:
+        return pipe.plan
 
 
 def smoothed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -43,7 +56,8 @@ def smoothed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None)
 
 def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
     """A Trainer of the example's model, with or without a pipeline."""
-    text = data()
+    transformers, example, integration = imported()
+    text = example.data()
     options: dict[str, Any] = {
         "max_steps": STEPS,
         "per_device_train_batch_size": 4,
@@ -64,16 +78,14 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
     own = model()
     given: dict[str, Any] = {
         "args": transformers.TrainingArguments(str(folder), **options),
-        "data_collator": collate,
+        "data_collator": example.collate,
         "train_dataset": torch.utils.data.Subset(text, range(64)),
         "eval_dataset": torch.utils.data.Subset(text, range(64, 74)),
         "compute_metrics": accuracy,
         "compute_loss_func": loss,
     }
     if piped:
-        sample = collate([text[index] for index in range(4)])
-        pipe = pipepart.Pipeline.auto(own, sample, devices=2, schedule="1f1b", micro_batches=2)
-        made: Any = PipelineTrainer(pipe, **given)
+        made: Any = integration.PipelineTrainer(pipepart.Pipeline(own, plan()), **given)
     else:
         made = transformers.Trainer(model=own, **given)
     made.model_accepts_loss_kwargs &= counted  # otherwise each loss is a mean, and steps are averaged
@@ -166,7 +178,7 @@ def test_an_optimizer_is_told_that_it_trains(tmp_path):
 
 
 def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(integration, "under_torchrun", lambda: True)
+    monkeypatch.setattr(imported()[2], "under_torchrun", lambda: True)
     with pytest.raises(ValueError, match="for one process"):
         trainer_of(tmp_path, True)
 

@@ -150,7 +150,7 @@ MISTAKES: list[tuple[Callable[[nn.Module], Any], type[Exception], str]] = [
     ),
     (partial(auto, colour=1), TypeError, r"Pipeline\.auto\(\) .* 'colour'$"),
     (
-        partial(auto, optimizer=torch.optim.SGD([X], lr=0.1)),
+        lambda model: auto(model, optimizer=torch.optim.SGD([X], lr=0.1)),
         TypeError,
         r"got SGD: Pipeline\(\.\.\., optimizer=lambda params: ",
     ),
