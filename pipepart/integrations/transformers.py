@@ -26,7 +26,7 @@ class PipelineTrainer(Trainer):
         options: those of ``transformers.Trainer`` without ``model`` and ``model_init``.
 
     Raises:
-        ValueError: label smoothing, or several processes.
+        ValueError: label smoothing, ``torch_compile``, or several processes.
     """
 
     def __init__(self, pipe: Pipeline, **options: Any) -> None:
@@ -48,6 +48,11 @@ class PipelineTrainer(Trainer):
             raise InputError(
                 "label_smoothing_factor replaces the loss that the model computes: pass compute_loss_func=... instead, "
                 "a function that smooths the labels"
+            )
+        if self.args.torch_compile:
+            raise InputError(
+                "torch_compile compiles the model as a whole, which the pipeline runs stage by stage: pass "
+                "compile=True to Pipeline instead"
             )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:

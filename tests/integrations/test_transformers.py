@@ -183,9 +183,17 @@ def test_several_processes_are_refused(tmp_path, monkeypatch):
         trainer_of(tmp_path, True)
 
 
-def test_label_smoothing_of_the_trainer_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="compute_loss_func"):
-        trainer_of(tmp_path, True, label_smoothing_factor=0.1)
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"label_smoothing_factor": 0.1}, "compute_loss_func"),
+        ({"torch_compile": True}, "compile=True to Pipeline"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_a_pipeline_would_ignore_is_refused(tmp_path, option, says):
+    with pytest.raises(ValueError, match=says):
+        trainer_of(tmp_path, True, **option)
 
 
 def test_training_goes_on_from_a_checkpoint_and_the_model_is_loaded_without_a_pipeline(tmp_path):
