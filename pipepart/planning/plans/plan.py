@@ -232,7 +232,7 @@ class Plan(Document):
     def fits(self) -> bool:
         """True if the predicted memory of every device is within its limit."""
         needs = zip(self.cluster.devices, self.predicted.memory_bytes, strict=True)
-        return all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
+        return all(need <= device.memory for device, need in needs)
 
     def __str__(self) -> str:
         """A short summary: schedule, prediction, and one line per stage. ``model_dump_json`` has all fields."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -91,8 +90,7 @@ class Part:
     @property
     def holds_weights(self) -> bool:
         """True if the devices hold the parameters, gradients, optimizer state and buffers of each layer, and of all."""
-        limits = [device.memory_bytes for device in self.groups.cluster.devices]
-        room = [math.inf if limit is None else limit for limit in limits]
+        room = [device.memory for device in self.groups.cluster.devices]
         layers = self.costs.sizes_of(np.arange(self.costs.layers + 1)[None]).static
         whole = self.costs.sizes(slice(0, self.costs.layers)).static
         return bool(layers.max() <= max(room) and whole[0, 0] <= sum(room))
