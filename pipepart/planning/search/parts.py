@@ -15,7 +15,7 @@ from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
 from ..overhead import most_on_a_host, with_overhead
 from ..partition.order_search import OrderSpaces
-from ..partition.reductions import runs_all_reduce
+from ..partition.reductions import runs_collectives
 from ..partition.replica_groups import ReplicaGroups, fastest_devices, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
@@ -72,7 +72,7 @@ class Part:
     @property
     def summed_replicas(self) -> int:
         """The number of replicas whose gradients meet on the devices of the first; 1 if they are all-reduced."""
-        together = self.costs.shards > 1 or runs_all_reduce(self.groups.all_devices)
+        together = runs_collectives(self.groups.all_devices, self.costs.shards > 1)
         return 1 if together else self.groups.replicas
 
     @property
