@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import pytest
@@ -186,15 +187,19 @@ def test_activations_are_released_as_soon_as_the_schedule_allows(schedule, recom
         assert sum(tag() is not None for tag in watch.seen) == 0
 
 
-def test_intra_operation_threads_of_the_caller_stay():
+def test_intra_operation_threads_of_the_caller_and_of_later_threads_stay():
+    def in_a_new_thread() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
     torch.set_num_threads(2)
     cluster = pipepart.Cluster.virtual(2, threads=1)
     assert torch.get_num_threads() == 2
     profile = pipepart.profile(network(), X, micro_batches=2, seconds=0.01, threads=1)
     with pipepart.Pipeline(network(), pipepart.plan(profile, cluster), loss_fn=nn.MSELoss()) as pipe:
-        assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == in_a_new_thread() == 2
         pipe.step(X, target=Y)
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == in_a_new_thread() == 2
 
 
 def test_each_worker_has_the_threads_of_its_device():
