@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import pipepart
 from tests.support.chains import cut_by_hand
-from tests.support.replicas import cut_replicas
 
 pytestmark = pytest.mark.usefixtures("collected", "short_profiles")
 
@@ -94,13 +93,7 @@ def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
     with pytest.raises(ValueError, match="share"):
         cut_by_hand(nn.Sequential(shared, shared), [1])
     with pytest.raises(ValueError, match="deferred_batch_norm"):
-        cut_replicas(
-            nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
-            [1],
-            2,
-            loss_fn=nn.MSELoss(),
-            deferred_batch_norm=True,
-        )
+        cut_by_hand(nn.Sequential(shared, nn.Linear(4, 2)), [1], replicas=2, deferred_batch_norm=True)
     assert workers() == []
 
 
