@@ -115,6 +115,34 @@ def test_losses_metrics_and_parameters_are_those_of_lightning(tmp_path, options)
         torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
 
 
+def test_an_optimizer_may_run_a_batch_several_times(tmp_path, monkeypatch):
+    """LBFGS does, and its gradients are those of the last time alone."""
+
+    def lbfgs(module: Any) -> Any:
+        return torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=3)
+
+    monkeypatch.setattr(modules().Plain, "configure_optimizers", lbfgs)
+    expected = modules().Plain(network())
+    trainer(tmp_path, max_epochs=1).fit(expected, loader())
+    with pipeline(network()) as pipe:
+        ours = modules().Piped(pipe)
+        trainer(tmp_path, max_epochs=1).fit(ours, loader())
+        torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-7, atol=0)
+        for actual, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad, wanted.grad, rtol=1e-6, atol=1e-9)
+
+
+def test_weights_are_averaged_in_copies_of_the_module(tmp_path):
+    from pytorch_lightning.callbacks import StochasticWeightAveraging
+
+    expected = modules().Plain(network())
+    trainer(tmp_path, callbacks=[StochasticWeightAveraging(0.1, 1)]).fit(expected, loader())
+    with pipeline(network()) as pipe:
+        ours = modules().Piped(pipe)
+        trainer(tmp_path, callbacks=[StochasticWeightAveraging(0.1, 1)]).fit(ours, loader())
+        torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
+
+
 def test_autocast_of_lightning_holds_in_stages(tmp_path):
     def losses(piped: bool, precision: str) -> list[float]:
         model = network().float()

@@ -42,7 +42,7 @@ def rates(plan: Plan) -> list[float]:
         plan.cluster.link_between(one.device, other.device)
         for one, other in zip(plan.stages, plan.stages[1:], strict=False)
     ]
-    return [link.message_bandwidth or 0.0 for link in links]
+    return [1 / link.seconds_per_byte if link.seconds_per_byte else 0.0 for link in links]
 
 
 def test_a_type_alone_is_for_the_links_between_hosts(profile):

@@ -8,7 +8,7 @@ import pytest
 import pipepart
 from pipepart import Cluster, Plan
 from pipepart.cluster import Network
-from pipepart.planning.partition import chain_dp
+from pipepart.planning.partition import order_search
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
@@ -54,7 +54,7 @@ def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> P
 def test_the_bound_of_too_many_orders_is_below_the_best_of_all(monkeypatch, network, stages):
     cluster = Cluster.parse(["1GiB@0.5"], hosts=3, devices_per_host=2, link=1e6, network=network)
     best = smallest_bottleneck(chain(9), cluster, stages)
-    monkeypatch.setattr(chain_dp, "_MOST_WORK", 0)
+    monkeypatch.setattr(order_search, "_MOST_WORK", 0)
     few = smallest_bottleneck(chain(9), cluster, stages)
     assert best.predicted.bottleneck_optimal
     assert 0 < few.predicted.bottleneck_bound <= best.predicted.bottleneck_seconds * (1 + 1e-9)

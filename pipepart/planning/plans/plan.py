@@ -164,7 +164,7 @@ class Plan(Document):
         """The stages of all replicas, numbered as in the schedule. ``stages`` has only the first replica."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
         own_state = self.shard or runs_all_reduce(self.cluster)
-        return all_stages(self.stages, names, self.cluster, self.profile is not None, own_state)
+        return all_stages(self.stages, names, self.cluster, own_state)
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -86,6 +86,9 @@ class CutSearch:
         Raises:
             OutOfTime: the clock is over.
         """
+        return self._part.once(("bottleneck", self._candidate), self._smallest_bottleneck)
+
+    def _smallest_bottleneck(self) -> ChainCut | None:
         candidate, cut = self._candidate, self._bottleneck_without_limits()
         if cut is None or not candidate.is_limited:
             return cut
@@ -137,11 +140,10 @@ class CutSearch:
         candidate = self._candidate
         return ChainProblem(
             self._costs,
-            candidate.cluster,
+            self._part.spaces,
             candidate.devices,
             candidate.cut_costs.counts,
             self._clock,
-            self._part.spaces,
             limited=limited,
         )
 
