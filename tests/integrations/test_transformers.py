@@ -75,8 +75,9 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
         **settings,
     }
     loss, counted = options.pop("compute_loss_func", None), options.pop("counted", True)
-    own = model()
-    given: dict[str, Any] = {
+    bases = options.pop("bases", ())
+    trained = model()
+    arguments: dict[str, Any] = {
         "args": transformers.TrainingArguments(str(folder), **options),
         "data_collator": example.collate,
         "train_dataset": torch.utils.data.Subset(text, range(64)),
@@ -84,12 +85,19 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
         "compute_metrics": accuracy,
         "compute_loss_func": loss,
     }
-    if piped:
-        made: Any = integration.PipelineTrainer(pipepart.Pipeline(own, plan()), **given)
-    else:
-        made = transformers.Trainer(model=own, **given)
-    made.model_accepts_loss_kwargs &= counted  # otherwise each loss is a mean, and steps are averaged
-    return made
+    base = integration.PipelineTrainer if piped else transformers.Trainer
+    kind: Any = type("Subclass", (*bases, base), {})
+    trainer = kind(pipepart.Pipeline(trained, plan()) if piped else trained, **arguments)
+    trainer.model_accepts_loss_kwargs &= counted  # otherwise each loss is a mean, and steps are averaged
+    return trainer
+
+
+class TwiceTheLoss:
+    """What a subclass of the Trainer may do with the loss of the model."""
+
+    def compute_loss(self, *args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(*args, return_outputs=True, **kwargs)  # type: ignore[misc]
+        return (2 * loss, outputs) if return_outputs else 2 * loss
 
 
 def accuracy(predictions: Any) -> dict[str, float]:
@@ -118,9 +126,10 @@ def assert_alike(found: Any, expected: Any) -> None:
     [
         {},
         pytest.param({"compute_loss_func": smoothed, "max_steps": 2}, marks=pytest.mark.slow),
+        {"bases": (TwiceTheLoss,), "max_steps": 1, "eval_strategy": "no"},
         pytest.param({"counted": False, "max_steps": 2}, marks=pytest.mark.slow),
     ],
-    ids=["own loss", "loss of the Trainer", "mean over steps"],
+    ids=["own loss", "loss of the Trainer", "loss of a subclass", "mean over steps"],
 )
 def test_losses_metrics_and_parameters_are_those_of_the_plain_trainer(tmp_path, settings):
     found, expected = (trainer_of(tmp_path / str(piped), piped, **settings) for piped in (True, False))

@@ -49,6 +49,14 @@ def test_fewer_samples_than_copies_leave_some_idle():
         plain.check_whole(pipe, X[:1], Y[:1], LOSS)
 
 
+def test_copies_keep_no_gradients_behind_a_step():
+    with cut(model_for(1), strict=True) as pipe:
+        pipe.step(X, target=Y)
+        memory = pipe.memory()
+    held = [memory[f"virtual:{number}"].by_category["gradients"] > 0 for number in range(4)]
+    assert held == [True, True, False, False]
+
+
 class Counts(nn.Module):
     """A loss that counts its calls in a buffer."""
 

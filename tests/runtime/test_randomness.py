@@ -155,22 +155,32 @@ class Hidden(nn.Module):
         return nn.functional.dropout(x, 0.5) if self.draws else x * 1.0
 
 
-def test_a_layer_that_begins_to_draw_unseen_draws_the_same_under_every_cut_from_the_next_step_on():
-    found = []
-    for border in (1, 2):
-        torch.manual_seed(0)
-        Hidden.draws.clear()
-        model = nn.Sequential(nn.Linear(16, 16), Hidden(), nn.Linear(16, 1)).double()
-        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-            pipe.step(X.double(), target=Y.double())
-            pipe.step(X.double(), target=Y.double())
-            Hidden.draws.append(True)
-            pipe.step(X.double(), target=Y.double())
-            model.zero_grad()
-            torch.manual_seed(1)
-            pipe.step(X.double(), target=Y.double())
-        found.append(plain.gradients(model))
-    plain.assert_same(found[1], found[0])
+def test_a_layer_that_begins_to_draw_unseen_draws_by_its_place_from_the_next_step_on():
+    Hidden.draws.clear()
+    model = nn.Sequential(nn.Linear(16, 16), Hidden(), nn.Linear(16, 1)).double()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        pipe.step(X.double(), target=Y.double())
+        pipe.step(X.double(), target=Y.double())
+        Hidden.draws.append(True)
+        pipe.step(X.double(), target=Y.double())
+        model.zero_grad()
+        reference = plain.twin(model)
+        torch.manual_seed(1)
+        pipe.step(X.double(), target=Y.double())
+    torch.manual_seed(1)
+    plain.micro_batched_step(reference, X.double(), Y.double(), nn.MSELoss(), 4, drawing=True)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_step_moves_the_generator_by_one_number_whatever_its_layers_draw():
+    torch.manual_seed(3)
+    with cut_by_hand(noisy(), [3], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        torch.manual_seed(3)
+        pipe.step(X, target=Y)
+    found = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.rand(())
+    assert found.equal(torch.get_rng_state())
 
 
 def test_a_module_that_is_set_to_evaluation_within_a_layer_is_looked_at_again():

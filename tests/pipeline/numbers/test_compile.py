@@ -114,20 +114,22 @@ def test_a_layer_with_a_hook_runs_by_itself_whenever_the_hook_came():
 
 
 def test_statistics_are_gathered_and_losses_added_at_every_step():
-    """Deferred statistics of a BatchNorm, and a loss that a layer adds."""
+    """Deferred statistics of a BatchNorm, and a loss that a layer adds: only the layers beside these are compiled."""
 
     def add(x: Tensor) -> Tensor:
         pipepart.add_loss(x.square().mean())
         return x
 
+    backend = Counting()
     model = plain.in_double([linear(), nn.BatchNorm1d(WIDTH), linear(), Calls(add), linear()])
     other = plain.twin(model)
     with (
-        cut(model, [2], deferred_batch_norm=True) as pipe,
+        cut(model, [2], backend, deferred_batch_norm=True) as pipe,
         cut_by_hand(other, [2], loss_fn=LOSS, deferred_batch_norm=True) as plainly,
     ):
         for _ in range(3):
             assert pipe.step(X, target=Y) == plainly.step(X, target=Y)
+    assert backend.operations() == [1, 1, 1]
     plain.assert_same(plain.gradients(model), plain.gradients(other))
     plain.assert_same(dict(model.named_buffers()), dict(other.named_buffers()))
 
