@@ -30,7 +30,7 @@ _PLAN_SECONDS = 5e-3
 _LAYER_RANGE_SECONDS = 50e-6
 _TYPICAL_SHARE = 0.5  # of the estimates above, which keep a time limit on slow machines, too
 _LIMITED_SECONDS = 0.03
-_EDGE_SECONDS = 1.6e-6
+_EDGE_SECONDS = 0.8e-6
 _SEARCHED = ("v-half", "v-min")
 _MOST_DEVICE_COUNTS = 24  # numbers of devices to try for each schedule
 
