@@ -62,7 +62,7 @@ class Snapshot:
         modules = [
             holder for path, module in model.named_modules() for holder in module_holders(path, module)
         ]
-        # Libraries set context variables for the time of a forward.
+        # Libraries collect outputs in context variables, which they set for the time of a forward.
         self.found = walk([*modules, *around], state, contexts=False, others=others)
         self._values = {
             holder: holder.owner.detach().clone()
