@@ -73,7 +73,7 @@ class DrawsFromAGeneratorOfItsOwn(Base):
         return super().forward(x) * float(self.noise.random())
 
 
-@refused(r"gives other numbers than the model.* a context variable or a mode that the forward sets")
+@refused(r"FACTOR\[''\] changes outside of the calls of that module")
 class SetsAContextVariable(OfScaled):
     def forward(self, x):
         token = FACTOR.set(2.0)
