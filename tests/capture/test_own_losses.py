@@ -57,6 +57,9 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "a sum": lambda x, y: x.square().sum(),
     "a view of computed size": lambda x, y: x.view(x.shape[0] * 2, 3).logsumexp(1).mean(),
     "a sum and a count": lambda x, y: (x.square().sum(1) * (y >= 0)).sum() / (y >= 0).sum(),
+    "one value of each sample, picked on a device": lambda x, y: x[
+        torch.arange(len(x), device=x.device), y.clamp(min=0)
+    ].mean(),
     "one value of each sample": lambda x, y: x[torch.arange(x.shape[0]), y.clamp(min=0)].square().mean(),
     "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
     "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),

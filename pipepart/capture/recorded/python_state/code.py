@@ -20,21 +20,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .access import ATOMS, CLOSED, COLLECTIONS, ITEMS, access_to, attributes, is_filled
+from .access import ATOMS, CLOSED, COLLECTIONS, access_to, attributes, is_filled
 from .values import Holder, closure_holder, names_holder
 
-_OPERATORS = frozenset(name for name in dir(int) if name.startswith("__") and name not in dir(object)) | {
-    *(
-        "__call__",
-        "__getitem__",
-        "__getattr__",
-        "__contains__",
-        "__len__",
-        "__iter__",
-        "__enter__",
-        "__exit__",
-    )
-}
+_FEW = 16
+"""Entries of the largest collection whose functions are followed; larger ones are tables of alternatives."""
+
+_OPERATORS = {name for name in dir(int) if name.startswith("__") and name not in dir(object)}
+_OPERATORS |= {"__call__", "__getitem__", "__getattr__"}
 """Methods of an object that code calls without their names."""
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
@@ -93,25 +86,22 @@ class Code:
     def _parts_of(self, value: Any) -> list[Any]:
         """Return what code may call of a value that it names: entries, or methods and attributes by their names."""
         kind = type(value)
-        if kind in ATOMS or id(value) in self._seen or isinstance(value, Tensor):
+        if kind in ATOMS or id(value) in self._seen or isinstance(value, Tensor | type):
             return []
         if kind in COLLECTIONS or kind is tuple:
             self._seen[id(value)] = value
             items = [*value.values()] if isinstance(value, dict) else [*value]
-            return items if len(items) <= ITEMS and "__builtins__" not in value else []
+            return items if len(items) <= _FEW else []
         if isinstance(value, ModuleType):
             tables = [vars(value)] if is_users(value.__name__) else []
-        elif isinstance(value, type):
-            tables = [vars(base) for base in value.__mro__ if _is_users_class(base)]
         elif is_users(kind.__module__):
             tables = [attributes(value), *(vars(base) for base in kind.__mro__ if _is_users_class(base))]
         else:
-            tables = []
-        if tables:
-            self._seen[id(value)] = value
+            return []
+        self._seen[id(value)] = value
         self._owners += tables
-        operators = [] if isinstance(value, type | ModuleType) else _OPERATORS
-        return [table[name] for table in tables for name in (self.names.union(operators) & table.keys())]
+        names = self.names if isinstance(value, ModuleType) else self.names | _OPERATORS
+        return [table[name] for table in tables for name in names & table.keys()]
 
     @cached_property
     def reads(self) -> set[str]:
