@@ -229,8 +229,7 @@ def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | 
 
 
 def _class(device: Device) -> tuple[str, float, float]:
-    limit = math.inf if device.memory_bytes is None else device.memory_bytes
-    return device.kind, device.speed, limit
+    return device.kind, device.speed, device.memory
 
 
 def _same_links(cluster: Cluster, first: int, second: int) -> bool:

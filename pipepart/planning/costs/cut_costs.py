@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...cluster import Cluster
 from .layer_ranges import ChainCosts
-from .stage_memory import Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes, least_memory
+from .stage_memory import Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes
 
 Borders = NDArray[np.int64]  # [cuts, borders]
 
@@ -53,10 +53,9 @@ class CutCosts:
         self.stages = len(device_of) // copies
         self.counts = counts
         self._stages_of = [np.flatnonzero(self.rows == row) for row in range(int(self.rows.max()) + 1)]
-        self._limited = costs.may_exceed(least_memory(cluster))
+        self._limits = np.array([device.memory for device in cluster.devices])
+        self._limited = costs.may_exceed(self._limits.min())
         self.may_recompute = self._limited or self.modes[0] != "never"
-        limits = [device.memory_bytes for device in cluster.devices]
-        self._limits = np.array([np.inf if limit is None else limit for limit in limits])
 
     def memory(self, borders: Borders, orders: Ints) -> tuple[Ints, Floats]:
         """Return the mode of each device, and the largest memory deficit of any device in bytes.

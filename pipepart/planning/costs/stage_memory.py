@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import schedules
-
-from ...cluster import Cluster
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -119,12 +116,6 @@ def device_peak_bytes(sizes: StageSizes, counts: Ints, older: Ints) -> Floats:
     fixed = sizes.static.sum(axis=1) + older @ sizes.version.T
     held = moments @ sizes.counted.reshape(len(sizes.table), -1).T
     return fixed + held.max(axis=1)
-
-
-def least_memory(cluster: Cluster) -> float:
-    """Return the bytes of the device with the least memory; infinity if no device has a limit."""
-    limits = (device.memory_bytes for device in cluster.devices)
-    return min((float(limit) for limit in limits if limit is not None), default=math.inf)
 
 
 class StashCounts:

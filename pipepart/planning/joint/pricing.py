@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from schedules.searching.problem import Memory, Problem
 
 from ..costs.layer_ranges import split_share
-from ..costs.stage_memory import Mode, least_memory
+from ..costs.stage_memory import Mode
 from ..plans.stage_plan import StagePlan, copy_seconds
 from ..search.parts import Part
 from .layout import Layout
@@ -56,9 +55,8 @@ class Pricing:
         self._has_backward = costs.has_backward.tolist()
         self.speeds = [device.speed for device in cluster.devices]
         self._action = [device.action_seconds for device in cluster.devices]
-        limits = [device.memory_bytes for device in cluster.devices]
-        self._limits = [math.inf if limit is None else float(limit) for limit in limits]
-        self.limited = costs.may_exceed(least_memory(cluster))
+        self._limits = [device.memory for device in cluster.devices]
+        self.limited = costs.may_exceed(min(self._limits))
         # Cached, as the layouts of a search share most of their stages.
         self._seconds = cache(self._seconds_of)
         self._bytes = cache(self._bytes_of)

@@ -14,7 +14,7 @@ from ...cluster import Cluster
 from ...graph_partition.device_orders import devices_of
 from ...graph_partition.intervals import Intervals, best_intervals
 from ..costs.layer_ranges import ChainCosts, Row
-from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
+from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts
 from .order_search import OrderSpaces, Space
 
 _SAME = 1e-12  # bottlenecks with a smaller relative difference count as equal
@@ -64,7 +64,7 @@ class ChainProblem:
         self._costs, self._stages, self._counts = costs, stages, counts
         self._modes = tuple(counts)
         self._types = self._spaces.types
-        self._limited = limited and costs.may_exceed(least_memory(spaces.cluster))
+        self._limited = limited and costs.may_exceed(min(kind.memory for kind in self._types))
         self._all = self._spaces.all(stages)
 
     def best(self) -> ChainCut | None:

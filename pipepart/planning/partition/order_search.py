@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -101,8 +100,11 @@ class OrderSpaces:
                 hosts.setdefault(devices[index].host, []).append(index)
             return tuple(itertools.chain.from_iterable(hosts.values()))[:stages]
 
-        memory = [math.inf if device.memory_bytes is None else device.memory_bytes for device in devices]
-        keys = ([0.0] * len(devices), [-device.speed for device in devices], [-size for size in memory])
+        keys = (
+            [0.0] * len(devices),
+            [-device.speed for device in devices],
+            [-device.memory for device in devices],
+        )
         return list(dict.fromkeys(of_host(key) for key in keys))
 
     def _all_orders(self, stages: int) -> Space | None:

@@ -184,7 +184,7 @@ class Candidate:
     @cached_property
     def is_limited(self) -> bool:
         """True if a plan may need more memory than a device has."""
-        return self.costs.may_exceed(self.part.groups.least_memory)
+        return self.costs.may_exceed(min(device.memory for device in self.cluster.devices))
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -220,7 +220,7 @@ def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan:
     modes = MODE_SETS[candidate.choice]
     for _ in modes[1:]:
         needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
-        short = {device.name for device, need in needs if need > (device.memory_bytes or math.inf)}
+        short = {device.name for device, need in needs if need > device.memory}
         if not short:
             break
         homes = zip(*[[stage.device for stage in plan.stages], *plan.replica_devices], strict=True)

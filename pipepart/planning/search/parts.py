@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -16,7 +15,7 @@ from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
 from ..overhead import most_on_a_host, with_overhead
 from ..partition.order_search import OrderSpaces
-from ..partition.reductions import runs_all_reduce
+from ..partition.reductions import runs_collectives
 from ..partition.replica_groups import ReplicaGroups, fastest_devices, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
@@ -73,7 +72,7 @@ class Part:
     @property
     def summed_replicas(self) -> int:
         """The number of replicas whose gradients meet on the devices of the first; 1 if they are all-reduced."""
-        together = self.costs.shards > 1 or runs_all_reduce(self.groups.all_devices)
+        together = runs_collectives(self.groups.all_devices, self.costs.shards > 1)
         return 1 if together else self.groups.replicas
 
     @property
@@ -91,8 +90,7 @@ class Part:
     @property
     def holds_weights(self) -> bool:
         """True if the devices hold the parameters, gradients, optimizer state and buffers of each layer, and of all."""
-        limits = [device.memory_bytes for device in self.groups.cluster.devices]
-        room = [math.inf if limit is None else limit for limit in limits]
+        room = [device.memory for device in self.groups.cluster.devices]
         layers = self.costs.sizes_of(np.arange(self.costs.layers + 1)[None]).static
         whole = self.costs.sizes(slice(0, self.costs.layers)).static
         return bool(layers.max() <= max(room) and whole[0, 0] <= sum(room))
