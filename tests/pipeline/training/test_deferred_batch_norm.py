@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls
 
 LOSS = nn.MSELoss()
@@ -42,7 +41,12 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("schedule", "recompute", "momentum", "strict"),
-    pairwise(["1f1b", "gpipe", "zb-h1"], ["never", "except-last", "always"], [0.1, None], [False, True]),
+    [
+        ("1f1b", "never", 0.1, True),
+        ("gpipe", "always", None, False),
+        ("zb-h1", "except-last", 0.1, False),
+        ("1f1b", "always", None, True),
+    ],
 )
 def test_running_statistics_are_those_of_the_whole_mini_batch(schedule, recompute, momentum, strict):
     """After several steps, the last with fewer samples, and after forwards that the caller differentiates or not."""
