@@ -1,38 +1,33 @@
 """Fixtures for all tests: the same seed, one thread, and no terminal."""
 
+import functools
 import gc
 import random
 import time
+from pathlib import Path
+from typing import Any
 
 import hypothesis
-import numpy as np
 import pytest
-import torch
 
-import pipepart
-from pipepart import measure
-from pipepart.profiling import Overhead
 from tests.support.seeds import set_seed
 
+# What takes seconds to import is imported in functions: the process that has workers do the tests needs none of it.
 
-class _TorchNumbers:
-    """Torch's generator, for hypothesis: an example that is tried again draws the same tensors again."""
-
-    seed = staticmethod(torch.manual_seed)
-    getstate = staticmethod(torch.get_rng_state)
-    setstate = staticmethod(torch.set_rng_state)
-
-
-_TORCH_NUMBERS = _TorchNumbers()  # hypothesis holds it weakly
-hypothesis.register_random(_TORCH_NUMBERS)
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
-# What modules import to run something in other processes, and the server that forks these. It takes seconds to start:
-# one worker of pytest-xdist runs all tests that need it.
-_SERVERS = {"assert_as_in_one_process": "ranks", "ranks": "ranks", "run_script": "scripts"}
+# What a file of tests names that takes seconds to start or to import: a server that forks processes, or a library.
+# One worker of pytest-xdist runs all tests of a group.
+_GROUPS = {
+    "tests.support.ranks": "ranks",
+    "tests.support.processes": "scripts",
+    "pytorch_lightning": "lightning",
+    "PipelineTrainer": "Trainer",
+}
 
+_TORCH_NUMBERS = pytest.StashKey[object]()
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
 
 
@@ -54,9 +49,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "late_devices" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
-        if isinstance(item, pytest.Function):
-            for name in _SERVERS.keys() & vars(item.module).keys():
-                item.add_marker(pytest.mark.xdist_group(_SERVERS[name]))
         if not isinstance(item, pytest.Function) or not item.get_closest_marker("slow"):
             continue
         if hypothesis.is_hypothesis_test(item.obj):
@@ -64,14 +56,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             hypothesis.seed(f"{config.option.seed} {item.name}")(item.obj)
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With ``--dist loadgroup``, send tests of a group to one worker; xdist's own does not with pytest 9.2."""
+    if config.option.dist != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group_of(config.rootpath / nodeid.partition("::")[0]) or nodeid
+
+    return ByGroup(config, log)
+
+
+@functools.cache
+def _group_of(file: Path) -> str | None:
+    text = file.read_text(encoding="utf-8")
+    return next((group for name, group in _GROUPS.items() if name in text), None)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt what all tests share from garbage collection: each ``gc.collect()`` would walk all of torch."""
+    """Let hypothesis know torch's generator: an example that is tried again draws the same tensors again.
+
+    What all tests share is exempt from garbage collection: each ``gc.collect()`` would walk all of torch.
+    """
+    import torch
+
+    class TorchNumbers:
+        seed = staticmethod(torch.manual_seed)
+        getstate = staticmethod(torch.get_rng_state)
+        setstate = staticmethod(torch.set_rng_state)
+
+    session.stash[_TORCH_NUMBERS] = numbers = TorchNumbers()  # hypothesis holds it weakly
+    hypothesis.register_random(numbers)
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+    import torch
+
     monkeypatch.delenv("COLUMNS", raising=False)  # which workers of pytest-xdist may have set
     monkeypatch.delenv("LINES", raising=False)
     random.seed(0)
@@ -83,6 +109,10 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles take 10 ms for each size, and find a runtime that is fast beside the small models of a test."""
+    import pipepart
+    from pipepart import measure
+    from pipepart.profiling import Overhead
+
     monkeypatch.setitem(pipepart.profiling.profile.__kwdefaults__ or {}, "seconds", 0.01)
     fast = Overhead(action_seconds=25e-6, message_seconds=20e-6)
     monkeypatch.setattr(measure, "measured_overhead", lambda: fast)

@@ -115,7 +115,7 @@ class Cluster(Document):
         """
         if count < 1:
             raise InputError(f"the number of further devices must be at least 1, got {count}")
-        model = max(self.devices, key=lambda device: (device.memory_bytes or float("inf"), device.speed))
+        model = max(self.devices, key=lambda device: (device.memory, device.speed))
         names = (f"{model.name} (added {number})" for number in itertools.count(1))
         new = itertools.islice((name for name in names if name not in self.places.index), count)
         added = (model.model_copy(update={"name": name}) for name in new)

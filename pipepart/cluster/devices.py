@@ -48,6 +48,11 @@ class Device(Value):
     action_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     host: str = ""
 
+    @property
+    def memory(self) -> float:
+        """``memory_bytes``; infinity for no limit."""
+        return math.inf if self.memory_bytes is None else float(self.memory_bytes)
+
 
 def find_accelerators() -> list[torch.device]:
     """Return the accelerators of this machine."""

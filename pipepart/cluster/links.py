@@ -53,18 +53,16 @@ class Link(Value):
         return Link(bandwidth=size / max(long_seconds - short_seconds, 1e-9), latency=short_seconds)
 
     @property
-    def message_bandwidth(self) -> float | None:
-        """Uncompressed bytes per second of messages between stages, with compression included; None for no limit."""
+    def seconds_per_byte(self) -> float:
+        """Seconds for an uncompressed byte of a message between stages, with compression; 0 for no limit."""
+        per_byte = 1 / self.bandwidth if self.bandwidth else 0.0
         if self.compress is None:
-            return self.bandwidth
-        on_link = self.compress.bytes_left / self.bandwidth if self.bandwidth else 0.0
-        seconds = on_link + self.compress.conversion_seconds
-        return 1 / seconds if seconds else None
+            return per_byte
+        return self.compress.bytes_left * per_byte + self.compress.conversion_seconds
 
     def seconds(self, size: float) -> float:
         """Return the transfer seconds of a message of ``size`` bytes (uncompressed) between two stages."""
-        bandwidth = self.message_bandwidth
-        return self.latency + (size / bandwidth if bandwidth else 0.0)
+        return self.latency + size * self.seconds_per_byte
 
 
 class PairLink(Link):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from .devices import Device
 from .links import Link, Network, PairLink
@@ -38,13 +39,15 @@ class Places:
         links: Sequence[PairLink],
         network: Sequence[Network],
     ) -> None:
-        self.index = {device.name: position for position, device in enumerate(devices)}
+        self._names = [device.name for device in devices]
+        self.index = {name: position for position, name in enumerate(self._names)}
         self.groups = {device.name: _groups(device.host, len(network)) for device in devices}
         self.differ = bool(links) or len(set(self.groups.values())) > 1
         self._network = network
         self._links = [link, *(_joined(network[: tier + 1]) for tier in range(len(network)))]
         self._pairs = {pair: joined for joined in links for pair in (joined.between, joined.between[::-1])}
         self._ports = [self._shared_ports(tier, joined.ports) for tier, joined in enumerate(network)]
+        self.seconds = cache(self._seconds)
 
     def _shared_ports(self, tier: int, ports: int) -> dict[str, int]:
         """Return the port index of each device in its group. Neighbours share a port, as evenly as possible."""
@@ -68,6 +71,13 @@ class Places:
         """Return the link between two devices."""
         pair = self._pairs.get((sender, receiver)) if self._pairs else None
         return self._links[self.tier(sender, receiver)] if pair is None else pair
+
+    def _seconds(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Return the latency and the seconds per byte between devices, by their positions; zeros to itself."""
+        if sender == receiver:
+            return 0.0, 0.0
+        link = self.link(self._names[sender], self._names[receiver])
+        return link.latency, link.seconds_per_byte
 
     def route(self, sender: str, receiver: str) -> Route:
         """Return the ports that a message passes; empty within a host, or if ``links`` has the pair."""

@@ -85,6 +85,8 @@ def all_orders(
         leave_out: whether there may also be fewer stages. Not allowed with ``links``.
         most_edges: with more edges than this and several types, the result has only the cluster's order.
     """
+    if len(groups) > 1 and count_edges(groups, stages, most_edges) > most_edges:
+        return given_order(groups, range(sum(map(len, groups)))[:stages], leave_out=leave_out)
     last = range(len(groups)) if links is not None else [NOBODY]
     level = [((0,) * len(groups), NOBODY, kind) for kind in last]
     number = {state: index for index, state in enumerate(level)}
@@ -105,6 +107,24 @@ def all_orders(
     available = np.array([taken for taken, _, _ in number])
     full = [number[state] for state in level]
     return make_orders(edges, available, range(len(number)) if leave_out else ends, full, complete=True)
+
+
+def count_edges(groups: Groups, stages: int, most: float) -> int:
+    """Return the number of edges of :func:`all_orders` without links, or a number above ``most``; with links fewer.
+
+    An edge leads from each state with less than ``stages`` devices, for each type with a device left.
+    """
+    sizes, total = Counter(map(len, groups)), 0
+    for size, count in sizes.items():
+        states = np.ones(1)
+        for other, times in sizes.items():
+            for number in range(times):
+                least = other - (other == size and not number)  # one device of the type is for the next stage
+                states = np.convolve(states, np.ones(least + 1))[:stages]
+                if states.sum() > most:
+                    return int(most) + 1
+        total += count * int(states.sum())
+    return total
 
 
 def given_order(
@@ -194,7 +214,7 @@ def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | 
     """
     if not cluster.links_differ:
         return None, (cluster.link,)
-    numbers: dict[tuple[float | None, float], int] = {}
+    numbers: dict[tuple[float, float], int] = {}
     table = np.zeros((len(types), len(types)), dtype=np.int64)
     links: list[Link] = []
     for row, source in enumerate(types):
@@ -202,15 +222,14 @@ def number_links(cluster: Cluster, types: Sequence[DeviceType]) -> tuple[Ints | 
             # The first and the last device, so that two stages on one type get two devices.
             names = cluster.devices[source.devices[0]].name, cluster.devices[target.devices[-1]].name
             link = cluster.link_between(*names)
-            table[row, column] = numbers.setdefault((link.message_bandwidth, link.latency), len(links))
+            table[row, column] = numbers.setdefault((link.seconds_per_byte, link.latency), len(links))
             if len(numbers) > len(links):
                 links.append(link)
     return table, tuple(links)
 
 
 def _class(device: Device) -> tuple[str, float, float]:
-    limit = math.inf if device.memory_bytes is None else device.memory_bytes
-    return device.kind, device.speed, limit
+    return device.kind, device.speed, device.memory
 
 
 def _same_links(cluster: Cluster, first: int, second: int) -> bool:
@@ -219,7 +238,7 @@ def _same_links(cluster: Cluster, first: int, second: int) -> bool:
     # The link between a and b needs no check: with a third device of their type, it equals the link to that device.
     third = [device.name for device in cluster.devices if device.name not in (a, b)]
     pairs = [(cluster.link_between(a, name), cluster.link_between(b, name)) for name in third]
-    return all((x.message_bandwidth, x.latency) == (y.message_bandwidth, y.latency) for x, y in pairs)
+    return all((x.seconds_per_byte, x.latency) == (y.seconds_per_byte, y.latency) for x, y in pairs)
 
 
 def _link(links: Ints | None, source: int, target: int) -> int:

@@ -28,10 +28,11 @@ class PipelineSteps:
 
     The model of the pipeline is ``self.model``, so its parameters are those of the module. Accumulation of gradients,
     clipping, precision, logging, checkpoints and callbacks are Lightning's. When :meth:`pipeline_step` returns, the
-    backward has run. Lightning would clear the gradients after that: here they are cleared behind each step of the
-    optimizer instead.
+    backward has run. Lightning would clear the gradients after that: :meth:`pipeline_step` clears them instead, before
+    it runs the first batch of an optimizer's step.
 
-    In ``validation_step`` and the like call ``self.pipe(x)`` or ``self.pipe.evaluate(x, target=y)``.
+    In ``validation_step`` and the like call ``self.pipe(x)`` or ``self.pipe.evaluate(x, target=y)``. Copies of the
+    module, in which callbacks average weights, have no pipeline.
 
     Args:
         pipe: the pipeline to train, in one process.
@@ -62,9 +63,11 @@ class PipelineSteps:
                 "pipeline_step is for automatic optimization: with automatic_optimization=False call "
                 "self.pipe.step(...), and clear the gradients before it"
             )
+        accumulated = self.trainer.accumulate_grad_batches
+        if self.trainer.fit_loop.batch_idx % accumulated == 0:
+            self.trainer.optimizers[0].zero_grad()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        weight = 1 / self.trainer.accumulate_grad_batches
-        return self.pipe.step(*args, target=target, scaler=scaler, loss_weight=weight, **kwargs)
+        return self.pipe.step(*args, target=target, scaler=scaler, loss_weight=1 / accumulated, **kwargs)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Do nothing: :meth:`pipeline_step` has run the backward."""
@@ -72,10 +75,9 @@ class PipelineSteps:
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: this is called behind :meth:`pipeline_step`, whose gradients are there."""
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Run the batch and step the optimizer, then clear the gradients for the next batch."""
-        super().optimizer_step(epoch, batch_idx, optimizer, *args, **kwargs)  # type: ignore[misc]
-        optimizer.zero_grad()
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which has no pipeline."""
+        return {**super().__getstate__(), "pipe": None}  # type: ignore[dict-item]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Do nothing: the layers are on the devices of their stages."""

@@ -18,15 +18,16 @@ class PipelineTrainer(Trainer):
     All else is the Trainer's: accumulation of gradients, clipping, autocast, optimizers, schedulers, checkpoints,
     resuming, callbacks. What it saves are files of the model without a pipeline.
 
-    The loss is the model's own. With ``compute_loss_func=`` it is a function of the output, and the step becomes a
-    forward through all stages followed by a backward through all stages, whatever the schedule of the plan.
+    The loss is the model's own. With ``compute_loss_func=``, or in a subclass with a ``compute_loss``, it is a function
+    of the output, and the step becomes a forward through all stages followed by a backward through all stages, whatever
+    the schedule of the plan.
 
     Args:
         pipe: the pipeline of the model to train, in one process.
         options: those of ``transformers.Trainer`` without ``model`` and ``model_init``.
 
     Raises:
-        ValueError: label smoothing, or several processes.
+        ValueError: label smoothing, ``torch_compile``, or several processes.
     """
 
     def __init__(self, pipe: Pipeline, **options: Any) -> None:
@@ -49,10 +50,16 @@ class PipelineTrainer(Trainer):
                 "label_smoothing_factor replaces the loss that the model computes: pass compute_loss_func=... instead, "
                 "a function that smooths the labels"
             )
+        if self.args.torch_compile:
+            raise InputError(
+                "torch_compile compiles the model as a whole, which the pipeline runs stage by stage: pass "
+                "compile=True to Pipeline instead"
+            )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run forward and backward of a batch; return its loss, weighted as the Trainer weighs it."""
-        if self.compute_loss_func is not None:  # differentiates the output of the pipeline
+        is_models_loss = self.compute_loss_func is None and type(self).compute_loss is Trainer.compute_loss
+        if not is_models_loss:  # differentiates the output of the pipeline
             return super().training_step(self.pipe, inputs, num_items_in_batch)  # type: ignore[arg-type]
         self.pipe.train()
         if callable(train := getattr(self.optimizer, "train", None)):

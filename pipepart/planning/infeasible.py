@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..units import counted, format_bytes
-from .costs.layer_ranges import static_bytes
 from .plans.plan import Plan
-from .request import Request
 
 
 @dataclass(frozen=True)
@@ -25,16 +23,6 @@ class Infeasible:
     stage: int = 0
     deficit_bytes: int = 0
     plan: Plan | None = None
-
-
-def exceeds_memory(request: Request) -> bool:
-    """Return True if parameters, gradients, optimizer state and buffers alone exceed the memory of the devices."""
-    limits = [device.memory_bytes for device in request.cluster.devices]
-    room = [limit for limit in limits if limit is not None]
-    profile = request.profile
-    shards = max(request.replicas) if request.asked.shard else 1
-    layers = [static_bytes(info, profile.optimizer_bytes(info), shards) for info in profile.layers]
-    return len(room) == len(limits) and (max(layers) > max(room) or sum(layers) > sum(room))
 
 
 def explain_infeasible(nearest: Plan, least_deficit: int | None) -> Infeasible:

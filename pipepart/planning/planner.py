@@ -15,7 +15,7 @@ from ..profiling import Profile
 from .compression import Compress, compress_links
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .costs.step_bound import bound_on_cluster
-from .infeasible import Infeasible, exceeds_memory
+from .infeasible import Infeasible
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, check_arguments, read_request
@@ -229,8 +229,6 @@ def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Cl
 
 def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | None:
     """Return the fastest plan of a request for a profile as measured; None if no plan fits."""
-    if exceeds_memory(request):
-        return None
     fastest = search(request, clock)
     return None if fastest is None else _with_measured(profile, fastest)
 

@@ -99,9 +99,8 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         value: the input of the first layer.
-        loss: function from the output of the last layer to a scalar tensor; None if there is no loss.
-        counted_loss: ``loss`` on a new copy of the target. A step also copies the target to the device, so passes that
-            count memory use this function.
+        loss: function from the output of the last layer to a scalar tensor, on a new copy of the target, as a step
+            copies the target to the device; None if there is no loss.
         target_bytes: size of the target.
         samples: number of samples in the micro-batch.
         parts: number of micro-batches in the mini-batch.
@@ -109,7 +108,6 @@ class MicroBatch(NamedTuple):
 
     value: Any
     loss: Loss
-    counted_loss: Loss
     target_bytes: int
     samples: int
     parts: int
@@ -183,18 +181,15 @@ def _micro_batch(task: Task, parts: MicroBatches, samples: int) -> MicroBatch:
         value, target = to_meta(value), to_meta(target)
     loss_fn = task.loss_fn
     if loss_fn is None and not (isinstance(value, Live) and value.recording.loss is not None):
-        return MicroBatch(value, None, None, 0, samples, len(parts.sizes))
+        return MicroBatch(value, None, 0, samples, len(parts.sizes))
     loss_fn = loss_fn or loss_of
     targets = () if target is None else (target,)
 
     def loss(output: Any) -> torch.Tensor:
-        return sum_of(loss_fn(output, *targets))
-
-    def counted_loss(output: Any) -> torch.Tensor:
         return sum_of(loss_fn(output, *own_copy(targets)))
 
     size = sum(tensor.nbytes for tensor in tensors(targets))
-    return MicroBatch(value, loss, counted_loss, size, samples, len(parts.sizes))
+    return MicroBatch(value, loss, size, samples, len(parts.sizes))
 
 
 def _entered(task: Task, part: MicroBatches) -> tuple[Any, Any]:
@@ -227,26 +222,23 @@ def _on_device(task: Task, part: MicroBatches) -> tuple[Any, Any]:
 
 
 class _Section(NamedTuple):
-    """Layers that run in one pass: the module with their parameters, index of the first, two passes over them."""
+    """Layers that run in one pass: the module with their parameters, index of the first, and the pass over them."""
 
     module: nn.Module
     first: int
-    counted: LayerPass
-    timed: LayerPass
+    chain: LayerPass
 
 
 def _sections(task: Task, part: MicroBatch) -> list[_Section]:
     """Return the sections to measure: the whole chain with its loss, or each layer and then the loss."""
     layers, stop = task.chain.layers, task.stop
-    counted_loss, loss = part.counted_loss, part.loss
     if not task.one_at_a_time:
-        counted, timed = LayerPass(layers, counted_loss, stop), LayerPass(layers, loss, stop)
-        return [_Section(task.everything, 0, counted, timed)]
-    singles = [LayerPass([layer], None, stop) for layer in layers]
-    sections = [_Section(layers[index][1], index, single, single) for index, single in enumerate(singles)]
-    if loss is not None:
-        counted, timed = LayerPass([], counted_loss, stop), LayerPass([], loss, stop)
-        sections.append(_Section(task.loss_module, len(layers), counted, timed))
+        return [_Section(task.everything, 0, LayerPass(layers, part.loss, stop))]
+    sections = [
+        _Section(layer[1], index, LayerPass([layer], None, stop)) for index, layer in enumerate(layers)
+    ]
+    if part.loss is not None:
+        sections.append(_Section(task.loss_module, len(layers), LayerPass([], part.loss, stop)))
     return sections
 
 
@@ -259,10 +251,10 @@ def _measure(task: Task, part: MicroBatch, done: Callable[[float], None]) -> Mea
     value = part.value
     for number, section in enumerate(sections, start=1):
         with shadow_parameters(section.module, task.device) if task.one_at_a_time else nullcontext():
-            count.add(section.module, section.counted, value, section.first)
-            section_times, repeated = _times(task, section.timed, value, part.parts)
+            count.add(section.module, section.chain, value, section.first)
+            section_times, repeated = _times(task, section.chain, value, part.parts)
             if task.one_at_a_time:
-                value = section.timed.output(value)
+                value = section.chain.output(value)
         times += section_times
         repeats.append(repeated)
         done(number / len(sections))

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,7 +28,7 @@ from ..capture import (
 from ..cluster import Cluster
 from ..data.arguments import Arguments, check_arguments
 from ..data.recorded import entered
-from ..data.split import Splitter, least_samples, micro_batches_of
+from ..data.split import MicroBatches, Splitter, least_samples, micro_batches_of
 from ..input_error import InputError, InputTypeError
 from ..workers.modes import Modes
 from ..workers.worker import start_workers
@@ -112,115 +111,89 @@ def profile(
             not a scalar.
         Exception: whatever a layer raises, with a note that names the layer.
     """
-    alone = parallelize is None and tensor == 1
-    with nullcontext(model) if alone else copied_for(model, tensor) as copied:
-        return _profile(
-            chain_of(copied, layers=layers, verify="first" if alone else "never", split_loss=loss_fn is None),
-            sample,
-            loss_fn,
-            target,
-            micro_batches,
-            split,
-            optimizer,
-            device,
-            devices,
-            threads,
-            seconds,
-            progress,
-            measure,
-            roofline,
-            None if alone else partial(parallelize_layers, parallelize=parallelize, tensor=tensor),
-        ).model_copy(update={"tensor": tensor})
-
-
-def _profile(
-    layered: Chain,
-    sample: Any,
-    loss_fn: LossFunction | None,
-    target: Any,
-    micro_batches: int | Sequence[int],
-    split: Splitter | None,
-    optimizer: str,
-    device: torch.device | str | None,
-    devices: int,
-    threads: int | None,
-    seconds: float,
-    progress: bool | None,
-    measure: bool,
-    roofline: Roofline | None,
-    share_out: Callable[[Chain], None] | None,
-) -> Profile:
-    """Measure the layers of a chain. Arguments as for :func:`profile`; ``share_out`` parallelizes the layers."""
     counts = _counts(micro_batches)
     if devices < 1 or seconds < 0:
         raise InputError(f"devices must be at least 1 and seconds at least 0, got {devices} and {seconds}")
     optimizer = check_optimizer(optimizer)
-    model = layered.model
-    arguments = Arguments.of(sample)
-    check_arguments(*layered.entrance, arguments, target)
-    batch = sum(micro_batches_of(arguments.input, target, 1, split).sizes)
-    if split is None and counts[-1] > max(batch, 1):
-        raise InputError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
-    if split is None:
-        most = max(1, batch // least_samples(model.modules(), training=True))
-        counts = sorted({min(count, most) for count in counts})
-    device_given = device is not None
-    device = _place(model, device, measure, roofline)
-    elsewhere = any(tensor.device != device for tensor in state_of(model))
-    one_at_a_time = measure and elsewhere and (device_given or holds_meta(model))
-    on_cpu = device.type == "cpu"
-    cores = os.cpu_count() or 1
-    threads = _checked_threads(threads, devices, cores) if on_cpu else None
-    if not model.training:
-        warnings.warn(
-            "the model is in evaluation mode and was profiled in training mode: its costs are those of training. "
-            "Call model.train() before to say so yourself",
-            stacklevel=3,
+    alone = parallelize is None and tensor == 1
+    with nullcontext(model) if alone else copied_for(model, tensor) as profiled:
+        chain = chain_of(
+            profiled, layers=layers, verify="first" if alone else "never", split_loss=loss_fn is None
         )
+        place = _place(profiled, device, measure, roofline)
+        task = Task(
+            chain=chain,
+            loss_fn=loss_fn,
+            device=place,
+            one_at_a_time=measure
+            and any(tensor.device != place for tensor in state_of(profiled))
+            and (device is not None or holds_meta(profiled)),
+            roofline=roofline,
+            threads=_checked_threads(threads, devices) if place.type == "cpu" and measure else None,
+            devices=devices,
+            seconds=seconds,
+            stop=threading.Event(),
+        )
+        arguments = Arguments.of(sample)
+        check_arguments(*chain.entrance, arguments, target)
+        batch = sum(micro_batches_of(arguments.input, target, 1, split).sizes)
+        if split is None and counts[-1] > max(batch, 1):
+            raise InputError(f"micro_batches={counts[-1]} is more than the mini-batch has samples, {batch}")
+        if split is None:
+            most = max(1, batch // least_samples(profiled.modules(), training=True))
+            counts = sorted({min(count, most) for count in counts})
+        if not profiled.training:
+            warnings.warn(
+                "the model is in evaluation mode and was profiled in training mode: its costs are those of training. "
+                "Call model.train() before to say so yourself",
+                stacklevel=3,  # pipepart.profile calls this function
+            )
+        modes = Modes.current()
 
-    stop = threading.Event()
-    modes = Modes.current()
-    if roofline is not None:
-        threads = None  # estimates do not depend on it
-    task = Task(layered, loss_fn, device, one_at_a_time, roofline, threads, devices, seconds, stop)
+        def work() -> tuple[list[Measured], list[LayerInfo]]:
+            with (
+                task.running(),
+                modes.autocasting(),
+                progress_bar(progress, f"profiling {type(profiled).__name__}") as tick,
+            ):
+                if not profiled.training:
+                    profiled.train()
+                batches = [micro_batches_of(arguments.input, target, count, split) for count in counts]
+                if not alone:
+                    for parts in batches:
+                        entered(chain, parts)  # records the model as it is without other processes
+                    parallelize_layers(chain, parallelize, tensor)
+                return _measured(task, batches, tick)
 
-    def work() -> tuple[list[Measured], list[LayerInfo]]:
-        with (
-            task.running(),
-            modes.autocasting(),
-            progress_bar(progress, f"profiling {type(model).__name__}") as tick,
-        ):
-            if not model.training:
-                model.train()
-            sizes = [micro_batches_of(arguments.input, target, count, split) for count in counts]
-            if share_out is not None:
-                for parts in sizes:
-                    entered(layered, parts)  # records the model as it is without other processes
-                share_out(layered)
-            results: list[Measured] = []
-            for parts in sizes:
-                results.append(
-                    measure_sizes(task, parts, lambda done: tick((len(results) + done) / len(counts)))
-                )
-            return results, describe(layered, results[0].memory.outputs)
-
-    measured, infos = _on_own_thread(work, stop, device, threads)
+        measured, infos = _on_own_thread(work, task)
+    on_cpu = roofline is None and place.type == "cpu"
     return Profile(
-        model=type(model).__name__,
+        model=type(profiled).__name__,
         batch=batch,
         inputs=tensor_specs(measured[0].part.value),
         outputs=measured[0].memory.outputs[-1],
         layers=tuple(infos),
         costs=tuple(_costs(*pair) for pair in zip(counts, measured, strict=True)),
-        writes_statistics=tuple(name for name, layer in layered.layers if _writes_statistics(layer)),
+        writes_statistics=tuple(name for name, layer in chain.layers if _writes_statistics(layer)),
         optimizer=optimizer,
-        device=str(device) if roofline is None else roofline.device,
-        threads=threads,
+        device=str(place) if roofline is None else roofline.device,
+        threads=task.threads,
         torch_version=torch.__version__,
-        notes=tuple(_notes(layered, roofline)),
+        notes=tuple(_notes(chain, roofline)),
         roofline=roofline,
-        overhead=Overhead() if roofline is not None or not on_cpu else _load_conditions(task, measured),
+        tensor=tensor,
+        overhead=_load_conditions(task, measured) if on_cpu else Overhead(),
     )
+
+
+def _measured(
+    task: Task, batches: Sequence[MicroBatches], tick: Callable[[float], None]
+) -> tuple[list[Measured], list[LayerInfo]]:
+    """Measure each size of micro-batches; return the results, and the layers."""
+    results: list[Measured] = []
+    for parts in batches:
+        results.append(measure_sizes(task, parts, lambda done: tick((len(results) + done) / len(batches))))
+    return results, describe(task.chain, results[0].memory.outputs)
 
 
 def _load_conditions(task: Task, measured: Sequence[Measured]) -> Overhead:
@@ -323,9 +296,10 @@ def _counts(micro_batches: int | Sequence[int]) -> list[int]:
     return sorted(set(counts))
 
 
-def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
+def _checked_threads(threads: int | None, devices: int) -> int:
     if threads is None:
         return max(1, torch.get_num_threads() // devices)
+    cores = os.cpu_count() or 1
     most = _THREADS_A_CORE * cores
     if not 1 <= threads <= most:
         raise InputError(
@@ -334,10 +308,8 @@ def _checked_threads(threads: int | None, devices: int, cores: int) -> int:
     return threads
 
 
-def _on_own_thread(
-    work: Callable[[], _Result], stop: threading.Event, device: torch.device, threads: int | None
-) -> _Result:
-    """Run ``work`` as a pipeline worker would: on a new thread with ``threads`` intra-operation threads."""
+def _on_own_thread(work: Callable[[], _Result], task: Task) -> _Result:
+    """Run ``work`` as a pipeline worker would: on a new thread with the intra-operation threads of the task."""
     outcome: Future[_Result] = Future()
 
     def run() -> None:
@@ -346,13 +318,13 @@ def _on_own_thread(
         except BaseException as error:
             outcome.set_exception(error)
 
-    (worker,) = start_workers([("profile", device, threads)])
+    (worker,) = start_workers([("profile", task.device, task.threads)])
     worker.submit(run)
     worker.stop()
     try:
         return outcome.result()
     finally:
-        stop.set()  # if a KeyboardInterrupt came first
+        task.stop.set()  # if a KeyboardInterrupt came first
         worker.join()
         # Otherwise threads started later would use the worker's number of intra-operation threads.
         torch.set_num_threads(torch.get_num_threads())

@@ -38,7 +38,7 @@ def types(value: Any) -> Any:
     return type(value), repr(value)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(VALUES)
 def test_values_come_back_with_their_types(value: Any) -> None:
     assert types(decode(json.loads(json.dumps(encode(value, "value"))))) == types(value)

@@ -1,4 +1,4 @@
-"""Every scheduler and optimizer of torch continues after loading as if there had been no interruption."""
+"""Schedulers and optimizers of torch continue after loading as if there had been no interruption."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ import pipepart
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "milestones": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4, 4]),
     "function": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
-    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.8),
-    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
-    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2),
     "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=10),
-    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
     "sequence": lambda optimizer: lr_scheduler.SequentialLR(
         optimizer, [lr_scheduler.ConstantLR(optimizer, 0.1), lr_scheduler.StepLR(optimizer, 2)], [3]
     ),
@@ -65,21 +61,16 @@ def test_a_plateau_goes_on(tmp_path: Path) -> None:
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, 0.1, amsgrad=True),
     "fused": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
     "tensor": lambda parameters: torch.optim.Adam(parameters, torch.tensor(0.1), foreach=False),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, 0.1),
-    "nadam": lambda parameters: torch.optim.NAdam(parameters, 0.1),
-    "asgd": lambda parameters: torch.optim.ASGD(parameters, 0.1),
-    "rprop": lambda parameters: torch.optim.Rprop(parameters, 0.1),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, 0.1, max_iter=3),
 }
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "named"), [*((name, False) for name in OPTIMIZERS), ("adam", True)])
 def test_an_optimizer_goes_on(tmp_path: Path, name: str, named: bool) -> None:
     def made() -> tuple[nn.Module, Any]:
         torch.manual_seed(0)

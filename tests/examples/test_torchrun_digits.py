@@ -17,11 +17,7 @@ import torch
 from torch import Tensor
 
 import pipepart
-from examples.torchrun_digits import main, network
 from tests.support.seeds import seeds
-
-pytest.importorskip("sklearn")
-pytest.importorskip("safetensors")
 
 ROOT = Path(__file__).parents[2]
 STEPS = 36
@@ -52,6 +48,10 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def trained(folder: Path) -> dict[str, Tensor]:
     """The parameters of the last checkpoint, and the state of its optimizer."""
+    from examples.torchrun_digits import (
+        network,  # of slow tests alone, as with all that is imported late here
+    )
+
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     assert pipepart.load(folder, model, optimizer).step == STEPS
@@ -69,6 +69,9 @@ def assert_same(folder: Path, expected: dict[str, Tensor]) -> None:
 
 def alone(folder: Path, steps: int = STEPS, replicas: int = 1) -> None:
     """Train in this process."""
+    pytest.importorskip("sklearn")
+    from examples.torchrun_digits import main
+
     line = f"{folder} --steps {steps} --save-every 4 --replicas {replicas}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["torchrun_digits", *line.split()])

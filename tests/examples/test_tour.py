@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-nbclient: Any = pytest.importorskip("nbclient")
-nbformat: Any = pytest.importorskip("nbformat")
-nbconvert: Any = pytest.importorskip("nbconvert")
-pytest.importorskip("ipykernel")
 
 NOTEBOOK = Path("examples/tour.ipynb")
 
 
 @pytest.mark.slow  # make examples runs it too
 def test_the_notebook_runs_and_becomes_a_page() -> None:
+    nbclient, nbformat, nbconvert, _ = (
+        pytest.importorskip(name) for name in ("nbclient", "nbformat", "nbconvert", "ipykernel")
+    )
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none is committed
     nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()

@@ -11,10 +11,6 @@ from tests.support.chains import on_device, plan_by_hand
 from tests.support.pieces import WIDTH, linear
 from tests.support.plain import assert_close, gradients, in_double, micro_batched_step, twin
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch finds none"),
-]
 DEVICE = "cuda:0"
 loss_fn = nn.MSELoss()
 

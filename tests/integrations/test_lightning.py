@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-lightning: Any = pytest.importorskip("pytorch_lightning")
-logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
 WIDTH = 6
 BATCH = 8
@@ -40,43 +39,50 @@ def loader() -> torch.utils.data.DataLoader[Any]:
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=BATCH)
 
 
-class Plain(lightning.LightningModule):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.losses: list[float] = []
-        self.seen: list[float] = []
+@functools.cache
+def modules() -> Any:
+    """Return the Trainer, a module, and one over a pipeline; on top, every process that collects would import them."""
+    lightning: Any = pytest.importorskip("pytorch_lightning")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+    class Plain(lightning.LightningModule):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+            self.losses: list[float] = []
+            self.seen: list[float] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return nn.functional.cross_entropy(self.model(x), y)
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("validation", nn.functional.cross_entropy(self.model(x), y))
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return nn.functional.cross_entropy(self.model(x), y)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.losses.append(float(outputs["loss"]))
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            x, y = batch
+            self.log("validation", nn.functional.cross_entropy(self.model(x), y))
 
-    def on_validation_epoch_end(self) -> None:
-        self.seen.append(float(self.trainer.callback_metrics["validation"]))
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.losses.append(float(outputs["loss"]))
 
+        def on_validation_epoch_end(self) -> None:
+            self.seen.append(float(self.trainer.callback_metrics["validation"]))
 
-class Piped(PipelineSteps, Plain):
-    def __init__(self, pipe: pipepart.Pipeline) -> None:
-        super().__init__(pipe, pipe.module)
+    class Piped(PipelineSteps, Plain):
+        def __init__(self, pipe: pipepart.Pipeline) -> None:
+            super().__init__(pipe, pipe.module)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return self.pipeline_step(x, target=y)
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return self.pipeline_step(x, target=y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("validation", self.pipe.evaluate(x, target=y))
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            x, y = batch
+            self.log("validation", self.pipe.evaluate(x, target=y))
+
+    return SimpleNamespace(Trainer=lightning.Trainer, Plain=Plain, Piped=Piped)
 
 
 def pipeline(model: nn.Module) -> pipepart.Pipeline:
@@ -88,7 +94,7 @@ def pipeline(model: nn.Module) -> pipepart.Pipeline:
 def trainer(folder: Path, **options: Any) -> Any:
     silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     settings = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, **dict.fromkeys(silent, False)}
-    return lightning.Trainer(**{**settings, "default_root_dir": folder, **options})
+    return modules().Trainer(**{**settings, "default_root_dir": folder, **options})
 
 
 @pytest.mark.parametrize(
@@ -97,14 +103,42 @@ def trainer(folder: Path, **options: Any) -> Any:
     ids=["plain", "accumulated and clipped"],
 )
 def test_losses_metrics_and_parameters_are_those_of_lightning(tmp_path, options):
-    expected = Plain(network())
+    expected = modules().Plain(network())
     trainer(tmp_path, **options).fit(expected, loader(), loader())
     with pipeline(network()) as pipe:
-        ours = Piped(pipe)
+        ours = modules().Piped(pipe)
         trainer(tmp_path, **options).fit(ours, loader(), loader())
         assert len(ours.losses) == 12
         torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-9, atol=0)
         torch.testing.assert_close(ours.seen, expected.seen, rtol=1e-9, atol=0)
+        torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
+
+
+def test_an_optimizer_may_run_a_batch_several_times(tmp_path, monkeypatch):
+    """LBFGS does, and its gradients are those of the last time alone."""
+
+    def lbfgs(module: Any) -> Any:
+        return torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=3)
+
+    monkeypatch.setattr(modules().Plain, "configure_optimizers", lbfgs)
+    expected = modules().Plain(network())
+    trainer(tmp_path, max_epochs=1).fit(expected, loader())
+    with pipeline(network()) as pipe:
+        ours = modules().Piped(pipe)
+        trainer(tmp_path, max_epochs=1).fit(ours, loader())
+        torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-7, atol=0)
+        for actual, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad, wanted.grad, rtol=1e-6, atol=1e-9)
+
+
+def test_weights_are_averaged_in_copies_of_the_module(tmp_path):
+    from pytorch_lightning.callbacks import StochasticWeightAveraging
+
+    expected = modules().Plain(network())
+    trainer(tmp_path, callbacks=[StochasticWeightAveraging(0.1, 1)]).fit(expected, loader())
+    with pipeline(network()) as pipe:
+        ours = modules().Piped(pipe)
+        trainer(tmp_path, callbacks=[StochasticWeightAveraging(0.1, 1)]).fit(ours, loader())
         torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
 
 
@@ -113,7 +147,9 @@ def test_autocast_of_lightning_holds_in_stages(tmp_path):
         model = network().float()
         with pipeline(network()) as other:
             module = (
-                Piped(pipepart.Pipeline(model, other.plan, nn.CrossEntropyLoss())) if piped else Plain(model)
+                modules().Piped(pipepart.Pipeline(model, other.plan, nn.CrossEntropyLoss()))
+                if piped
+                else modules().Plain(model)
             )
             pairs: Any = [(x.float(), y) for x, y in loader()]
             batches = torch.utils.data.DataLoader(pairs, batch_size=None)
@@ -126,19 +162,19 @@ def test_autocast_of_lightning_holds_in_stages(tmp_path):
 
 
 def test_training_goes_on_from_a_checkpoint_of_either(tmp_path):
-    whole = Plain(network())
+    whole = modules().Plain(network())
     trainer(tmp_path).fit(whole, loader())
-    for make in (Plain, lambda model: Piped(pipeline(model))):
+    for make in (modules().Plain, lambda model: modules().Piped(pipeline(model))):
         saving = trainer(tmp_path, max_epochs=1)
         saving.fit(make(network()), loader())
         saving.save_checkpoint(tmp_path / "saved.ckpt")
-        second = Piped(pipeline(network()))
+        second = modules().Piped(pipeline(network()))
         trainer(tmp_path).fit(second, loader(), ckpt_path=tmp_path / "saved.ckpt")
         torch.testing.assert_close(second.losses, whole.losses[6:], rtol=1e-9, atol=0)
 
 
 def test_what_cannot_work_is_refused(tmp_path):
-    module = Piped(pipeline(network()))
+    module = modules().Piped(pipeline(network()))
     module.automatic_optimization = False
     with pytest.raises(ValueError, match=r"call self\.pipe\.step"):
         trainer(tmp_path).fit(module, loader())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +15,36 @@ import pipepart
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
-transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-transformers.logging.set_verbosity_error()
-
-from examples.transformers_trainer import build, collate, data  # noqa: E402
-from pipepart.integrations import transformers as integration  # noqa: E402
-from pipepart.integrations.transformers import PipelineTrainer  # noqa: E402
-
 STEPS = 4
+
+
+@functools.cache
+def imported() -> tuple[Any, Any, Any]:
+    """Return transformers, the example and the integration, which every process would import to collect tests."""
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    transformers.logging.set_verbosity_error()
+    names = ("examples.transformers_trainer", "pipepart.integrations.transformers")
+    return transformers, *map(import_module, names)  # type: ignore[return-value]
 
 
 def model() -> Any:
     """The model of the example without dropout, which a pipeline draws in another order."""
     torch.manual_seed(0)
-    made = build()
+    made = imported()[1].build()
     for part in made.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
     return made
+
+
+@functools.cache
+def plan() -> pipepart.Plan:
+    _, example, _ = imported()
+    text = example.data()
+    sample = example.collate([text[index] for index in range(4)])
+    with pipepart.Pipeline.auto(model(), sample, devices=2, schedule="1f1b", micro_batches=2) as pipe:
+        return pipe.plan
 
 
 def smoothed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -43,7 +56,8 @@ def smoothed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None)
 
 def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
     """A Trainer of the example's model, with or without a pipeline."""
-    text = data()
+    transformers, example, integration = imported()
+    text = example.data()
     options: dict[str, Any] = {
         "max_steps": STEPS,
         "per_device_train_batch_size": 4,
@@ -61,23 +75,29 @@ def trainer_of(folder: Path, piped: bool, **settings: Any) -> Any:
         **settings,
     }
     loss, counted = options.pop("compute_loss_func", None), options.pop("counted", True)
-    own = model()
-    given: dict[str, Any] = {
+    bases = options.pop("bases", ())
+    trained = model()
+    arguments: dict[str, Any] = {
         "args": transformers.TrainingArguments(str(folder), **options),
-        "data_collator": collate,
+        "data_collator": example.collate,
         "train_dataset": torch.utils.data.Subset(text, range(64)),
         "eval_dataset": torch.utils.data.Subset(text, range(64, 74)),
         "compute_metrics": accuracy,
         "compute_loss_func": loss,
     }
-    if piped:
-        sample = collate([text[index] for index in range(4)])
-        pipe = pipepart.Pipeline.auto(own, sample, devices=2, schedule="1f1b", micro_batches=2)
-        made: Any = PipelineTrainer(pipe, **given)
-    else:
-        made = transformers.Trainer(model=own, **given)
-    made.model_accepts_loss_kwargs &= counted  # otherwise each loss is a mean, and steps are averaged
-    return made
+    base = integration.PipelineTrainer if piped else transformers.Trainer
+    kind: Any = type("Subclass", (*bases, base), {})
+    trainer = kind(pipepart.Pipeline(trained, plan()) if piped else trained, **arguments)
+    trainer.model_accepts_loss_kwargs &= counted  # otherwise each loss is a mean, and steps are averaged
+    return trainer
+
+
+class TwiceTheLoss:
+    """What a subclass of the Trainer may do with the loss of the model."""
+
+    def compute_loss(self, *args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(*args, return_outputs=True, **kwargs)  # type: ignore[misc]
+        return (2 * loss, outputs) if return_outputs else 2 * loss
 
 
 def accuracy(predictions: Any) -> dict[str, float]:
@@ -106,9 +126,10 @@ def assert_alike(found: Any, expected: Any) -> None:
     [
         {},
         pytest.param({"compute_loss_func": smoothed, "max_steps": 2}, marks=pytest.mark.slow),
+        {"bases": (TwiceTheLoss,), "max_steps": 1, "eval_strategy": "no"},
         pytest.param({"counted": False, "max_steps": 2}, marks=pytest.mark.slow),
     ],
-    ids=["own loss", "loss of the Trainer", "mean over steps"],
+    ids=["own loss", "loss of the Trainer", "loss of a subclass", "mean over steps"],
 )
 def test_losses_metrics_and_parameters_are_those_of_the_plain_trainer(tmp_path, settings):
     found, expected = (trainer_of(tmp_path / str(piped), piped, **settings) for piped in (True, False))
@@ -166,14 +187,22 @@ def test_an_optimizer_is_told_that_it_trains(tmp_path):
 
 
 def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(integration, "under_torchrun", lambda: True)
+    monkeypatch.setattr(imported()[2], "under_torchrun", lambda: True)
     with pytest.raises(ValueError, match="for one process"):
         trainer_of(tmp_path, True)
 
 
-def test_label_smoothing_of_the_trainer_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="compute_loss_func"):
-        trainer_of(tmp_path, True, label_smoothing_factor=0.1)
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"label_smoothing_factor": 0.1}, "compute_loss_func"),
+        ({"torch_compile": True}, "compile=True to Pipeline"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_what_a_pipeline_would_ignore_is_refused(tmp_path, option, says):
+    with pytest.raises(ValueError, match=says):
+        trainer_of(tmp_path, True, **option)
 
 
 def test_training_goes_on_from_a_checkpoint_and_the_model_is_loaded_without_a_pipeline(tmp_path):

@@ -49,6 +49,14 @@ def test_fewer_samples_than_copies_leave_some_idle():
         plain.check_whole(pipe, X[:1], Y[:1], LOSS)
 
 
+def test_copies_keep_no_gradients_behind_a_step():
+    with cut(model_for(1), strict=True) as pipe:
+        pipe.step(X, target=Y)
+        memory = pipe.memory()
+    held = [memory[f"virtual:{number}"].by_category["gradients"] > 0 for number in range(4)]
+    assert held == [True, True, False, False]
+
+
 class Counts(nn.Module):
     """A loss that counts its calls in a buffer."""
 
@@ -240,21 +248,42 @@ def burning(where: str, own: str, x: Tensor) -> Tensor:
     return x * 1
 
 
+def positive(where: str) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """Return a model that burns in this part of a step, an input, and one on which it fails.
+
+    It does so in micro-batch 3, the second of copy 1, which has gradients of the first by then.
+    """
+    first, last = nn.Linear(3, 4, bias=False), nn.Linear(4, 4, bias=False)
+    nn.init.ones_(first.weight)
+    nn.init.ones_(last.weight)
+    layer = Calls(lambda x: burning(where, where if where != "loss" else "", x))
+    bad = X.abs()
+    bad[6:8] *= -1
+    return plain.in_double([first, nn.Identity(), layer, last]), X.abs(), bad
+
+
 @pytest.mark.parametrize("where", ["forward", "backward", "loss"])
 def test_a_failure_in_a_copy_is_placed_and_leaves_the_next_step_right(where):
     def loss_fn(output: Tensor, target: Tensor) -> Tensor:
         return nn.functional.mse_loss(burning(where, "loss", output), target)
 
-    first, last = nn.Linear(3, 4, bias=False), nn.Linear(4, 4, bias=False)
-    nn.init.ones_(first.weight)
-    nn.init.ones_(last.weight)
-    layer = Calls(lambda x: burning(where, where if where != "loss" else "", x))
-    model = plain.in_double([first, nn.Identity(), layer, last])
-    x = X.abs()
-    bad = x.clone()
-    bad[6:8] *= -1  # micro-batch 3, the second of copy 1, which has gradients of the first by then
+    model, x, bad = positive(where)
     with cut(model, loss_fn, reduction="mean") as pipe:
         with pytest.raises(ArithmeticError) as caught:
             pipe.step(bad, target=Y)
         assert "stage 1 of 2 of copy 1 on virtual:3, micro-batch 3 of 4" in caught.value.__notes__[-1]
         plain.check_step(pipe, x, Y, LOSS, 4, replica_of=IN_TURN)
+
+
+def test_a_backward_that_failed_in_a_copy_leaves_nothing_to_the_next_backward():
+    """Of an output from before, so that no forward comes in between."""
+    model, x, bad = positive("backward")
+    reference = plain.twin(model)
+    with cut(model) as pipe:
+        fails, succeeds = pipe(bad), pipe(x)
+        with pytest.raises(ArithmeticError):
+            fails.sum().backward()
+        pipe.zero_grad()
+        succeeds.sum().backward()
+    reference(x).sum().backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))

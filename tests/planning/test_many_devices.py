@@ -1,5 +1,6 @@
 """Orders of devices over hosts, and the price of replicas between hosts: proofs, closed forms, thousands of devices."""
 
+import itertools
 import math
 import time
 
@@ -8,7 +9,8 @@ import pytest
 import pipepart
 from pipepart import Cluster, Plan
 from pipepart.cluster import Network
-from pipepart.planning.partition import chain_dp
+from pipepart.graph_partition.device_orders import all_orders, count_edges
+from pipepart.planning.partition import order_search
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
 from pipepart.planning.plans.options import PlanOptions
@@ -54,11 +56,30 @@ def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> P
 def test_the_bound_of_too_many_orders_is_below_the_best_of_all(monkeypatch, network, stages):
     cluster = Cluster.parse(["1GiB@0.5"], hosts=3, devices_per_host=2, link=1e6, network=network)
     best = smallest_bottleneck(chain(9), cluster, stages)
-    monkeypatch.setattr(chain_dp, "_MOST_WORK", 0)
+    monkeypatch.setattr(order_search, "_MOST_WORK", 0)
     few = smallest_bottleneck(chain(9), cluster, stages)
     assert best.predicted.bottleneck_optimal
     assert 0 < few.predicted.bottleneck_bound <= best.predicted.bottleneck_seconds * (1 + 1e-9)
     assert best.predicted.bottleneck_seconds <= few.predicted.bottleneck_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1, 1, 1), (3, 2, 2), (1, 4, 1, 2), (7,)], ids=str)
+@pytest.mark.parametrize("stages", [1, 3, 6])
+def test_the_edges_of_orders_are_counted_without_making_them(counts, stages):
+    ends = list(itertools.accumulate(counts, initial=0))
+    groups = [range(*pair) for pair in itertools.pairwise(ends)]
+    edges = len(all_orders(groups, stages).type)
+    assert count_edges(groups, stages, math.inf) == edges
+    if len(groups) > 1:
+        assert count_edges(groups, stages, edges - 1) >= edges
+
+
+def test_no_orders_of_many_unlike_devices_are_made_to_estimate_effort(monkeypatch):
+    """Orders of 16 unlike devices have half a million edges, which are counted in no time."""
+    candidate = candidate_of(chain(21), Cluster.parse([f"{900 + at}B@{1 + at / 16}" for at in range(16)]), 14)
+    monkeypatch.setattr(order_search, "all_orders", lambda *args, **options: pytest.fail("made"))
+    assert candidate.is_limited
+    assert candidate.effort_seconds < 1
 
 
 @pytest.mark.parametrize(("hosts", "each", "stages"), [(2, 8, 16), (3, 4, 12)])

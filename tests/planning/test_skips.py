@@ -18,8 +18,10 @@ from pipepart.planning import value_ways
 from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
+from pipepart.planning.partition.order_search import OrderSpaces
 from pipepart.planning.plans.stage_plan import StagePlan, predict_stages
 from pipepart.profiling import Costs, LiveValue, SavedTensor
+from schedules.searching.clock import Clock
 from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
 from tests.planning.ways import partitioned
@@ -116,7 +118,7 @@ def test_the_best_cut_of_one_stage_a_device_is_that_of_all_cuts(seed, stages):
     cluster = Cluster.parse(["1GiB"] * stages, link=BANDWIDTH, latency=LATENCY)
     costs = ChainCosts(profile, profile.costs[0])
     counts = StashCounts(schedules.build("1f1b", stages, 4))
-    found = ChainProblem(costs, cluster, stages, {"never": counts}).best()
+    found = ChainProblem(costs, OrderSpaces(cluster, costs.layers), stages, {"never": counts}, Clock()).best()
     names = [device.name for device in cluster.devices]
     bottlenecks = {}
     for edges in cuts(len(layers), stages):

@@ -47,6 +47,12 @@ def test_tables_fit_and_cells_are_whole_or_their_column_is_named(
     assert ("Not shown at this width: output shape, spread" in text) == (width < 140)
 
 
+def test_the_column_of_the_highest_rank_is_left_out_first(printed: Printed, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = [Column(name, ["0" * 20], rank) for name, rank in (("always", 0), ("last", 2), ("often", 1))]
+    assert "Not shown at this width: last." in printed(FittingTable("Ranks", columns))
+
+
 def test_a_long_name_is_folded_not_cut(printed: Printed, profile: Profile, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     first_column = [line.split(" ")[0] for line in printed(layer_table(profile)).splitlines()]

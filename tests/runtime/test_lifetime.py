@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 import pipepart
 from tests.support.chains import cut_by_hand
-from tests.support.replicas import cut_replicas
 
 pytestmark = pytest.mark.usefixtures("collected", "short_profiles")
 
@@ -93,13 +93,7 @@ def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
     with pytest.raises(ValueError, match="share"):
         cut_by_hand(nn.Sequential(shared, shared), [1])
     with pytest.raises(ValueError, match="deferred_batch_norm"):
-        cut_replicas(
-            nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
-            [1],
-            2,
-            loss_fn=nn.MSELoss(),
-            deferred_batch_norm=True,
-        )
+        cut_by_hand(nn.Sequential(shared, nn.Linear(4, 2)), [1], replicas=2, deferred_batch_norm=True)
     assert workers() == []
 
 
@@ -186,15 +180,19 @@ def test_activations_are_released_as_soon_as_the_schedule_allows(schedule, recom
         assert sum(tag() is not None for tag in watch.seen) == 0
 
 
-def test_intra_operation_threads_of_the_caller_stay():
+def test_intra_operation_threads_of_the_caller_and_of_later_threads_stay():
+    def in_a_new_thread() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
     torch.set_num_threads(2)
     cluster = pipepart.Cluster.virtual(2, threads=1)
     assert torch.get_num_threads() == 2
     profile = pipepart.profile(network(), X, micro_batches=2, seconds=0.01, threads=1)
     with pipepart.Pipeline(network(), pipepart.plan(profile, cluster), loss_fn=nn.MSELoss()) as pipe:
-        assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == in_a_new_thread() == 2
         pipe.step(X, target=Y)
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == in_a_new_thread() == 2
 
 
 def test_each_worker_has_the_threads_of_its_device():

@@ -1,9 +1,9 @@
 """Random layers: what they draw depends on the seed alone, not on the cut, the schedule or the threads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,14 +15,7 @@ from pipepart.checkpoint.own_state import SavedOwn, own_state
 from pipepart.generators import GENERATOR_LOCKS
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.processes import run_script
-
-
-class Noise(nn.Module):
-    """Draws through an operation that takes no generator of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn_like(x)
+from tests.support.pieces import Noise
 
 
 def noisy() -> nn.Sequential:
@@ -39,29 +32,6 @@ def noisy() -> nn.Sequential:
 
 
 X, Y = torch.linspace(-1, 1, 256).reshape(16, 16), torch.zeros(16, 1)
-
-
-def train_once(
-    model: nn.Sequential, borders: Sequence[int], schedule: str = "1f1b", seed: int = 0
-) -> dict[str, Tensor | None]:
-    """The gradients of one seeded step."""
-    ours = plain.twin(model)
-    with cut_by_hand(ours, borders, loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule) as pipe:
-        torch.manual_seed(seed)
-        pipe.step(X, target=Y)
-    return plain.gradients(ours)
-
-
-def test_a_seed_gives_the_same_gradients_under_every_cut_and_schedule():
-    model = noisy()
-    expected = train_once(model, [])
-    for schedule, borders in (
-        ("1f1b", [2]),
-        ("1f1b", [1, 2, 4, 6]),
-        ("gpipe", [4]),
-        ("sequential", [1, 3, 5]),
-    ):
-        plain.assert_same(train_once(model, borders, schedule), expected)
 
 
 def test_layers_micro_batches_and_steps_draw_differently():
@@ -81,64 +51,20 @@ def test_layers_micro_batches_and_steps_draw_differently():
     assert len(masks) == len(set(masks)) == 24
 
 
-def test_a_generator_of_the_layers_own_is_left_to_it():
-    generator = torch.Generator().manual_seed(3)
-
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * torch.rand(x.shape, generator=generator)
-
-    with cut_by_hand(nn.Sequential(nn.Identity(), Own()), [1], micro_batches=2) as pipe, torch.no_grad():
-        output = pipe(torch.ones(2, 5))
-    assert output.equal(torch.rand((2, 5), generator=torch.Generator().manual_seed(3)))
-
-
-def test_the_backward_uses_the_mask_of_the_forward():
-    """The gradient of the input is 0 exactly where the output is."""
-    model = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
-    x = torch.ones(16, 16, requires_grad=True)
-    with cut_by_hand(model, [1], micro_batches=4) as pipe:
-        output = pipe(x)
-        output.sum().backward()
-    assert x.grad is not None
-    assert x.grad.equal(output.detach())
-
-
-def test_evaluation_draws_nothing():
-    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.RReLU(), nn.Linear(16, 1)).eval()
-    state = torch.get_rng_state()
-    with cut_by_hand(model, [2]) as pipe:
-        plain.assert_near(pipe(X).detach(), model(X).detach(), 1e-6)
-    assert torch.get_rng_state().equal(state)
-
-
-def test_dropout_under_a_checkpoint_is_either_exact_or_refused():
-    """The recomputed forward must drop what the first one dropped."""
+def test_dropout_under_a_checkpoint_is_refused():
+    """Its recomputed forward would drop something else."""
 
     class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.Tanh())
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(nn.functional.dropout, x, use_reentrant=False)
 
-        def forward(self, x: Tensor) -> Tensor:
-            found = checkpoint(self.inner, x, use_reentrant=False)
-            assert isinstance(found, Tensor)
-            return found
-
-    class Straight(Checkpointed):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)
-
-    checkpointed = nn.Sequential(nn.Linear(16, 16), Checkpointed(), nn.Linear(16, 1))
-    straight = nn.Sequential(nn.Linear(16, 16), Straight(), nn.Linear(16, 1))
-    straight.load_state_dict(checkpointed.state_dict())
-    try:
-        found = train_once(checkpointed, [1])
-    except RuntimeError as error:
-        assert "checkpoint" in str(error)  # noqa: PT017
-        assert "layer '1' (Checkpointed)" in "".join(error.__notes__)  # noqa: PT017
-        return
-    plain.assert_same(found, train_once(straight, [1]))
+    model = nn.Sequential(nn.Linear(16, 16), Checkpointed(), nn.Linear(16, 1))
+    with (
+        cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe,
+        pytest.raises(RuntimeError, match=r"under torch\.utils\.checkpoint") as caught,
+    ):
+        pipe.step(X, target=Y)
+    assert "layer '1' (Checkpointed)" in "".join(caught.value.__notes__)
 
 
 def test_attention_without_dropout_draws_nothing():
@@ -164,19 +90,6 @@ def test_attention_without_dropout_draws_nothing():
     with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
         plain.check_step(pipe, x, y, nn.MSELoss())
     assert torch.get_rng_state().equal(state)
-
-
-def test_a_seed_means_the_same_in_every_process():
-    script = (
-        "from tests.runtime.test_randomness import noisy, train_once\n"
-        "import torch; torch.manual_seed(5); torch.set_num_threads(1)\n"
-        "print([float(g.double().sum()) for g in train_once(noisy(), [2]).values() if g is not None])"
-    )
-    ended = run_script(script)
-    assert ended.returncode == 0, ended.stderr
-    torch.manual_seed(5)
-    expected = [float(g.double().sum()) for g in train_once(noisy(), [2]).values() if g is not None]
-    assert ended.stdout == f"{expected}\n"
 
 
 def test_steps_draw_anew_where_the_caller_has_new_tensors_made_on_another_device():
@@ -242,22 +155,32 @@ class Hidden(nn.Module):
         return nn.functional.dropout(x, 0.5) if self.draws else x * 1.0
 
 
-def test_a_layer_that_begins_to_draw_unseen_draws_the_same_under_every_cut_from_the_next_step_on():
-    found = []
-    for border in (1, 2):
-        torch.manual_seed(0)
-        Hidden.draws.clear()
-        model = nn.Sequential(nn.Linear(16, 16), Hidden(), nn.Linear(16, 1)).double()
-        with cut_by_hand(model, [border], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
-            pipe.step(X.double(), target=Y.double())
-            pipe.step(X.double(), target=Y.double())
-            Hidden.draws.append(True)
-            pipe.step(X.double(), target=Y.double())
-            model.zero_grad()
-            torch.manual_seed(1)
-            pipe.step(X.double(), target=Y.double())
-        found.append(plain.gradients(model))
-    plain.assert_same(found[1], found[0])
+def test_a_layer_that_begins_to_draw_unseen_draws_by_its_place_from_the_next_step_on():
+    Hidden.draws.clear()
+    model = nn.Sequential(nn.Linear(16, 16), Hidden(), nn.Linear(16, 1)).double()
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        pipe.step(X.double(), target=Y.double())
+        pipe.step(X.double(), target=Y.double())
+        Hidden.draws.append(True)
+        pipe.step(X.double(), target=Y.double())
+        model.zero_grad()
+        reference = plain.twin(model)
+        torch.manual_seed(1)
+        pipe.step(X.double(), target=Y.double())
+    torch.manual_seed(1)
+    plain.micro_batched_step(reference, X.double(), Y.double(), nn.MSELoss(), 4, drawing=True)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_a_step_moves_the_generator_by_one_number_whatever_its_layers_draw():
+    torch.manual_seed(3)
+    with cut_by_hand(noisy(), [3], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        torch.manual_seed(3)
+        pipe.step(X, target=Y)
+    found = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.rand(())
+    assert found.equal(torch.get_rng_state())
 
 
 def test_a_module_that_is_set_to_evaluation_within_a_layer_is_looked_at_again():

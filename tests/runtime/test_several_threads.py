@@ -56,6 +56,28 @@ def test_a_step_within_a_step(where):
         holder.clear()
 
 
+def test_the_stages_are_for_one_thread_at_a_time():
+    """Also for one that was told that they are free just before another took them."""
+    errors: list[BaseException] = []
+    with cut(nn.Identity()) as pipe:
+        engine: Any = pipe._engine
+
+        def take() -> None:
+            try:
+                engine.exclusively(lambda: None)
+            except RuntimeError as error:
+                errors.append(error)
+
+        def while_taken() -> None:
+            other = threading.Thread(target=take)
+            other.start()
+            other.join(60)
+
+        engine.exclusively(while_taken)
+        take()
+    assert ["busy" in str(error) for error in errors] == [True]
+
+
 def test_of_many_threads_one_steps_at_a_time():
     """Each tries until it has had its steps; whoever comes in between is told so and nothing else."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))

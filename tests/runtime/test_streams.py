@@ -48,8 +48,16 @@ def test_the_modes_have_every_home_and_stash_and_the_most_schedules():
     assert len({mode.schedule[0] for mode in MODES}) >= 10
 
 
-@pytest.mark.parametrize(("schedule", "replicas"), [("1f1b", 2), ("gpipe", 2), ("chimera", 1), ("1f1b", 1)])
-@pytest.mark.parametrize("target_on", ["vdev:0", "vdev:1", "cpu"])
+@pytest.mark.parametrize(
+    ("schedule", "replicas", "target_on"),
+    [
+        ("1f1b", 2, "vdev:0"),
+        ("gpipe", 2, "cpu"),
+        ("chimera", 1, "vdev:1"),
+        ("1f1b", 1, "cpu"),
+        ("1f1b", 1, "vdev:0"),
+    ],
+)
 def test_targets_are_counted_wherever_they_are_and_on_the_streams_of_each_replica(
     schedule, replicas, target_on
 ):

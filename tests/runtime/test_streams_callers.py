@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime.transport.cuda import Callers, Streams
+from pipepart.runtime.transport.cuda import Callers, Pace, Streams
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import on_devices, plan_by_hand
@@ -163,6 +163,16 @@ def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, sched
         loss = pipe.step(x, target=y)
         with pytest.raises(Looked):
             loss.item()
+
+
+def test_the_host_is_held_up_before_each_action(monkeypatch):
+    """So that it queues no more than a few ahead of the device."""
+    waits: list[Pace] = []
+    monkeypatch.setattr(Pace, "wait", lambda pace: waits.append(pace))
+    with cut_on(TWO, chain(), [4], nn.MSELoss()) as pipe:
+        x, y = sample(8, 4)
+        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        assert len(waits) == sum(map(len, pipe.plan.build_schedule().actions))
 
 
 class OnStream(nn.Module):

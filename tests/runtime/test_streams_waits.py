@@ -68,13 +68,13 @@ def test_each_wait_and_each_hold_is_tried():
     assert {wait for wait, _ in SHOWS_IN} == set(Wait) - {Wait.PACE}  # which holds up the host only
 
 
-@pytest.mark.parametrize("call", [0, 3, 6])
 @pytest.mark.parametrize(
-    ("scenario", "held", "worker"),
+    ("scenario", "held", "worker", "call"),
     [
-        ("shared steps", Wait.HELD_FOR_COMPUTE, "#0"),
-        ("shared steps", Wait.HELD_FOR_COMPUTE, "#1"),
-        ("skipping forwards", Wait.HELD_FOR_FETCH, "vdev:2"),
+        ("shared steps", Wait.HELD_FOR_COMPUTE, "#0", 0),
+        ("shared steps", Wait.HELD_FOR_COMPUTE, "#0", 6),
+        ("shared steps", Wait.HELD_FOR_COMPUTE, "#1", 3),
+        ("skipping forwards", Wait.HELD_FOR_FETCH, "vdev:2", 3),
     ],
 )
 def test_a_single_hold_that_is_left_out_is_found_in_one_run(monkeypatch, scenario, held, worker, call):

@@ -99,11 +99,12 @@ def test_what_does_not_fit_is_refused_with_what_is_in_use_and_a_smaller_step_wor
         assert pipe.memory()["virtual:0"].peak <= 7 * LAYER + 40 * ROW
 
 
-def test_parameters_that_do_not_fit_are_refused_when_the_pipeline_is_made():
+def test_parameters_that_do_not_fit_to_the_byte_are_refused_when_the_pipeline_is_made():
+    limited(chain(), 3 * LAYER).close()
     with pytest.raises(
         torch.OutOfMemoryError, match="virtual:0 is out of memory: one of the parameters of stage 0"
     ):
-        limited(chain(), 2 * LAYER)
+        limited(chain(), 3 * LAYER - 1)
 
 
 def test_without_strict_nobody_counts():

@@ -79,7 +79,8 @@ def test_a_forward_that_does_not_return():
         for use in (lambda: pipe.step(X, target=Y), lambda: pipe(X)):
             with pytest.raises(RuntimeError, match=closed):
                 use()
-        pipe.close()  # does not wait for it
+        pipe.close()
+        assert any(thread.is_alive() for thread in threads)  # it does not wait for the layer
         assert "closed" in repr(pipe)
     finally:
         stuck.released.set()

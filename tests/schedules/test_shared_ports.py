@@ -49,6 +49,11 @@ def test_a_port_is_busy_for_the_bytes_that_pass_it():
     assert [(t.start, t.end) for t in two_pairs(quick).transfers] == [(1, 4), (2, 5)]
 
 
+def test_a_message_takes_as_long_as_its_slowest_port():
+    slow = {(0, 2): [("out", 0.5), ("in", 3.0)]}
+    assert sorted((t.start, t.end) for t in two_pairs(slow).transfers) == [(1, 4), (1, 7)]
+
+
 def test_directions_do_not_disturb_each_other():
     """1F1B over a border of hosts: an output and a gradient cross it at the same time."""
     order = build("1f1b", 2, 8)

@@ -17,7 +17,7 @@ from tests.support import plain
 from tests.support.chains import on_devices, plan_by_hand
 from tests.support.on_devices import AND_BACK, SHARED, THREE, TWO, cut_on, gradients, late, sample
 from tests.support.recorded import chain_for
-from tests.support.replicas import summed_step
+from tests.support.replicas import IN_TURN
 from tests.support.skipping import WIDTH, Hourglass
 
 PARTS = 8
@@ -232,7 +232,7 @@ def replicas(scaled: bool = False) -> None:
     reference = plain.twin(model)
     plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
     x, y = sample(8, 5)
-    summed_step(reference, x, y, nn.MSELoss(), (0, 1, 0, 1))
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, replica_of=IN_TURN)
     scaler = torch.amp.GradScaler("vdev", init_scale=4.0) if scaled else None
     with Pipeline(model, on_devices(plan, TWO * 2), nn.MSELoss()) as pipe, late():
         pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)

@@ -1,32 +1,12 @@
-"""Pipelines that train several replicas of a model, cut by hand, and the oracle that sums as they do."""
-
-from collections.abc import Sequence
-from typing import Any
+"""A model to train in several replicas, and its mini-batches."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from pipepart import Pipeline
-from tests.support import plain
-from tests.support.chains import cut_by_hand
 from tests.support.plain import in_double
 
 # The replicas that four micro-batches take where there are two.
 IN_TURN = (0, 1, 0, 1)
-
-
-def cut_replicas(
-    model: nn.Module, borders: Sequence[int], replicas: int, *, micro_batches: int = 4, **how: Any
-) -> Pipeline:
-    """The model as a pipeline of ``replicas`` replicas; ``how`` as for :func:`tests.support.chains.cut_by_hand`."""
-    return cut_by_hand(model, borders, replicas=replicas, micro_batches=micro_batches, **how)
-
-
-def summed_step(
-    model: nn.Module, x: Tensor, y: Tensor, loss_fn: nn.Module, replica_of: Sequence[int]
-) -> Tensor:
-    """A plain step of replicas: micro-batch k runs on replica ``replica_of[k]``; gradients are added in their order."""
-    return plain.micro_batched_step(model, x, y, loss_fn, len(replica_of), replica_of=replica_of)
 
 
 def batch(samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:

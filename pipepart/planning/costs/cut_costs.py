@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...cluster import Cluster
 from .layer_ranges import ChainCosts
-from .stage_memory import Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes, least_memory
+from .stage_memory import Floats, Ints, Mode, StageSizes, StashCounts, device_peak_bytes
 
 Borders = NDArray[np.int64]  # [cuts, borders]
 
@@ -53,11 +53,9 @@ class CutCosts:
         self.stages = len(device_of) // copies
         self.counts = counts
         self._stages_of = [np.flatnonzero(self.rows == row) for row in range(int(self.rows.max()) + 1)]
-        self._limited = costs.may_exceed(least_memory(cluster))
+        self._limits = np.array([device.memory for device in cluster.devices])
+        self._limited = costs.may_exceed(self._limits.min())
         self.may_recompute = self._limited or self.modes[0] != "never"
-        limits = [device.memory_bytes for device in cluster.devices]
-        self._limits = np.array([np.inf if limit is None else limit for limit in limits])
-        self._pairs: dict[int, tuple[float, float]] = {}
 
     def memory(self, borders: Borders, orders: Ints) -> tuple[Ints, Floats]:
         """Return the mode of each device, and the largest memory deficit of any device in bytes.
@@ -111,20 +109,14 @@ class CutCosts:
         """
         if not self.cluster.links_differ:
             link, apart = self.cluster.link, source != target
-            rate = link.message_bandwidth
-            return apart * link.latency, apart * (1 / rate if rate else 0.0)
+            return apart * link.latency, apart * link.seconds_per_byte
         pairs, at = np.unique(source * len(self.cluster) + target, return_inverse=True)
-        table = np.array([self._link(pair) for pair in pairs.tolist()]).reshape(-1, 2)
+        seconds = self.cluster.places.seconds
+        table = np.array([seconds(*divmod(pair, len(self.cluster))) for pair in pairs.tolist()]).reshape(
+            -1, 2
+        )
         latency, per_byte = table[at.reshape(source.shape)].transpose(-1, *range(source.ndim))
         return latency, per_byte
-
-    def _link(self, pair: int) -> tuple[float, float]:
-        if pair not in self._pairs:
-            source, target = (self.cluster.devices[at].name for at in divmod(pair, len(self.cluster)))
-            link = self.cluster.link_between(source, target)
-            rate = link.message_bandwidth
-            self._pairs[pair] = (0.0, 0.0) if source == target else (link.latency, 1 / rate if rate else 0.0)
-        return self._pairs[pair]
 
     def _sizes(self, edges: Borders) -> StageSizes:
         """Return the sizes of the stages of cuts, with the skipping values that wait there: [cuts, stages]."""

@@ -249,8 +249,7 @@ class ChainCosts:
         The first and last entries are the ends of the model, where nothing is sent.
         """
         seconds = np.zeros(self.layers + 1)
-        rate = link.message_bandwidth
-        once = link.latency + (self.output_bytes[:-1] / rate if rate else 0.0)
+        once = link.latency + self.output_bytes[:-1] * link.seconds_per_byte
         seconds[1:-1] = np.where(self.trained[:-1], 2 * once, once)
         seconds[self._no_border] = np.inf
         return seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from schedules.searching.problem import Memory, Problem
 
 from ..costs.layer_ranges import split_share
-from ..costs.stage_memory import Mode, least_memory
+from ..costs.stage_memory import Mode
 from ..plans.stage_plan import StagePlan, copy_seconds
 from ..search.parts import Part
 from .layout import Layout
@@ -56,13 +55,12 @@ class Pricing:
         self._has_backward = costs.has_backward.tolist()
         self.speeds = [device.speed for device in cluster.devices]
         self._action = [device.action_seconds for device in cluster.devices]
-        limits = [device.memory_bytes for device in cluster.devices]
-        self._limits = [math.inf if limit is None else float(limit) for limit in limits]
-        self.limited = costs.may_exceed(least_memory(cluster))
+        self._limits = [device.memory for device in cluster.devices]
+        self.limited = costs.may_exceed(min(self._limits))
         # Cached, as the layouts of a search share most of their stages.
         self._seconds = cache(self._seconds_of)
         self._bytes = cache(self._bytes_of)
-        self._link = cache(self._link_between)
+        self._link_seconds = cluster.places.seconds
 
     @property
     def whole_helps(self) -> bool:
@@ -83,16 +81,14 @@ class Pricing:
         stages, homes, edges = layout.stages, layout.devices, (0, *layout.borders, self.layers)
         parts = zip(edges[:-1], edges[1:], homes, layout.whole, layout.modes, strict=True)
         forward, inputs, weights, again = zip(*(self._seconds(*part) for part in parts), strict=True)
-        ahead, back, hold_ahead, hold_back = ([0.0] * stages for _ in range(4))
+        delays, holds = (
+            [0.0] * (stages + 1),
+            [0.0] * (stages + 1),
+        )  # of the border before each stage; the last is none
         for at in range(1, stages):
-            source, target = homes[at - 1], homes[at]
-            if source != target:
-                size = self._output[edges[at] - 1]
-                latency, per_byte = self._link(source, target)
-                latency_back, per_byte_back = self._link(target, source)
-                hold_ahead[at], hold_back[at - 1] = size * per_byte, size * per_byte_back
-                ahead[at] = latency + hold_ahead[at]
-                back[at - 1] = latency_back + hold_back[at - 1]
+            latency, per_byte = self._link_seconds(homes[at - 1], homes[at])
+            holds[at] = self._output[edges[at] - 1] * per_byte
+            delays[at] = latency + holds[at]
         repeated = {"except-last": self.micro_batches - 1, "always": self.micro_batches}
         return Problem(
             devices=self.devices,
@@ -104,10 +100,10 @@ class Pricing:
             whole=layout.whole,
             recompute=again,
             recomputed=[repeated.get(mode, 0) for mode in layout.modes],
-            delay_forward=ahead,
-            delay_backward=back,
-            hold_forward=hold_ahead,
-            hold_backward=hold_back,
+            delay_forward=delays[:-1],
+            delay_backward=delays[1:],
+            hold_forward=holds[:-1],
+            hold_backward=holds[1:],
             memory=self._memory(layout, edges) if self.limited else None,
             scale=self._scale,
         )
@@ -194,10 +190,3 @@ class Pricing:
             gradient=gradient_bytes,
             workspace=(forward, backward, 0.0) if whole else (forward, for_input, for_weight),
         )
-
-    def _link_between(self, source: int, target: int) -> tuple[float, float]:
-        """Return the latency of a link in seconds, and its seconds per byte."""
-        devices = self._cluster.devices
-        link = self._cluster.link_between(devices[source].name, devices[target].name)
-        rate = link.message_bandwidth
-        return link.latency, 1 / rate if rate else 0.0

@@ -14,14 +14,12 @@ from ...cluster import Cluster
 from ...graph_partition.device_orders import devices_of
 from ...graph_partition.intervals import Intervals, best_intervals
 from ..costs.layer_ranges import ChainCosts, Row
-from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts, least_memory
+from ..costs.stage_memory import RECOMPUTES, Floats, Mode, StashCounts
 from .order_search import OrderSpaces, Space
 
 _SAME = 1e-12  # bottlenecks with a smaller relative difference count as equal
 # Of cuts with equal bottlenecks, choose the smallest sum of stage loads; this weight also favours even loads.
 _EVENNESS = 1e-3
-# Up to this product of layers and edges of the device-state graph, search all orders of the devices.
-_MOST_WORK = 250_000
 
 
 @dataclass(frozen=True)
@@ -39,42 +37,34 @@ class ChainCut:
     bound: float
 
 
-def order_spaces(cluster: Cluster, layers: int) -> OrderSpaces:
-    """Return the orders of the devices to search, for a chain of this many layers."""
-    return OrderSpaces(cluster, _MOST_WORK // layers)
-
-
 class ChainProblem:
     """A profiled chain to cut into one stage per device.
 
     Args:
         costs: the costs of the layers.
-        cluster: the devices. Stages may use any of them in any order.
+        spaces: the orders of the devices to search.
         stages: the number of stages.
         counts: the modes that a stage may use, the fastest first, each with the stash counts if all stages use it.
             Copies of offloaded stashes are assumed to keep up with the computation.
         clock: the time limit. When it is over, every method raises :class:`OutOfTime`.
-        spaces: the orders of the devices, from :func:`order_spaces`; None to compute them.
         limited: False to find the best cut without memory limits, in the first mode.
     """
 
     def __init__(
         self,
         costs: ChainCosts,
-        cluster: Cluster,
+        spaces: OrderSpaces,
         stages: int,
         counts: Mapping[Mode, StashCounts],
-        clock: Clock | None = None,
-        spaces: OrderSpaces | None = None,
+        clock: Clock,
         *,
         limited: bool = True,
     ) -> None:
-        self._clock = clock or Clock()
-        self._spaces = spaces or order_spaces(cluster, costs.layers)
-        self._costs, self._cluster, self._stages, self._counts = costs, cluster, stages, counts
+        self._clock, self._spaces, self._cluster = clock, spaces, spaces.cluster
+        self._costs, self._stages, self._counts = costs, stages, counts
         self._modes = tuple(counts)
         self._types = self._spaces.types
-        self._limited = limited and costs.may_exceed(least_memory(cluster))
+        self._limited = limited and costs.may_exceed(min(kind.memory for kind in self._types))
         self._all = self._spaces.all(stages)
 
     def best(self) -> ChainCut | None:
@@ -208,10 +198,7 @@ class _View:
         self.left = orders.left
         self._links = np.array([costs.border_seconds(link) for link in links])
         self._before, self._after = orders.before, orders.after
-        rate = cluster.link.message_bandwidth
-        self._per_byte = (
-            np.r_[0.0, np.where(costs.trained, 2, 1)] / rate if rate else np.zeros(costs.layers + 1)
-        )
+        self._per_byte = np.r_[0.0, np.where(costs.trained, 2, 1)] * cluster.link.seconds_per_byte
 
     def transfer(self, row: Row) -> Floats:
         """Return the transfer seconds of both borders of a stage, without values that go past it: [edges, ends].

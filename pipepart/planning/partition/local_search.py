@@ -16,7 +16,6 @@ from ..costs.cut_costs import Borders
 from ..costs.stage_memory import Floats, Ints
 
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
-_MOST_PAIRED = 8  # up to this many borders, any two may move together; with more, only neighbours
 _MOST_EXCHANGES = 64  # exchanges of two unlike devices to try in each step of a climb
 _LEAST_GAIN = 1e-3  # a climb ends if a move shortens the seconds by a smaller share
 _BEST = 8  # evaluated cuts to return
@@ -142,10 +141,12 @@ class LocalSearch:
 
 @lru_cache(8)
 def _moves(count: int) -> Ints:
-    """Return moves of two borders, short moves first: [moves, 4]: border, its steps, second border, its steps."""
+    """Return moves of a border, or of two neighbours, short moves first: [moves, 4].
+
+    A move is a border and its steps, then a second border and its steps.
+    """
     moves = [(border, step, border, 0) for step in _STEPS for border in range(count)]
-    borders = range(count)
-    pairs = itertools.combinations(borders, 2) if count <= _MOST_PAIRED else itertools.pairwise(borders)
+    pairs = itertools.pairwise(range(count))
     moves += [(first, a, second, b) for first, second in pairs for a in (-1, 1) for b in (-1, 1)]
     return np.array(moves, dtype=np.int64).reshape(len(moves), 4)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,11 +11,14 @@ from ...graph_partition.device_orders import (
     DeviceType,
     Orders,
     all_orders,
+    count_edges,
     device_types,
     given_order,
     number_links,
 )
 
+# Up to this product of layers and edges of the device-state graph, search all orders of the devices.
+_MOST_WORK = 250_000
 # If links differ, search all orders only up to this many device types: each edge needs memory for each type.
 _MOST_TYPES = 40
 
@@ -39,15 +41,15 @@ class OrderSpaces:
 
     Args:
         cluster: the devices. Stages may use any of them in any order.
-        most_edges: the largest number of edges of a device-state graph to search.
+        layers: the number of layers to cut.
 
     Attributes:
         cluster: as given.
         types: the types of its devices.
     """
 
-    def __init__(self, cluster: Cluster, most_edges: float) -> None:
-        self.cluster, self.types, self._most_edges = cluster, device_types(cluster), most_edges
+    def __init__(self, cluster: Cluster, layers: int) -> None:
+        self.cluster, self.types, self._most_edges = cluster, device_types(cluster), _MOST_WORK // layers
         self._all: dict[int, Space | None] = {}
 
     def all(self, stages: int) -> Space | None:
@@ -55,6 +57,12 @@ class OrderSpaces:
         if stages not in self._all:
             self._all[stages] = self._all_orders(stages)
         return self._all[stages]
+
+    def edges(self, stages: int) -> int:
+        """Return about the number of edges of the orders to search, without making them."""
+        groups = [kind.devices for kind in self.types]
+        count = count_edges(groups, stages, self._most_edges)
+        return count if count <= self._most_edges else stages
 
     def given(self, order: Sequence[int]) -> Space:
         """Return the space with a single order of devices, by their positions in the cluster."""
@@ -72,12 +80,8 @@ class OrderSpaces:
         """
         cluster = self.cluster
         links = (cluster.link, *cluster.links, *cluster.network)
-        rates = [link.message_bandwidth for link in links]
-        known = [rate for rate in rates if rate is not None]
-        best = Link(
-            latency=min(link.latency for link in links),
-            bandwidth=max(known) if len(known) == len(rates) else None,
-        )
+        per_byte = min(link.seconds_per_byte for link in links)
+        best = Link(latency=min(link.latency for link in links), bandwidth=1 / per_byte if per_byte else None)
         everything = DeviceType(
             "any",
             max(kind.speed for kind in self.types),
@@ -96,8 +100,11 @@ class OrderSpaces:
                 hosts.setdefault(devices[index].host, []).append(index)
             return tuple(itertools.chain.from_iterable(hosts.values()))[:stages]
 
-        memory = [math.inf if device.memory_bytes is None else device.memory_bytes for device in devices]
-        keys = ([0.0] * len(devices), [-device.speed for device in devices], [-size for size in memory])
+        keys = (
+            [0.0] * len(devices),
+            [-device.speed for device in devices],
+            [-device.memory for device in devices],
+        )
         return list(dict.fromkeys(of_host(key) for key in keys))
 
     def _all_orders(self, stages: int) -> Space | None:

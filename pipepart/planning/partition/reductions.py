@@ -19,9 +19,9 @@ from ..plans.stage_plan import StagePlan
 _CPU_BYTES_PER_SECOND = 5e9
 
 
-def runs_all_reduce(cluster: Cluster) -> bool:
-    """Return True if all-reduces sum the gradients of replicas: the cluster has several hosts."""
-    return bool(cluster.network)
+def runs_collectives(cluster: Cluster, shard: bool) -> bool:
+    """Return True if collectives sum the gradients of replicas: they share parameters, or there are several hosts."""
+    return shard or bool(cluster.network)
 
 
 def reduce_seconds(
@@ -39,7 +39,7 @@ def reduce_seconds(
     if len(devices) == 1:
         return [[0.0] * len(stages)]
     groups = list(zip(*devices, strict=True))
-    if shard or runs_all_reduce(cluster):
+    if runs_collectives(cluster, shard):
         rings = [sorted(set(group), key=lambda name: cluster.device(name).host) for group in groups]
         sharing = ports_of(rings, cluster)
         row = [

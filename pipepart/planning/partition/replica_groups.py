@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 
 from ...cluster import Cluster, Device
 from ...graph_partition.device_orders import device_types
-from ..costs.stage_memory import least_memory
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,6 @@ class ReplicaGroups:
     all_devices: Cluster
     members: Mapping[str, tuple[str, ...]]
     identical: bool
-
-    @cached_property
-    def least_memory(self) -> float:
-        """The bytes of the device with the least memory; infinite if no device has a limit."""
-        return least_memory(self.cluster)
 
     @property
     def replicas(self) -> int:
@@ -86,7 +78,7 @@ def group_devices(cluster: Cluster, replicas: int, *, stages_together: bool = Fa
         ranked = rest
     unsorted += [ranked[start : start + replicas] for start in range(0, len(ranked) - replicas + 1, replicas)]
     # The first replica gets the device with the most memory: it may also hold the optimizer state.
-    groups = [sorted(group, key=lambda device: -_memory(device)) for group in unsorted]
+    groups = [sorted(group, key=lambda device: -device.memory) for group in unsorted]
     groups.sort(key=lambda group: place[group[0].name])
     members = {group[0].name: tuple(device.name for device in group) for group in groups}
     return ReplicaGroups(
@@ -113,7 +105,7 @@ def _of_one_replica(cluster: Cluster, groups: list[list[Device]]) -> Cluster:
 
 
 def _rank(device: Device) -> tuple[float, float]:
-    return -device.speed, -_memory(device)
+    return -device.speed, -device.memory
 
 
 def _weakest(group: list[Device]) -> Device:
@@ -126,7 +118,3 @@ def _weakest(group: list[Device]) -> Device:
         "host_bandwidth": None if None in rates else min(rate for rate in rates if rate is not None),
     }
     return group[0].model_copy(update=weakest)
-
-
-def _memory(device: Device) -> float:
-    return math.inf if device.memory_bytes is None else device.memory_bytes

@@ -28,7 +28,7 @@ def stage_devices(
 
 
 def all_stages(
-    stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster, has_profile: bool, own_state: bool
+    stages: Sequence[StagePlan], names: Sequence[str], cluster: Cluster, own_state: bool
 ) -> tuple[StagePlan, ...]:
     """Return the stages of all replicas.
 
@@ -38,19 +38,13 @@ def all_stages(
         stages: the stages of the first replica.
         names: the device name of each stage, from :func:`stage_devices`.
         cluster: the devices.
-        has_profile: False for a plan written by hand. The further replicas then have the same transfer seconds as the
-            first replica.
         own_state: True if each replica steps its own optimizer: all-reduces sum the gradients, or replicas share the
             parameters.
     """
     replica_stages = list(stages)
     for first in range(len(stages), len(names), len(stages)):
         devices = names[first : first + len(stages)]
-        transfers = (
-            transfer_seconds(stages, devices, cluster)
-            if has_profile
-            else [stage.transfer_seconds for stage in stages]
-        )
+        transfers = transfer_seconds(stages, devices, cluster)
         for stage, device, seconds in zip(stages, devices, transfers, strict=True):
             replica_stages.append(_on_device(stage, device, seconds, cluster, own_state))
     return tuple(replica_stages)

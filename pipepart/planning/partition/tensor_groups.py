@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ...cluster import Cluster, Device, Network
 from ...input_error import InputError
 
@@ -55,9 +53,9 @@ def _group(devices: tuple[Device, ...]) -> Device:
                 f"{first.kind!r} with speed {first.speed:g}, {device.name!r} is {device.kind!r} with speed "
                 f"{device.speed:g}. List devices that are alike side by side"
             )
-    limits = [math.inf if device.memory_bytes is None else device.memory_bytes for device in devices]
-    smallest = min(limits)
-    return first.model_copy(update={"memory_bytes": None if smallest == math.inf else int(smallest)})
+    return first.model_copy(
+        update={"memory_bytes": min(devices, key=lambda device: device.memory).memory_bytes}
+    )
 
 
 def _shared(network: Network, per_host: int, tensor: int) -> Network:

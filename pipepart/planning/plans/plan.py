@@ -22,7 +22,7 @@ from ..costs.layer_ranges import TOLERANCE, ChainCosts
 from ..costs.stage_memory import Mode, StashCounts, device_peak_bytes
 from ..costs.step_bound import bound_on_cluster
 from ..overhead import most_on_a_host, serial_seconds, with_overhead
-from ..partition.reductions import runs_all_reduce
+from ..partition.reductions import runs_collectives
 from ..partition.replicas import all_stages, stage_devices
 from ..partition.tensor_groups import group_of, tensor_groups
 from .export import Export
@@ -163,8 +163,7 @@ class Plan(Document):
     def all_stages(self) -> tuple[StagePlan, ...]:
         """The stages of all replicas, numbered as in the schedule. ``stages`` has only the first replica."""
         names = stage_devices(self.stages, self.replica_devices, self.build_schedule())
-        own_state = self.shard or runs_all_reduce(self.cluster)
-        return all_stages(self.stages, names, self.cluster, self.profile is not None, own_state)
+        return all_stages(self.stages, names, self.cluster, runs_collectives(self.cluster, self.shard))
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -232,7 +231,7 @@ class Plan(Document):
     def fits(self) -> bool:
         """True if the predicted memory of every device is within its limit."""
         needs = zip(self.cluster.devices, self.predicted.memory_bytes, strict=True)
-        return all(device.memory_bytes is None or need <= device.memory_bytes for device, need in needs)
+        return all(need <= device.memory for device, need in needs)
 
     def __str__(self) -> str:
         """A short summary: schedule, prediction, and one line per stage. ``model_dump_json`` has all fields."""
@@ -397,7 +396,7 @@ class Plan(Document):
     @property
     def _summed_replicas(self) -> int:
         """Number of replicas whose gradients are summed on the devices of the first replica."""
-        replicas = 1 if self.shard or runs_all_reduce(self.cluster) else self.replicas
+        replicas = 1 if runs_collectives(self.cluster, self.shard) else self.replicas
         return replicas * self.first_replica.build_schedule().replicas
 
     def _order(self, micro_batches: int) -> StepOrder:

@@ -25,7 +25,7 @@ class Prediction(Value):
         bottleneck_bound: lower bound of ``bottleneck_seconds`` for cuts of these layers into as many stages that fit
             these devices, in any order of the devices; 0 if unknown, as for an edited cut.
         serial_seconds: all micro-batches of the step, one by one, on a single device like the profiled device.
-        found_for: hash of the cluster that the bound holds for.
+        found_for: hash of the cluster that the bound holds for: an edit of a device that is not used changes the bound.
     """
 
     step_seconds: Seconds

@@ -247,8 +247,7 @@ def transfer_seconds(stages: Sequence[StagePlan], names: Sequence[str], cluster:
     for number, stage in enumerate(stages):
         for skip in stage.skips:
             ends = names[number], names[skip.target]
-            bandwidth = None if ends[0] == ends[1] else cluster.link_between(*ends).message_bandwidth
-            once = skip.bytes / bandwidth if bandwidth else 0.0
+            once = 0.0 if ends[0] == ends[1] else skip.bytes * cluster.link_between(*ends).seconds_per_byte
             seconds[number] += messages[number] * once
             seconds[skip.target] += messages[skip.target - 1] * once
     return seconds

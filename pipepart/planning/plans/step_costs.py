@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import schedules
 
-from ...cluster import Cluster
+from ...cluster import Cluster, Link
 from ..partition.reductions import reduce_seconds
 from .stage_plan import StagePlan, copy_seconds
 
@@ -98,7 +98,7 @@ def _links(
 ) -> tuple[float | dict[Pair, float], float | dict[Pair, float], dict[Pair, Route]]:
     """Return latency, bandwidth and ports for pairs of schedule rows; single numbers if all links are equal."""
     if not cluster.links_differ:
-        return cluster.link.latency, cluster.link.message_bandwidth or math.inf, {}
+        return cluster.link.latency, _bandwidth(cluster.link), {}
     latency: dict[Pair, float] = {}
     bandwidth: dict[Pair, float] = {}
     ports: dict[Pair, Route] = {}
@@ -106,11 +106,15 @@ def _links(
         rows = schedule.device_of[source], schedule.device_of[target]
         names = stages[source].device, stages[target].device
         link = cluster.link_between(*names)
-        latency[rows], bandwidth[rows] = link.latency, link.message_bandwidth or math.inf
+        latency[rows], bandwidth[rows] = link.latency, _bandwidth(link)
         if route := cluster.places.route(*names):
             left = link.compress.bytes_left if link.compress else 1.0
             ports[rows] = [(port, rate / left) for port, rate in route]
     return latency, bandwidth, ports
+
+
+def _bandwidth(link: Link) -> float:
+    return 1 / link.seconds_per_byte if link.seconds_per_byte else math.inf
 
 
 def _messages(stages: Sequence[StagePlan], schedule: schedules.Schedule) -> Iterator[Pair]:

@@ -28,7 +28,7 @@ _ACTION_SECONDS, _CHUNKED_ACTION_SECONDS, _SEARCHED_ACTION_SECONDS = 70e-6, 130e
 _STAGE_SECONDS = 2e-3
 _PLAN_SECONDS = 5e-3
 _LAYER_RANGE_SECONDS = 50e-6
-_TYPICAL_SHARE = 0.35  # of the estimates above, which keep a time limit on slow machines, too
+_TYPICAL_SHARE = 0.5  # of the estimates above, which keep a time limit on slow machines, too
 _LIMITED_SECONDS = 0.03
 _EDGE_SECONDS = 1.6e-6
 _SEARCHED = ("v-half", "v-min")
@@ -86,9 +86,7 @@ class Candidate:
         seconds += _LIMITED_SECONDS
         if not self.is_plain:
             return seconds
-        space = self.part.spaces.all(self.devices)
-        edges = self.stages if space is None else space.orders.type.size
-        return seconds + edges * self.costs.layers * _EDGE_SECONDS
+        return seconds + self.part.spaces.edges(self.devices) * self.costs.layers * _EDGE_SECONDS
 
     @property
     def bound(self) -> float:
@@ -186,7 +184,7 @@ class Candidate:
     @cached_property
     def is_limited(self) -> bool:
         """True if a plan may need more memory than a device has."""
-        return self.costs.may_exceed(self.part.groups.least_memory)
+        return self.costs.may_exceed(min(device.memory for device in self.cluster.devices))
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -86,6 +86,9 @@ class CutSearch:
         Raises:
             OutOfTime: the clock is over.
         """
+        return self._part.once(("bottleneck", self._candidate), self._smallest_bottleneck)
+
+    def _smallest_bottleneck(self) -> ChainCut | None:
         candidate, cut = self._candidate, self._bottleneck_without_limits()
         if cut is None or not candidate.is_limited:
             return cut
@@ -137,11 +140,10 @@ class CutSearch:
         candidate = self._candidate
         return ChainProblem(
             self._costs,
-            candidate.cluster,
+            self._part.spaces,
             candidate.devices,
             candidate.cut_costs.counts,
             self._clock,
-            self._part.spaces,
             limited=limited,
         )
 
@@ -218,7 +220,7 @@ def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan:
     modes = MODE_SETS[candidate.choice]
     for _ in modes[1:]:
         needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
-        short = {device.name for device, need in needs if need > (device.memory_bytes or math.inf)}
+        short = {device.name for device, need in needs if need > device.memory}
         if not short:
             break
         homes = zip(*[[stage.device for stage in plan.stages], *plan.replica_devices], strict=True)

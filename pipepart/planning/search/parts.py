@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
+
+import numpy as np
 
 from ...profiling import Overhead, Profile
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Mode
 from ..costs.step_bound import step_bound
 from ..overhead import most_on_a_host, with_overhead
-from ..partition.chain_dp import order_spaces
 from ..partition.order_search import OrderSpaces
-from ..partition.reductions import runs_all_reduce
+from ..partition.reductions import runs_collectives
 from ..partition.replica_groups import ReplicaGroups, fastest_devices, groupings
 from ..plans.plan import Plan
 from ..plans.stage_plan import StagePlan
@@ -35,6 +34,7 @@ class Part:
         request: the whole request.
         profile: the layers, with costs at this number of micro-batches only.
         groups: the devices, grouped for the replicas.
+        spaces: the orders of the devices to search.
         costs: the costs of the layers.
         computing: number of devices of ``groups``, with layers as slow as beside so many; None for all devices.
     """
@@ -42,6 +42,7 @@ class Part:
     request: Request
     profile: Profile
     groups: ReplicaGroups
+    spaces: OrderSpaces
     costs: ChainCosts
     computing: int | None = None
     _results: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -71,7 +72,7 @@ class Part:
     @property
     def summed_replicas(self) -> int:
         """The number of replicas whose gradients meet on the devices of the first; 1 if they are all-reduced."""
-        together = self.costs.shards > 1 or runs_all_reduce(self.groups.all_devices)
+        together = runs_collectives(self.groups.all_devices, self.costs.shards > 1)
         return 1 if together else self.groups.replicas
 
     @property
@@ -81,11 +82,6 @@ class Part:
             dict.fromkeys(mode for choice in self.request.mode_choices for mode in MODE_SETS[choice])
         )
 
-    @cached_property
-    def spaces(self) -> OrderSpaces:
-        """The orders of the devices to search."""
-        return order_spaces(self.groups.cluster, self.costs.layers)
-
     @property
     def fixed_stages(self) -> int | None:
         """The number of stages that the request demands; None for any."""
@@ -93,10 +89,11 @@ class Part:
 
     @property
     def holds_weights(self) -> bool:
-        """True if the devices of a replica together hold the parameters, gradients, optimizer state and buffers."""
-        limits = [device.memory_bytes for device in self.groups.cluster.devices]
-        needed = float(self.costs.sizes(slice(0, self.costs.layers)).static[0, 0])
-        return needed <= sum(math.inf if limit is None else limit for limit in limits)
+        """True if the devices hold the parameters, gradients, optimizer state and buffers of each layer, and of all."""
+        room = [device.memory for device in self.groups.cluster.devices]
+        layers = self.costs.sizes_of(np.arange(self.costs.layers + 1)[None]).static
+        whole = self.costs.sizes(slice(0, self.costs.layers)).static
+        return bool(layers.max() <= max(room) and whole[0, 0] <= sum(room))
 
     def least_seconds(self, devices: int) -> float:
         """Return a lower bound in seconds of the step of plans with this many devices per replica."""
@@ -155,20 +152,18 @@ class Part:
 
 def parts_of(request: Request) -> Iterator[Part]:
     """Yield the parts of a request."""
+    layers = len(request.profile.layers)
     all_groups = [groups for replicas in request.replicas for groups in groupings(request.cluster, replicas)]
-    fewer = range(1, _most_computing(request) + 1)
-    beside = {
-        computing: with_overhead(request.measured, request.all_devices, computing * request.asked.tensor)[0]
-        for computing in fewer
-    }
-    for count, computing in product(request.micro_batches, (None, *fewer)):
-        priced = request.profile if computing is None else beside[computing]
+    choices: list[tuple[int | None, Profile, list[ReplicaGroups]]] = [(None, request.profile, all_groups)]
+    for fewer in range(1, _most_computing(request) + 1):
+        beside, _ = with_overhead(request.measured, request.all_devices, fewer * request.asked.tensor)
+        fastest = [fastest_devices(groups, fewer) for groups in all_groups if groups.replicas == 1]
+        choices.append((fewer, beside, fastest))
+    spaces = {id(groups): OrderSpaces(groups.cluster, layers) for *_, chosen in choices for groups in chosen}
+    for count, (computing, priced, chosen) in product(request.micro_batches, choices):
         profile = priced.model_copy(update={"costs": (priced.at(count),)})
         together: dict[int, ChainCosts] = {}
         apart = None
-        chosen = all_groups
-        if computing is not None:
-            chosen = [fastest_devices(groups, computing) for groups in all_groups if groups.replicas == 1]
         for groups in chosen:
             shards = groups.replicas if request.asked.shard else 1
             if shards not in together:
@@ -177,7 +172,7 @@ def parts_of(request: Request) -> Iterator[Part]:
             most = _most_stages(request, groups)
             if request.may_split_ties and len(costs.allowed_borders) + 1 < most:
                 costs = apart = apart or _costs(request, profile, True)
-            yield Part(request, profile, groups, costs, computing)
+            yield Part(request, profile, groups, spaces[id(groups)], costs, computing)
 
 
 def _most_computing(request: Request) -> int:

@@ -170,9 +170,7 @@ class StepTimes:
 
 def has_bandwidth(cluster: Cluster) -> bool:
     """Return True if some link has a bandwidth, so that messages take time on it besides the latency."""
-    return any(
-        link.message_bandwidth is not None for link in (cluster.link, *cluster.links, *cluster.network)
-    )
+    return any(link.seconds_per_byte > 0 for link in (cluster.link, *cluster.links, *cluster.network))
 
 
 def _levels(before: Ints, source: Ints) -> Ints:

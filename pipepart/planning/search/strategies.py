@@ -27,7 +27,7 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 # of its candidates, and operations of the joint search of a part. The clock ends the search of other requests.
 _SHORT_LAYERS, _SHORT_DEVICES = 50, 16
 _SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
-_LIMITED_FACTOR = 2.0  # times the effort if memory is limited: many candidates have no plan
+_LIMITED_FACTOR = 1.3  # times the effort if memory is limited: many candidates have no plan
 _JOINT_PARTS = 2  # parts that the joint search starts from, those with the best plans
 _JOINT_STARTS = 4  # plans of a part that it starts from, each with a different placement
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives

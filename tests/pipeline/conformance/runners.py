@@ -140,6 +140,7 @@ class Mode:
             sample = as_dtype(what.batch(self.sizes[0])[0], self.dtype)
             chain = chain_for(model, sample, loss_fn=what.loss, parts=self.parts)
         names = [name for name, _ in (flatten(model) if chain is model else chain.layers)]  # type: ignore[union-attr]
+        assert what.recorded in (0, len(names))
         plan = self._plan(names)
         if self.runner == "critical":
             plan = split_on_the_critical_path(plan)

@@ -1,6 +1,7 @@
 """An exception anywhere in a step reaches the caller as it was raised, and the next step works."""
 
 import re
+import threading
 import traceback
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from pipepart.runtime.state.replicas import Replica
+from pipepart.runtime.step import Step
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.in_backward import CallsInBackward
@@ -160,13 +162,27 @@ def test_an_exception_that_takes_no_notes_arrives_as_it_is():
         pipe.step(X, target=Y)
 
 
-def test_the_first_of_two_failures_arrives():
-    """Both stages fail on their first micro-batch; the second can only do so when the first has not."""
-    first, second = (failing(Trouble(code, reason="first")) for code in (0, 1))
-    model = nn.Sequential(first, nn.Linear(4, 4), second)
-    with cut(model, [1, 2]) as pipe, pytest.raises(Trouble) as caught:
+def test_the_first_of_two_failures_arrives(monkeypatch):
+    """The second stage is in its first micro-batch when the first one fails in its second, and fails then."""
+    failed, fail_step = threading.Event(), Step.fail
+
+    def noted(step: Step, error: BaseException, worker: int | None = None) -> None:
+        fail_step(step, error, worker)
+        failed.set()
+
+    def fail_behind(x: Tensor) -> Tensor:
+        assert failed.wait(60)
+        raise Trouble(1, reason="second")
+
+    monkeypatch.setattr(Step, "fail", noted)
+    fuse = Fuse("forward")
+    fuse.at = 1
+    with (
+        cut(around(fuse, Calls(fail_behind)), [2], reduction="mean") as pipe,
+        pytest.raises(Trouble) as caught,
+    ):
         pipe.step(X, target=Y)
-    assert caught.value.code == 0
+    assert (caught.value.code, caught.value.reason) == (1, "forward")
 
 
 @pytest.mark.parametrize("drop_in", [False, True])

@@ -278,8 +278,15 @@ def by_length(pair: tuple[Any, Any], parts: int) -> list[tuple[Any, Any]]:
 def test_micro_batches_bucketed_by_length_have_the_numbers_of_the_whole() -> None:
     model, (words, tags) = tagger(), padded()
     reference = plain.twin(model)
-    options: dict[str, Any] = {"loss_fn": nn.CrossEntropyLoss(), "micro_batches": 3, "split": by_length}
+    counts: list[int] = []
+
+    def split(pair: tuple[Any, Any], parts: int) -> list[tuple[Any, Any]]:
+        counts.append(parts)
+        return by_length(pair, parts)
+
+    options: dict[str, Any] = {"loss_fn": nn.CrossEntropyLoss(), "micro_batches": 3, "split": split}
     with Pipeline.auto(model, words, target=tags, **options) as pipe:
+        assert 3 in counts  # the model is profiled with these micro-batches, too
         loss = pipe.step(words, target=tags)
     plain.assert_near(loss, plain.whole_step(reference, words, tags, nn.CrossEntropyLoss()))
     plain.assert_close(plain.gradients(model), plain.gradients(reference))

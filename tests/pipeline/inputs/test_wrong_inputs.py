@@ -74,8 +74,8 @@ def test_wrong_arguments_of_a_step_and_a_forward(case):
         pipe.step(X, target=Y)
 
 
-def auto(model: Any = None, **options: Any) -> Pipeline:
-    return Pipeline.auto(model or network(), X, target=Y, loss_fn=LOSS, **options)
+def auto(model: Any = None, sample: Any = X, **options: Any) -> Pipeline:
+    return Pipeline.auto(model or network(), sample, target=Y, loss_fn=LOSS, **options)
 
 
 @pytest.mark.parametrize("model", [nn.ModuleList([nn.Linear(4, 4)]), "a string"], ids=["list", "no module"])
@@ -137,6 +137,7 @@ MISTAKES: list[tuple[Callable[[nn.Module], Any], type[Exception], str]] = [
         )
         for timeout in (float("inf"), 0, float("nan"), "1")
     ),
+    (partial(auto, schedule="pipedream", sample=None), ValueError, "'pipedream' is asynchronous"),
     (partial(auto, micro_batches=2.0), ValueError, r"whole number of at least 1, got 2\.0"),
     (
         partial(auto, optimizer_state=torch.optim.Adam),
@@ -150,7 +151,7 @@ MISTAKES: list[tuple[Callable[[nn.Module], Any], type[Exception], str]] = [
     ),
     (partial(auto, colour=1), TypeError, r"Pipeline\.auto\(\) .* 'colour'$"),
     (
-        partial(auto, optimizer=torch.optim.SGD([X], lr=0.1)),
+        lambda model: auto(model, optimizer=torch.optim.SGD([X], lr=0.1)),
         TypeError,
         r"got SGD: Pipeline\(\.\.\., optimizer=lambda params: ",
     ),

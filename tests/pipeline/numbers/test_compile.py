@@ -39,6 +39,10 @@ class Counting:
         self.graphs.append(graph)
         return graph.forward
 
+    def operations(self) -> list[int]:
+        """Return the number of operations of each graph, sorted."""
+        return sorted(sum(node.op == "call_function" for node in each.graph.nodes) for each in self.graphs)
+
 
 def cut(model: nn.Module, borders: list[int], backend: Any = "eager", **options: Any) -> Pipeline:
     return cut_by_hand(model, borders, loss_fn=LOSS, compile={"backend": backend}, **options)
@@ -72,8 +76,7 @@ def test_consecutive_layers_are_one_graph():
         assert list(pipe.state_dict()) == names
     assert all(now is before for now, before in zip(model, layers, strict=True))
     assert type(model[0].forward).__name__ == "method"
-    calls = [sum(node.op == "call_function" for node in graph.graph.nodes) for graph in backend.graphs]
-    assert sorted(calls) == [2, 3]
+    assert backend.operations() == [2, 3]
 
 
 def test_layers_that_draw_stay_single_and_draw_the_same():
@@ -94,34 +97,39 @@ def test_a_dropout_of_nothing_is_compiled_until_it_drops():
 
 
 def test_a_layer_with_a_hook_runs_by_itself_whenever_the_hook_came():
+    """The layers before and behind it are compiled anew, each by itself: torch would compile the hook with them."""
     seen: list[int] = []
+    backend = Counting()
     model = plain.in_double([linear(), nn.Tanh(), linear()])
-    with cut(model, []) as pipe:
+    with cut(model, [], backend) as pipe:
         for _ in range(2):
             pipe.step(X, target=Y)
         handle = model[1].register_forward_hook(lambda *_: seen.append(1))
         pipe.step(X, target=Y)
         assert len(seen) == 3
+        assert backend.operations() == [1, 1, 3]
         handle.remove()
         pipe.step(X, target=Y)
         assert len(seen) == 3
 
 
 def test_statistics_are_gathered_and_losses_added_at_every_step():
-    """Deferred statistics of a BatchNorm, and a loss that a layer adds."""
+    """Deferred statistics of a BatchNorm, and a loss that a layer adds: only the layers beside these are compiled."""
 
     def add(x: Tensor) -> Tensor:
         pipepart.add_loss(x.square().mean())
         return x
 
+    backend = Counting()
     model = plain.in_double([linear(), nn.BatchNorm1d(WIDTH), linear(), Calls(add), linear()])
     other = plain.twin(model)
     with (
-        cut(model, [2], deferred_batch_norm=True) as pipe,
+        cut(model, [2], backend, deferred_batch_norm=True) as pipe,
         cut_by_hand(other, [2], loss_fn=LOSS, deferred_batch_norm=True) as plainly,
     ):
         for _ in range(3):
             assert pipe.step(X, target=Y) == plainly.step(X, target=Y)
+    assert backend.operations() == [1, 1, 1]
     plain.assert_same(plain.gradients(model), plain.gradients(other))
     plain.assert_same(dict(model.named_buffers()), dict(other.named_buffers()))
 

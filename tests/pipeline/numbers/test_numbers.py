@@ -10,7 +10,6 @@ from tests.pipeline.conformance.layers import Double
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.tied import language_model, loss_fn, words
-from tests.support.two_parts import Calls
 
 each_kind = pytest.mark.parametrize("strict", [False, True], ids=["free", "strict"])
 LOSS = nn.MSELoss()
@@ -19,13 +18,6 @@ X, Y = torch.randn(2, 6, 4)
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-
-def test_gradients_keep_their_memory_layout_across_a_border():
-    """A bias sums its gradient in the order of memory, so that another layout gives other last bits."""
-    turn = Calls(lambda x: x.t().contiguous().sigmoid().t())
-    with cut_by_hand(nn.Sequential(nn.Linear(16, 48), turn, nn.Linear(48, 16)), [1], loss_fn=LOSS) as pipe:
-        plain.check_step(pipe, torch.randn(99, 16), torch.randn(99, 16), LOSS)
 
 
 def test_a_layer_may_write_over_its_input_but_not_over_what_another_layer_has_saved():
@@ -50,15 +42,6 @@ def test_a_model_frozen_as_a_whole_gives_its_loss_and_no_gradient():
         assert not pipe(X).requires_grad
         assert pipe(X.clone().requires_grad_()).requires_grad
     assert all(gradient is None for gradient in plain.gradients(model).values())
-
-
-def test_sparse_gradients_stay_sparse():
-    model = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Flatten(), nn.Linear(18, 4))
-    with cut_by_hand(model, [1], loss_fn=nn.CrossEntropyLoss()) as pipe:
-        pipe.step(torch.randint(9, (7, 3)), target=torch.randint(4, (7,)))
-    gradient = model.get_parameter("0.weight").grad
-    assert gradient is not None
-    assert gradient.is_sparse
 
 
 @each_kind

@@ -10,12 +10,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipepart.capture import flatten
 from pipepart.runtime.replay.buffers import Buffers
-from tests.pipeline.conformance.layers import WritesSometimes
+from tests.pipeline.conformance.layers import Double, WritesSometimes
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
 LOSS = nn.MSELoss()
 X, Y = torch.randn(2, 8, 3)
+
+
+def test_a_stage_that_writes_over_its_input_keeps_its_graph():
+    """A second forward would have other values to begin with."""
+    model = plain.in_double([nn.Linear(3, 3), Double(), nn.Linear(3, 3)])
+    with cut_by_hand(model, [1], loss_fn=LOSS, micro_batches=4, recompute="always") as pipe:
+        for _ in range(2):
+            plain.check_step(pipe, X.double(), Y.double(), LOSS, 4)
 
 
 class Steps(nn.Module):

@@ -12,7 +12,6 @@ from pipepart import Arguments, CaptureError
 from pipepart.capture import RecordedChain, chain_of, fingerprint
 from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
-from tests.capture.families import FAMILIES
 from tests.support.chains import plan_by_hand
 from tests.support.deferred import Tied, deferred, twins
 from tests.support.local_stages import (
@@ -41,35 +40,6 @@ def processes(make: Callable[[], nn.Module], sample: Any, stages: int = 3, **opt
 def record(chain: Any, sample: Any) -> Any:
     batch = micro_batches_of(Arguments.of(sample).input, None, 1)
     return entered(chain, batch).inputs[0].recording
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral", "resnet"])
-def test_families(family):
-    make, make_sample = FAMILIES[family]
-    sample = make_sample()
-    whole, plan, found = processes(make, sample)
-    assert len({fingerprint(record(one.chain, sample)) for one in (Process(whole.model, whole), *found)}) == 1
-    torch.manual_seed(1)
-    expected = output([Process(whole.model, whole)] * 3, plan, sample)
-    torch.manual_seed(1)
-    got = output(found, plan, sample)
-    assert all(map(torch.equal, got.tensors, expected.tensors))
-    start = 0
-    for stage, one in zip(plan.stages, found, strict=True):
-        own = one.chain.layers[start : start + len(stage.layers)]
-        used = {id(tensor) for _, layer in own for tensor in layer.parameters()}
-        assert all(tensor.is_meta is (id(tensor) not in used) for tensor in one.model.parameters())
-        start += len(stage.layers)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_model_with_tied_weights_and_an_attribute(autocast):
-    sample = torch.randint(12, (8,))
-    whole, plan, found = processes(Tied, sample)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        expected = output([Process(whole.model, whole)] * 3, plan, sample)
-        assert torch.equal(output(found, plan, sample), expected)
 
 
 class AsksWhatItWrote(Blocks):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.capture.families import FAMILIES
 from tests.support.allocated import allocated
 from tests.support.chains import plan_by_hand
 from tests.support.deferred import Tied, deferred, twins
@@ -43,15 +42,6 @@ def test_each_process_reads_its_own_tensors(tmp_path, read):
     saved = Tied()
     torch_files.save_model(saved, str(tmp_path / "model.safetensors"))
     check_shares(Tied, saved, torch.randint(12, (8,)), tmp_path, read)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_each_process_reads_its_own_tensors_of_sharded_files(family, tmp_path, read):
-    make, sample = FAMILIES[family]
-    saved: Any = make()
-    saved.save_pretrained(tmp_path, max_shard_size="20KB")
-    check_shares(make, saved, sample(), tmp_path, read)
 
 
 def check_shares(make: Any, saved: nn.Module, sample: Any, folder: Path, read: dict[str, int]) -> None:
