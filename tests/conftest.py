@@ -1,8 +1,11 @@
 """Fixtures for all tests: the same seed, one thread, and no terminal."""
 
+import functools
 import gc
 import random
 import time
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -15,9 +18,14 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
-# What modules import to run something in other processes, and the server that forks these. It takes seconds to start:
-# one worker of pytest-xdist runs all tests that need it.
-_SERVERS = {"assert_as_in_one_process": "ranks", "ranks": "ranks", "run_script": "scripts"}
+# What a file of tests names that takes seconds to start or to import: a server that forks processes, or a library.
+# One worker of pytest-xdist runs all tests of a group.
+_GROUPS = {
+    "tests.support.ranks": "ranks",
+    "tests.support.processes": "scripts",
+    "pytorch_lightning": "lightning",
+    "PipelineTrainer": "Trainer",
+}
 
 _TORCH_NUMBERS = pytest.StashKey[object]()
 _BUILD_SECONDS = 600  # the first test that loads simulated devices may wait for the compiler
@@ -41,14 +49,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "late_devices" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_BUILD_SECONDS))
-        if isinstance(item, pytest.Function):
-            for name in _SERVERS.keys() & vars(item.module).keys():
-                item.add_marker(pytest.mark.xdist_group(_SERVERS[name]))
         if not isinstance(item, pytest.Function) or not item.get_closest_marker("slow"):
             continue
         if hypothesis.is_hypothesis_test(item.obj):
             # Its fixed cases are those of the test that is not slow.
             hypothesis.seed(f"{config.option.seed} {item.name}")(item.obj)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With ``--dist loadgroup``, send tests of a group to one worker; xdist's own does not with pytest 9.2."""
+    if config.option.dist != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group_of(config.rootpath / nodeid.partition("::")[0]) or nodeid
+
+    return ByGroup(config, log)
+
+
+@functools.cache
+def _group_of(file: Path) -> str | None:
+    text = file.read_text(encoding="utf-8")
+    return next((group for name, group in _GROUPS.items() if name in text), None)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

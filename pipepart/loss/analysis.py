@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..autograd.own_copy import tensors
@@ -293,8 +294,8 @@ class Analysis:
             elif part != whole and isinstance(part, int | float):
                 same = self._batch.regular and part * all_samples == whole * own
                 scaled.append(index)
-            else:
-                same = part == whole
+            else:  # tensors without data have a device of their own
+                same = part == whole or isinstance(part, torch.device)
             if not same:
                 raise LostError(f"depends on the number of samples: {SIZES_READ}")
         return scaled

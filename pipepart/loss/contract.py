@@ -9,7 +9,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,9 +54,10 @@ class MiniBatchLoss:
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._first: int | None = None  # the micro-batch that was taken first
+        self._key: Hashable = None  # of its loss
         self._totals: list[float | Tensor] | None = None
-        # By term: the counts of all micro-batches, where they were computed from the targets.
-        self._counts: dict[int, list[float | Tensor]] = {}
+        # By micro-batch and term: the counts that were computed from the targets.
+        self._counts: list[dict[int, float | Tensor]] = [{} for _ in batch.sizes]
         self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
     def take(self, micro_batch: int, output: Any, target: Any) -> list[Tensor]:
@@ -70,10 +71,14 @@ class MiniBatchLoss:
         Raises:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
-        taken = self._computed(micro_batch, output, target)
-        if self._first is None:
-            self._first, self._replays = micro_batch, taken.replays
+        known = self._following.known(micro_batch, output, target)
+        if known is not None:
+            taken = self._of_pattern(*known, self._counts[micro_batch])
         else:
+            taken = self._computed(micro_batch, output, target)
+        if self._first is None:
+            self._first, self._key, self._replays = micro_batch, taken.key, taken.replays
+        elif self._key is not taken.key:  # not of one pattern
             self._check_alike(taken)
         self._taken[micro_batch] = taken
         return taken.drop_graph()  # whoever holds a step that failed holds what was taken
@@ -193,11 +198,7 @@ class MiniBatchLoss:
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
     def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
-        """Call the loss, and return what it is made of."""
-        known = self._following.known(micro_batch, output, target)
-        if known is not None:
-            counts = {index: counts[micro_batch] for index, counts in self._counts.items()}
-            return self._of_pattern(*known, counts)
+        """Call a loss whose calls are not certain, and return what it is made of."""
         value, followed = self._following.call(micro_batch, output, target)
         taken = self._as_taken(value, micro_batch, followed)
         if followed is not None:
@@ -284,8 +285,6 @@ class MiniBatchLoss:
         assert self._first is not None
         other = self._taken[self._first]
         assert other is not None
-        if other.key is taken.key:  # of one pattern
-            return
         if other.key != taken.key or len(other.terms) != len(taken.terms):
             raise refusal(
                 self._loss.function,
@@ -331,7 +330,8 @@ class MiniBatchLoss:
         try:
             with torch.no_grad():
                 counts = [replay(self._targets, k) for k in range(len(self._targets))]
-                self._counts[index] = counts
+                for known, count in zip(self._counts, counts, strict=True):
+                    known[index] = count
                 return term.bounded(total_of(counts))
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None

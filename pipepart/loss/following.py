@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Followed(NamedTuple):
         places: of the tensors of the batch, which are the first of the tape: in the target, or None for the output.
         batch: the micro-batch.
         border: what the last layer ends with, if the model computes its loss.
-        call_sized: calls the loss for the mini-batch, on a tape; None if its numbers do not follow the shapes.
+        call_sized: calls the loss for the mini-batch, on a tape.
         kinds: of the arguments, if the calls of the loss depend on nothing else.
     """
 
@@ -41,7 +42,7 @@ class Followed(NamedTuple):
     places: Sequence[int | None]
     batch: Batch
     border: str
-    call_sized: Callable[[SizedTape], None] | None
+    call_sized: Callable[[SizedTape], None]
     kinds: Hashable = None
 
     def given(self) -> dict[int, Given]:
@@ -53,10 +54,8 @@ class Followed(NamedTuple):
             for number, place in enumerate(self.places)
         }
 
-    def sized(self) -> SizedTape | None:
-        """Return the tape of the loss for the mini-batch; None if it cannot be called for it."""
-        if self.call_sized is None:
-            return None
+    def sized(self) -> SizedTape:
+        """Return the tape of the loss for the mini-batch."""
         wholes = [self._whole(number, entry.state) for number, entry in self.given().items()]
         sized = SizedTape(self.tape, wholes)
         self.call_sized(sized)
@@ -110,7 +109,7 @@ class Following:
         self._patterns: dict[Hashable, Pattern | str] = {}
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
-        self._sized: dict[Hashable, SizedTape | None] = {}  # by the keys of tapes
+        self._sized: dict[Hashable, SizedTape] = {}  # by the keys of tapes
         self._is_torchs = is_unchanged(loss.function)
         code = () if self._is_torchs else code_of_straight_line(loss.function)
         self._is_straight = bool(code)
@@ -189,14 +188,17 @@ class Following:
             self._loss.calls = tape.calls
         batch = Batch(self._sizes, self._sizes[micro_batch], self._regular)
 
-        def call_sized(sized: SizedTape) -> None:
-            sized.call(function, values, moved)
+        sized_function, border = function, ""
+        if isinstance(output, Unfinished):
+            border = output.recording.border
+            tape.reads_sizes |= bool(output.recording.of_samples)
+            sized_function = partial(loss_of, samples=(batch.own, sum(batch.sizes)))
 
-        border = output.recording.border if isinstance(output, Unfinished) else ""
+        def call_sized(sized: SizedTape) -> None:
+            sized.call(sized_function, values, moved)
+
         kinds = None if moved or len(places) != 2 else self._kinds(micro_batch, output, target)
-        return value, Followed(
-            tape, places, batch, border, None if function is loss_of else call_sized, kinds
-        )
+        return value, Followed(tape, places, batch, border, call_sized, kinds)
 
     def pattern(self, followed: Followed, loss: Tensor) -> Pattern | str:
         """Return the terms of a loss, or the reason why there are none."""

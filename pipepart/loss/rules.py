@@ -225,13 +225,6 @@ def _picks_from_each_sample(operation: Operation, index: tuple[Any, ...]) -> boo
     )
 
 
-def _numbered(operation: Operation) -> Positions:
-    """The indices of the samples of a tensor."""
-    if operation.single()[1].dim:
-        raise LostError("is not known to give the same for every micro-batch")
-    return Positions()
-
-
 def _masked(operation: Operation) -> list[Rows]:
     """What a mask picks from each sample, one sample after the other."""
     (tensor, rows), (mask, of_mask) = operation.operands
@@ -261,7 +254,7 @@ def _spatial(operation: Operation) -> list[Rows]:
     return kept(operation)
 
 
-def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] | Positions]]]:
+def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows]]]]:
     yield (
         words(
             "abs absolute neg negative sign exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square pow float_power "
@@ -291,7 +284,6 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows] 
     yield words("normalize cosine_similarity"), _along(2, 1)
     yield words("view reshape flatten unflatten view_as reshape_as"), _reshaped
     yield words("__getitem__"), _indexed
-    yield words("positions"), _numbered
     yield words("gather take_along_dim"), _gathered
     yield words("masked_select"), _masked
     yield words("interpolate"), _spatial

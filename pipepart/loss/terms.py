@@ -51,6 +51,8 @@ class Term:
             return self.coefficient
         share = self.divisor if self.divided else 1.0
         if isinstance(share, Tensor) or isinstance(total, Tensor):
+            if isinstance(share, Tensor):
+                share = share.double()  # torch divides an integer by a number in float32
             weight = self.coefficient * share / total
             # If no target counts, torch's mean has a zero gradient; a hand-written sum / count keeps its NaN.
             return torch.where(torch.as_tensor(self.empty), 0.0, weight) if self.divided else weight

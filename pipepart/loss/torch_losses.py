@@ -194,6 +194,8 @@ def _size(call: Call, values: dict[str, Any]) -> float:
 
 def count_classes(target: Tensor, weight: Tensor | None, ignore_index: int) -> float | Tensor:
     """Return the sum of the class weights (1 without weights) over all targets that are not ignored."""
+    if weight is None and target.device.type == "cpu":
+        return float(np.count_nonzero(target.numpy() != ignore_index))  # half as long as with torch
     kept_targets = target != ignore_index
     if weight is None:
         return on_host(kept_targets.count_nonzero())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
@@ -100,7 +99,7 @@ class StageActions:
     def table(self, around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
         """Return the function for each kind of action; ``around`` wrap its computation, the last one outermost."""
         run = self.run
-        kinds: dict[Kind, tuple[Callable[[Compute, Any], None], Compute]] = {
+        kinds: dict[Kind, tuple[Callable[[Compute], Act], Compute]] = {
             Kind.F: (self._forward, run.forward),
             Kind.B: (self._backward, run.backward),
             Kind.I: (self._backward, run.backward_inputs),
@@ -112,49 +111,61 @@ class StageActions:
             Kind.OPT_STEP: (_alone, run.update),
         }
         acts: dict[Kind, Act] = {}
-        for kind, (act, compute) in kinds.items():
+        for kind, (act_with, compute) in kinds.items():
             for wrap in around:
                 compute = wrap(kind, run, compute)
-            acts[kind] = partial(act, compute)
+            acts[kind] = act_with(compute)
         return acts
 
-    def _forward(self, compute: Compute, micro_batch: int) -> None:
-        """Receive the input of the stage, and send its output to the next one."""
-        run, stage = self.run, self._stage
-        if self._is_first:
-            message = compute(micro_batch, self._exchange.inputs[micro_batch])
-        else:
-            message = compute(micro_batch, self._recv(stage, (Kind.F, stage, micro_batch)))
-        if not run.is_last:
-            self._send(stage, stage + 1, (Kind.F, stage + 1, micro_batch), message)
-        if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
-            saved.start_out(run.stashes[micro_batch].entered[0])
+    def _forward(self, compute: Compute) -> Act:
+        """Return the action that receives the input of the stage, and sends its output to the next one."""
+        run, stage, following = self.run, self._stage, self._stage + 1
+        send, recv, inputs = self._send, self._recv, self._exchange.inputs
+        is_first, is_last, offloads = self._is_first, run.is_last, run.offloads
 
-    def _backward(self, compute: Compute, micro_batch: int) -> None:
-        """Receive the gradients of the output, and send those of the input and of shared parameters."""
-        run, stage = self.run, self._stage
-        if run.offloads and (saved := run.saved_of(micro_batch)) is not None:
-            saved.wait()
-        stash = run.stashes[micro_batch]
-        gradients: graph_cut.Gradients = ()
-        if stash.roots and not run.is_last:
-            gradients = self._recv(stage, (Kind.B, stage, micro_batch))
-        elif stash.roots:
-            gradients = self._exchange.sink.gradients(micro_batch)
-        if stash.added:
-            gradients = (*gradients, *self._exchange.sink.added_gradients(stage, micro_batch))
-        if run.routes:
-            gradients = self._with_shared(gradients, micro_batch)
-        results = compute(micro_batch, gradients)
-        for route in run.routes:
-            if route.previous is not None:
-                key = route.number, route.previous, micro_batch
-                self._send(stage, route.previous, key, route.tensor.grad)
-                route.tensor.grad = None
-        if self._is_first:
-            self._exchange.input_gradients[micro_batch] = results
-        elif results:
-            self._send(stage, stage - 1, (Kind.B, stage - 1, micro_batch), results)
+        def act(micro_batch: int) -> None:
+            message = inputs[micro_batch] if is_first else recv(stage, (Kind.F, stage, micro_batch))
+            message = compute(micro_batch, message)
+            if not is_last:
+                send(stage, following, (Kind.F, following, micro_batch), message)
+            if offloads and (saved := run.saved_of(micro_batch)) is not None:
+                saved.start_out(run.stashes[micro_batch].entered[0])
+
+        return act
+
+    def _backward(self, compute: Compute) -> Act:
+        """Return the action that receives gradients of the output, and sends those of input and shared parameters."""
+        run, stage, previous = self.run, self._stage, self._stage - 1
+        send, recv, sink = self._send, self._recv, self._exchange.sink
+        stashes, routes, input_gradients = run.stashes, run.routes, self._exchange.input_gradients
+        is_first, is_last, offloads = self._is_first, run.is_last, run.offloads
+
+        def act(micro_batch: int) -> None:
+            if offloads and (saved := run.saved_of(micro_batch)) is not None:
+                saved.wait()
+            stash = stashes[micro_batch]
+            gradients: graph_cut.Gradients = ()
+            if stash.roots:
+                gradients = (
+                    sink.gradients(micro_batch) if is_last else recv(stage, (Kind.B, stage, micro_batch))
+                )
+            if stash.added:
+                gradients = (*gradients, *sink.added_gradients(stage, micro_batch))
+            if routes:
+                gradients = self._with_shared(gradients, micro_batch)
+            results = compute(micro_batch, gradients)
+            for route in routes:
+                if route.previous is not None:
+                    send(
+                        stage, route.previous, (route.number, route.previous, micro_batch), route.tensor.grad
+                    )
+                    route.tensor.grad = None
+            if is_first:
+                input_gradients[micro_batch] = results
+            elif results:
+                send(stage, previous, (Kind.B, previous, micro_batch), results)
+
+        return act
 
     def _with_shared(self, gradients: graph_cut.Gradients, micro_batch: int) -> graph_cut.Gradients:
         """Return gradients with those of shared parameters, which arrive from later stages."""
@@ -167,30 +178,38 @@ class StageActions:
                     gradients = (*gradients, arrived)
         return gradients
 
-    def _offload(self, compute: Compute, micro_batch: int) -> None:
-        """Wait until the stash is on the host, and free it here."""
-        if (saved := self.run.saved_of(micro_batch)) is not None:
-            saved.wait()
-        compute(micro_batch, None)
+    def _offload(self, compute: Compute) -> Act:
+        """Return the action that waits until the stash is on the host, and frees it here."""
+        run = self.run
 
-    def _reduce(self, compute: Compute, micro_batch: None) -> None:
-        """Receive the gradients of further replicas for a stage of the first, or send those of a further replica."""
+        def act(micro_batch: int) -> None:
+            if (saved := run.saved_of(micro_batch)) is not None:
+                saved.wait()
+            compute(micro_batch, None)
+
+        return act
+
+    def _reduce(self, compute: Compute) -> Act:
+        """Return the action that adds up the gradients of all replicas in the first, wherever they are."""
         run, exchange, stage = self.run, self._exchange, self._stage
-        apart = exchange.schedule.model_stages
-        arrived: list[Any] = []
-        if exchange.reductions is not None:
-            worker = exchange.schedule.device_of[stage]
-            exchange.awaiting[worker] = Kind.REDUCE_GRAD, stage, 0
-            exchange.reductions.add_up(worker, run.stage.shared)
-            exchange.awaiting[worker] = None
-        elif not run.stage.replica:
-            others = range(stage + apart, exchange.schedule.stages, apart)
+        schedule, replica, reductions = exchange.schedule, run.stage.replica, exchange.reductions
+        apart = schedule.model_stages
+        first, worker = stage % apart, schedule.device_of[stage]
+        others = () if replica or reductions else range(stage + apart, schedule.stages, apart)
+
+        def act(micro_batch: None) -> None:
+            if reductions is not None:
+                exchange.awaiting[worker] = Kind.REDUCE_GRAD, stage, 0
+                reductions.add_up(worker, run.stage.shared)
+                exchange.awaiting[worker] = None
             arrived = [self._recv(stage, (Kind.REDUCE_GRAD, stage, 0, other)) for other in others]
-        gradients = compute(micro_batch, arrived)
-        if run.stage.replica:
-            first = stage % apart
-            self._send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
+            gradients = compute(micro_batch, arrived)
+            if replica:
+                self._send(stage, first, (Kind.REDUCE_GRAD, first, 0, stage), gradients)
+
+        return act
 
 
-def _alone(compute: Compute, micro_batch: int) -> None:
-    compute(micro_batch, None)
+def _alone(compute: Compute) -> Act:
+    """Return the action that computes without a message."""
+    return lambda micro_batch: compute(micro_batch, None)

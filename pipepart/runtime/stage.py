@@ -23,7 +23,7 @@ from .replay.randomness import ForwardPass, KeyedLayers, RngKeys
 from .state.replicas import Replica
 from .state.shared_parameters import SharedParameters
 
-_requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")
+_requires_grad = attrgetter("requires_grad")
 _MOST_LAYOUTS = 256  # that are remembered: sequences may have any length
 
 
@@ -193,4 +193,4 @@ class Stage:
 
 
 def _layout(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-    return (*map(_shape, leaves), *map(Tensor.stride, leaves))
+    return tuple([(leaf.shape, leaf.stride()) for leaf in leaves])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from benchmarks import cpu
 from benchmarks.proof import TOLERANCE
 
-NAMES = ("cpu", "emulated", "gpu", "planning", "schedules", "split_backward", "tracing")
+NAMES = ("cpu", "emulated", "gpu", "planning", "published_layouts", "schedules", "split_backward", "tracing")
 
 
 def run(name: str, *options: str, status: int = 0) -> Result:
@@ -55,6 +55,7 @@ QUICK = {
     "split_backward": ("--quick", "quartiles"),
     "tracing": ("--models tiny --rounds 2", "untraced"),
     "planning": ("--quick", "nasnet"),
+    "published_layouts": ("--quick", "39.1 B"),
 }
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.support.awkward import Base, D, refused
+from tests.support.awkward import Base, D, refused, right
 
 FACTOR: ContextVar[float] = ContextVar("FACTOR", default=1.0)
+KEPT: dict[str, Any] = {}
 
 
 class Scaled(nn.Linear):
@@ -75,7 +76,7 @@ class ChangesAnObjectOfABlock(OfScaled):
         return super().forward(x)
 
 
-@refused(r"sets Scaled\.of_class")
+@refused(r"Scaled\.of_class changes outside of the calls of that module")
 class ChangesTheClassOfBlocks(OfScaled):
     def forward(self, x):
         Scaled.of_class = Scaled.of_class * 0.5
@@ -128,6 +129,73 @@ class BlocksShareAMemo(Base):
         self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
         for index, block in enumerate(self.blocks):
             block.memo, block.first = memo, not index
+
+
+class OfAMemo(Base):
+    """Blocks that share an object with the model."""
+
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) * self.memo.scale
+
+        self.memo = types.SimpleNamespace(scale=1.0, seen=0)
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for block in self.blocks:
+            block.memo = self.memo
+
+
+@refused(r"memo of module 'blocks\.0' changes outside of the calls of that module")
+class SetsTheSameForBlocksEachTime(OfAMemo):
+    """A replay would not set it, though no forward but the first one changes it."""
+
+    def forward(self, x):
+        self.memo.scale = 2.0
+        return super().forward(x)
+
+
+@right
+class SetsWhatNoBlockReads(OfAMemo):
+    def forward(self, x):
+        self.memo.seen = x.shape[0]
+        return super().forward(x)
+
+
+@refused(r"memo of module 'blocks\.0' changes outside of the calls of that module")
+class FillsATableForBlocks(Base):
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) * self.memo[input.shape[0]]
+
+        self.memo = {}
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for block in self.blocks:
+            block.memo = self.memo
+
+    def forward(self, x):
+        self.memo.setdefault(x.shape[0], 2.0)
+        return super().forward(x)
+
+
+class Stores(nn.Linear):
+    def forward(self, input):
+        y = super().forward(input)
+        if self.first:
+            KEPT["mean"] = y.detach().mean()
+        return y * KEPT["mean"]
+
+
+@refused(r"KEPT\.mean changes outside of the calls of that module, in another one")
+class BlocksShareAGlobalThatTheirBaseClassUses(Base):
+    def make(self):
+        class Block(Stores):
+            def forward(self, input):
+                return super().forward(input) + 0.1
+
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        for index, block in enumerate(self.blocks):
+            block.first = not index
 
 
 class Remembers(nn.Linear):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipepart import Arguments, CaptureError, LossError
+from pipepart.capture import RecordedChain, chain_of
 from tests.support.recorded import assert_that_of_the_whole, own_loss, piped
 
 X = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).double()
@@ -56,14 +57,17 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "a sum": lambda x, y: x.square().sum(),
     "a view of computed size": lambda x, y: x.view(x.shape[0] * 2, 3).logsumexp(1).mean(),
     "a sum and a count": lambda x, y: (x.square().sum(1) * (y >= 0)).sum() / (y >= 0).sum(),
+    "one value of each sample, picked on a device": lambda x, y: x[
+        torch.arange(len(x), device=x.device), y.clamp(min=0)
+    ].mean(),
     "one value of each sample": lambda x, y: x[torch.arange(x.shape[0]), y.clamp(min=0)].square().mean(),
-}
-REFUSED: dict[str, Callable[..., Any]] = {
     "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
     "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),
-    "divided by what was computed from sizes": lambda x, y: x.square().sum() / (x.size(0) * 6 + 1),
     "divided by a length": lambda x, y: x.square().sum() / len(y),
     "divided by a float of the number of samples": lambda x, y: x.square().sum() / float(x.shape[0]),
+}
+REFUSED: dict[str, Callable[..., Any]] = {
+    "divided by what was computed from sizes": lambda x, y: x.square().sum() / (x.size(0) * 6 + 1),
     "divided by what math makes of it": lambda x, y: x.square().mean() / math.log(x.shape[0] + 1),
     "a tensor of it": lambda x, y: x.square().sum() / torch.tensor(float(len(x))),
     "samples taken one by one": lambda x, y: torch.stack([x[i].sum() for i in range(len(x))]).mean(),
@@ -89,6 +93,16 @@ def test_add_up_to_that_of_the_mini_batch(name):
     else:
         expected = own_loss(expected)
     assert_that_of_the_whole(model, plain, loss, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_are_recorded_with_fake_parameters_as_well(name):
+    """Two recordings, which are compared, as in a process that has some of the layers."""
+    chain = chain_of(Model(RIGHT[name]).double())
+    assert isinstance(chain, RecordedChain)
+    chain.use_fake_parameters()
+    calls = chain.bind_all([((X[:3], Y[:3]), {}), ((X[3:5], Y[3:5]), {})])
+    assert all(call.live.recording.loss is not None for call in calls)
 
 
 @pytest.mark.parametrize("samples", [6, 7])  # in micro-batches of equal and of unequal sizes

@@ -153,10 +153,12 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
 
 
 def _assert_right_after(
-    change: Callable[[Model], Any], prepare: Callable[[Model], Any] = lambda _: None
+    change: Callable[[Any], Any],
+    prepare: Callable[[Any], Any] = lambda _: None,
+    kind: Callable[[], nn.Module] = Model,
 ) -> None:
     torch.manual_seed(0)
-    model, plain = Model(), Model()
+    model, plain = kind(), kind()
     plain.load_state_dict(model.state_dict())
     prepare(model)
     with piped(model, X, loss_fn=loss_fn) as pipe:
@@ -183,6 +185,80 @@ def test_a_change_of_a_global_is_noticed(monkeypatch):
 
 def test_a_change_inside_a_global_that_a_method_reads_is_noticed(monkeypatch):
     _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0))
+
+
+class _Reads:
+    def times(self, x: Tensor) -> Tensor:
+        return x * SCALES["all"]
+
+
+class _OfReads(_Reads):
+    def times(self, x: Tensor) -> Tensor:
+        return super().times(x)
+
+
+class _Operator:
+    def __mul__(self, x: Tensor) -> Tensor:
+        return x * SCALES["all"]
+
+
+def _decorated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def decorated(x: Tensor) -> Tensor:
+        return function(x) * SCALES["all"]
+
+    return decorated
+
+
+class _Holds(nn.Module):
+    """Calls what it holds after its blocks."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.held = held
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.after(x)
+
+    def after(self, x: Tensor) -> Tensor:
+        return self.held.times(x)
+
+
+class _Calls(_Holds):
+    def after(self, x: Tensor) -> Tensor:
+        return self.held(x)
+
+
+class _Multiplies(_Holds):
+    def after(self, x: Tensor) -> Tensor:
+        return self.held * x
+
+
+class _CallsTheFirst(_Holds):
+    def after(self, x: Tensor) -> Tensor:
+        return self.held[0].times(x)
+
+
+class _CallsItsBaseClass(_Holds):
+    def after(self, x: Tensor) -> Tensor:
+        return super().after(x)
+
+
+READERS: dict[str, Callable[[], nn.Module]] = {
+    "a method of an object": lambda: _Holds(_Reads()),
+    "a method of a base class": lambda: _Holds(_OfReads()),
+    "a method of an object in a list": lambda: _CallsTheFirst([_Reads()]),
+    "an operator": lambda: _Multiplies(_Operator()),
+    "a decorated function": lambda: _Calls(_decorated(torch.tanh)),
+    "a method of the model's base class": lambda: _CallsItsBaseClass(_Reads()),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_change_of_a_global_that_code_of_a_held_object_reads_is_noticed(monkeypatch, name):
+    _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0), kind=READERS[name])
 
 
 def test_a_change_in_another_file_is_noticed(monkeypatch):

@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.xdist_group("lightning"),  # which takes 4 CPU seconds to import
 ]
 
 WIDTH = 6

@@ -13,7 +13,7 @@ import torch
 
 import pipepart
 
-pytestmark = [pytest.mark.usefixtures("short_profiles"), pytest.mark.xdist_group("Trainer of transformers")]
+pytestmark = pytest.mark.usefixtures("short_profiles")
 
 STEPS = 4
 

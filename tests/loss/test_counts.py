@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from pipepart.data.split import Whole
 from pipepart.loss import LossError, Reduction, StepLoss
 from pipepart.loss.analysis import Analysis
+from pipepart.loss.terms import Term
 from tests.loss import by_parts
 from tests.loss.batches import CLASSES, classes, numbers, tokens
 
@@ -249,3 +250,9 @@ def test_a_loss_module_stays_as_its_calls_on_micro_batches_leave_it() -> None:
     by_parts.by_parts(module, *numbers(), 3)
     assert module.calls == 3
     assert module.mean.device.type == "cpu"
+
+
+def test_a_count_that_is_a_tensor_is_divided_in_double():
+    """Counts on an accelerator are integers there, and their total a number if the targets are on the CPU."""
+    term = Term(torch.tensor(1.0), divisor=torch.tensor(3), divided=True)
+    assert float(term.weight(7.0)) == 3 / 7

@@ -124,3 +124,22 @@ def test_a_message_that_the_next_micro_batch_overwrites(copied, strict):
     reference = plain.twin(trained)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 3)
     plain.assert_same(plain.gradients(trained), plain.gradients(reference))
+
+
+class WritesItsInput(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.mul_(2))
+
+
+@STRICT
+def test_a_layer_may_write_into_its_micro_batch_while_others_wait_for_their_backward(strict):
+    """The micro-batches are views of one tensor, and do not share the counter of its writes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(WritesItsInput(4, 4), nn.Linear(4, 4))
+    twin = plain.twin(model)
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    nn.MSELoss()(twin(x.clone()), y).backward()
+    how: dict[str, Any] = {"micro_batches": 4, "schedule": "gpipe", "strict": strict}
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), **how) as pipe:
+        pipe.step(x.clone(), target=y)
+    plain.assert_close(plain.gradients(model), plain.gradients(twin), 1e-6)

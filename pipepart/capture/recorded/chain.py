@@ -28,7 +28,6 @@ from .replay.comparing import (
     Place,
     changed,
     depending_on_samples,
-    for_any_samples,
     with_another_sample,
 )
 from .replay.given import Arguments, Env
@@ -228,13 +227,13 @@ class RecordedChain(Chain):
         code = tuple([(call.name, call.line) for call in recording.calls[start:]])
         if code and code not in self._of_samples:
             try:
-                other = self._again(with_another_sample(arguments))
+                longer, samples = with_another_sample(arguments)
+                other = self._again(longer)
                 others = other.calls[other.start_of_loss :]
-                self._of_samples[code] = depending_on_samples(recording.calls[start:], others)
+                self._of_samples[code] = depending_on_samples(recording.calls[start:], others, samples)
             except Exception:
                 self._of_samples[code] = {}
-        for index, places in self._of_samples.get(code, {}).items():
-            recording.calls[start + index] = for_any_samples(recording.calls[start + index], places)
+        recording.of_samples = self._of_samples.get(code, {})
 
     def _again(self, arguments: Arguments) -> Recording:
         recording = self._record(arguments, self.opening.copy())

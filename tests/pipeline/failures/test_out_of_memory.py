@@ -1,6 +1,7 @@
 """Out of memory: raises torch's error with a list of held tensors, frees them, and the next step works."""
 
 import gc
+import traceback
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -99,6 +100,40 @@ def test_nothing_of_a_step_lives_in_the_error(order, where, stage, call):
         assert [ref for ref in tags if ref() is not None] == []
         layer.fails_at = None
         plain.check_step(pipe, X[:4], Y[:4], nn.MSELoss(), 4)
+
+
+class Explains(nn.Module):
+    """Raises an error that has another one for its cause, whose frame was looked into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: list[weakref.ref[Tag]] = []
+        self.looked_at: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.allocate(x)
+        except RuntimeError as error:
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                self.looked_at += list(frame.f_locals)
+            raise torch.OutOfMemoryError("device is full") from error
+
+    def allocate(self, x: Tensor) -> Tensor:
+        inner, tag = x.exp(), Tag()
+        inner.untyped_storage().tag = tag  # type: ignore[attr-defined]
+        self.alive.append(weakref.ref(tag))
+        raise RuntimeError("no block is large enough")
+
+
+def test_nothing_of_a_step_lives_in_the_cause_of_the_error():
+    layer = Explains()
+    model = nn.Sequential(nn.Linear(4, 4), layer)
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        with pytest.raises(torch.OutOfMemoryError, match="device is full") as caught:
+            pipe.step(X, target=Y)
+        assert type(caught.value.__cause__) is RuntimeError
+        assert "inner" in layer.looked_at
+        assert [ref() for ref in layer.alive] == [None]
 
 
 def test_the_cpus_own_error_becomes_torchs():

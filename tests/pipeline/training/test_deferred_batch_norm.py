@@ -90,12 +90,13 @@ def test_a_step_that_fails_updates_nothing():
     assert model.get_submodule("1").track_running_stats
 
 
-def test_half_precision_adds_up_in_full():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_half_precision_adds_up_in_full(dtype):
     """Under autocast, with a mean that is large beside the deviations."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
     x = (torch.randn(64, 4) + 100).bfloat16().float()
     with deferred(model, [1], micro_batches=4) as pipe, torch.autocast("cpu", dtype=torch.bfloat16):
-        pipe.step(x, target=torch.randn(64, 2))
+        pipe.step(x.to(dtype), target=torch.randn(64, 2))
     found = statistics(model)
     plain.assert_near(found["0.running_mean"], 0.1 * x.mean(0), 1e-6)
     plain.assert_near(found["0.running_var"], 0.9 + 0.1 * x.var(0), 1e-5)

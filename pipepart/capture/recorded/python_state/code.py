@@ -18,10 +18,17 @@ from functools import cached_property, partial
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from .access import ATOMS, CLOSED, access_to, is_filled
+from .access import ATOMS, CLOSED, COLLECTIONS, access_to, attributes, is_filled
 from .values import Holder, closure_holder, names_holder
+
+_FEW = 16
+"""Entries of the largest collection whose functions are followed; larger ones are tables of alternatives."""
+
+_OPERATORS = {name for name in dir(int) if name.startswith("__") and name not in dir(object)}
+_OPERATORS |= {"__call__", "__getitem__", "__getattr__"}
+"""Methods of an object that code calls without their names."""
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
 
@@ -32,42 +39,42 @@ class Code:
     Args:
         kinds: the classes of the model's modules, whose methods these may be.
         forwards: functions.
+        held: attributes of the module that these are of.
 
     Attributes:
         names: all that it names: attributes, globals, and variables of closures.
         functions: the forward, and the functions and methods that it names.
     """
 
-    def __init__(self, kinds: Sequence[type[nn.Module]], forwards: Sequence[Any]) -> None:
+    def __init__(
+        self, kinds: Sequence[type[nn.Module]], forwards: Sequence[Any], held: Mapping[str, Any]
+    ) -> None:
         self.names: set[str] = set()
+        self.functions: dict[FunctionType, None] = {}
         self._globals: list[tuple[dict[str, Any], list[str]]] = []
         self._cells: list[tuple[str, CellType]] = []
         self._holders: dict[bool, list[Holder]] = {}
+        self._seen: dict[int, Any] = {}  # objects and collections, kept so that no other one gets the id
+        self._owners: list[Mapping[str, Any]] = [held]  # what has attributes of these names
+        self._owners += [vars(base) for kind in kinds for base in kind.__mro__ if _is_users_class(base)]
         named: dict[int, Any] = {}  # classes and modules that it names
-        self.functions: dict[FunctionType, None] = {}
         waiting = [*forwards]
         while waiting:
-            function, parts = _function_of(waiting.pop())
-            waiting += parts
+            value = waiting.pop()
+            function, parts = _function_of(value)
+            waiting += parts or self._parts_of(value)
             if function is None or function in self.functions:
                 continue
             self.functions[function] = None
             written = {name for code in _codes(function.__code__) for name in _names(code)}
             self.names |= written
-            self._globals.append((function.__globals__, sorted(written & function.__globals__.keys())))
-            self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             near = [function.__globals__[name] for name in written & function.__globals__.keys()]
             named.update((id(thing), thing) for thing in near if isinstance(thing, type | ModuleType))
-            for thing in near:
-                waiting.append(thing)
-                if isinstance(thing, ModuleType) and is_users(thing.__name__):
-                    waiting += [value for name, value in vars(thing).items() if name in written]
-                elif not isinstance(thing, ModuleType | FunctionType | type) and is_users(
-                    type(thing).__module__
-                ):
-                    waiting += [inspect.getattr_static(type(thing), name, None) for name in written]
-            waiting += [inspect.getattr_static(kind, name, None) for kind in kinds for name in written]
+            self._globals.append((function.__globals__, sorted(written & function.__globals__.keys())))
+            self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            waiting += near
             waiting += [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
+            waiting += [owner[name] for owner in self._owners for name in written & owner.keys()]
         bases = [base for kind in kinds for base in kind.__mro__]
         named.update((id(thing), thing) for thing in bases)
         self._of_classes = [
@@ -75,6 +82,26 @@ class Code:
             for thing in named.values()
             if not is_of_torch(thing) and (names := [*_values(vars(thing), self.names)])
         ]
+
+    def _parts_of(self, value: Any) -> list[Any]:
+        """Return what code may call of a value that it names: entries, or methods and attributes by their names."""
+        kind = type(value)
+        if kind in ATOMS or id(value) in self._seen or isinstance(value, Tensor | type):
+            return []
+        if kind in COLLECTIONS or kind is tuple:
+            self._seen[id(value)] = value
+            items = [*value.values()] if isinstance(value, dict) else [*value]
+            return items if len(items) <= _FEW else []
+        if isinstance(value, ModuleType):
+            tables = [vars(value)] if is_users(value.__name__) else []
+        elif is_users(kind.__module__):
+            tables = [attributes(value), *(vars(base) for base in kind.__mro__ if _is_users_class(base))]
+        else:
+            return []
+        self._seen[id(value)] = value
+        self._owners += tables
+        names = self.names if isinstance(value, ModuleType) else self.names | _OPERATORS
+        return [table[name] for table in tables for name in names & table.keys()]
 
     @cached_property
     def reads(self) -> set[str]:
@@ -164,6 +191,10 @@ def _names(code: CodeType) -> Iterator[str]:
     yield from (
         constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()
     )
+
+
+def _is_users_class(kind: type) -> bool:
+    return is_users(kind.__module__)
 
 
 def is_of_torch(value: Any) -> bool:

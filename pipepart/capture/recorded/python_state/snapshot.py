@@ -32,6 +32,18 @@ class Difference(NamedTuple):
         return keys[-2]  # the last holder is a root, which has no key
 
     @property
+    def names(self) -> set[Any]:
+        """The attribute that has the value, or the collection that it is in, and the keys in that."""
+        names: set[Any] = set()
+        key = self.key
+        for holder in self.holder.chain():
+            names.add(key)
+            if isinstance(key, str) and key.isidentifier() and not isinstance(holder.owner, dict):
+                break
+            key = holder.key
+        return names
+
+    @property
     def is_of_another(self) -> bool:
         """True if a module has the value that is not part of the model, and that an object in it refers to."""
         chain = self.holder.chain()
@@ -62,7 +74,7 @@ class Snapshot:
         modules = [
             holder for path, module in model.named_modules() for holder in module_holders(path, module)
         ]
-        # Libraries set context variables for the time of a forward.
+        # Libraries collect outputs in context variables, which they set for the time of a forward.
         self.found = walk([*modules, *around], state, contexts=False, others=others)
         self._values = {
             holder: holder.owner.detach().clone()

@@ -61,25 +61,30 @@ class Surroundings:
 
     def snapshot_of(self, part: nn.Module) -> Snapshot:
         """Return a snapshot of a part of the model, with what its code and its hooks name of modules it refers to."""
+        return Snapshot(part, self.holders((), part), _of_other(frozenset(self.names_of(part) - TABLES)))
+
+    def names_of(self, part: nn.Module) -> set[str]:
+        """Return what the code and the hooks of a part of the model name."""
         names: set[str] = set()
         for module in part.modules():
-            codes = [self._code(type(module), [hook]) for hook in hooks_of(module)]
+            codes = [self._code(module, [hook]) for hook in hooks_of(module)]
             codes += [] if is_of_torch(type(module)) else [self.code_of(module)]
             names = names.union(*(code.names for code in codes))
-        return Snapshot(part, self.holders((), part), _of_other(frozenset(names - TABLES)))
+        return names
 
     def code_of(self, module: nn.Module) -> Code:
         """Return the code of the forward of a module."""
         forward = getattr(module.forward, "__func__", module.forward)
-        return self._code(type(module), [forward, type(module).__call__])
+        return self._code(module, [forward, type(module).__call__])
 
-    def _code(self, kind: type[nn.Module], functions: Sequence[Any]) -> Code:
-        key = kind, *map(Same, functions)
+    def _code(self, module: nn.Module, functions: Sequence[Any]) -> Code:
+        kinds = tuple(dict.fromkeys(type(part) for part in module.modules() if not is_of_torch(type(part))))
+        held = {name: value for name, value in vars(module).items() if name not in TABLES}
+        held = {name: value for name, value in held.items() if not isinstance(value, PLAIN)}
+        called = [Same(value) if callable(value) else type(value) for value in held.values()]
+        key = type(module), kinds, *map(Same, functions), *held, *called
         if key not in self._codes:
-            kinds = dict.fromkeys(
-                type(module) for module in self._model.modules() if not is_of_torch(type(module))
-            )
-            self._codes[key] = Code([kind, *kinds], functions)
+            self._codes[key] = Code([type(module), *kinds], functions, held)
         return self._codes[key]
 
     def _read_by(self, opened: Sequence[nn.Module]) -> Iterator[Holder]:

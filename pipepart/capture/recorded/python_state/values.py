@@ -105,7 +105,7 @@ def walk(
     Args:
         roots: where to begin.
         closed: ids of objects that are not looked into.
-        contexts: look into context variables.
+        contexts: look into the values of context variables.
         others: reads modules that are no roots; None to look into none.
     """
     level = list(roots)
@@ -116,9 +116,10 @@ def walk(
         for holder in level:
             contents = holder.read()
             entries.append((holder, contents))
-            for key, value in contents.items() if depth < DEPTH else ():
+            closed_here = depth == DEPTH or (not contexts and type(holder.owner) is ContextVar)
+            for key, value in () if closed_here else contents.items():
                 kind = type(value)
-                if kind in ATOMS or id(value) in seen or (not contexts and kind is ContextVar):
+                if kind in ATOMS or id(value) in seen:
                     continue
                 access = others if issubclass(kind, nn.Module) else access_to(value)
                 if access is None:

@@ -6,13 +6,14 @@ recording only. What a whole module changes in itself is its own: the replay cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..python_state.access import MISSING, STATE
+from ..python_state.access import ATOMS, MISSING, STATE
 from ..python_state.snapshot import Difference, Snapshot
 from ..python_state.surroundings import Surroundings
 from ..python_state.values import Holder
@@ -123,6 +124,7 @@ class Changes:
         self, model: nn.Module, opening: Opening, surroundings: Surroundings, before: Snapshot
     ) -> None:
         self._model, self._surroundings, self._before = model, surroundings, before
+        self._opening = opening
         self._opened = {path: module for path, module in opening.opened() if is_called(module)}
         self._paths = {module: path for path, module in model.named_modules()}
         self._whole = {part for module in opening.whole for part in module.modules()}
@@ -135,7 +137,7 @@ class Changes:
     def check_before(self, module: nn.Module, path: str) -> None:
         """Note the values of a module that have changed since its last call."""
         if differences := self._own[path].differences():
-            self._note(differences, of_whole=True)
+            self._note_of(module, differences)
             self._own[path] = self._snapshot(module)
 
     def accept_after(self, module: nn.Module, path: str) -> None:
@@ -151,12 +153,11 @@ class Changes:
 
     def all(self) -> list[Change]:
         """Return the values that have changed in the forward, outside of the calls of the modules that hold them."""
-        for snapshot in self._own.values():
-            self._note(snapshot.differences(), of_whole=True)
-        self._note(
-            [difference for difference in self._before.differences() if self._is_open(difference.holder)],
-            of_whole=False,
-        )
+        for module, path in self._opening.whole.items():
+            self._note_of(module, self._own[path].differences())
+        for difference in self._before.differences():
+            if self._is_open(difference.holder):
+                self._note(self._change(difference, of_whole=False))
         return [*self._found.values()]
 
     def inside(self) -> list[Change]:
@@ -177,12 +178,23 @@ class Changes:
         codes = (self._surroundings.code_of(module) for module in self._opened.values())
         return change.is_attribute and not any(change.difference.key in code.reads for code in codes)
 
-    def _note(self, differences: Iterable[Difference], of_whole: bool) -> None:
+    def _note_of(self, module: nn.Module, differences: Sequence[Difference]) -> None:
+        """Note the changes of what a whole module holds, outside of its calls.
+
+        What open code holds as well and alone has changed counts if the module names it. Objects in context variables
+        do not: libraries set them to collect outputs.
+        """
+        names = self._surroundings.names_of(module) if differences else set[str]()
         for difference in differences:
-            change = self._change(difference, of_whole)
-            if of_whole and id(difference.holder.owner) in self._open and not change.by_whole:
-                continue  # open code holds it, too, and alone has changed it
-            self._found.setdefault((change.path, change.what), change)
+            change = self._change(difference, of_whole=True)
+            owner = difference.holder.owner
+            collects = isinstance(owner, ContextVar) and not isinstance(difference.now, (Tensor, *ATOMS))
+            reads = not collects and not names.isdisjoint(difference.names)
+            if change.by_whole or reads or id(owner) not in self._open:
+                self._note(change)
+
+    def _note(self, change: Change) -> None:
+        self._found.setdefault((change.path, change.what), change)
 
     def _snapshot(self, module: nn.Module) -> Snapshot:
         return self._surroundings.snapshot_of(module)

@@ -28,7 +28,6 @@ class Conditions:
     """
 
     def __init__(self, paths: Mapping[int, str], model: nn.Module) -> None:
-        self._paths = paths
         self._storages = {
             p.untyped_storage()._cdata: paths[id(p)] for p in model.parameters() if p.layout is torch.strided
         }
@@ -90,21 +89,6 @@ class Conditions:
     def note_draws(self) -> None:
         """Store the states of the generators after a module, which may draw random numbers."""
         self._draws = _draws()
-
-    def check_state(self, module: nn.Module, path: str) -> None:
-        """Check that a module is called with its own parameters and buffers.
-
-        Raises:
-            SkeletonError: it has others, as within ``functional_call``.
-        """
-        if isinstance(module, torch.jit.ScriptModule):
-            return
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if id(tensor) not in self._paths:
-                raise SkeletonError(
-                    f"module {path!r} is called at {line_of_user()} with another {name} than its own (functional_call, "
-                    f"or set by the forward): a replay would call it with its own. {_MOVE}"
-                )
 
 
 def _draws() -> tuple[Any, ...]:

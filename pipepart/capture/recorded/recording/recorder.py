@@ -158,7 +158,6 @@ class Recorder(TorchFunctionMode):
         """Call a whole module and record the call."""
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
-        self._conditions.check_state(module, path)
         register_dataclasses((args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ....autograd.own_copy import tensors
@@ -37,7 +36,6 @@ class Call:
         module: path of the module in the user's model; empty for a function.
         line: of the user's code.
         draws: whether it draws random numbers.
-        counts: whether it is given a number that depends on the number of samples and does not say so.
         asked: whether what it reads must be the same at each replay.
         shapes: of tensors that it returned, by their numbers, where the model has read the size.
     """
@@ -53,7 +51,6 @@ class Call:
     module: str = ""
     line: str = ""
     draws: bool = False
-    counts: bool = False
     asked: bool = True
     shapes: Mapping[int, torch.Size] = field(default_factory=dict)
 
@@ -90,13 +87,6 @@ class Call:
             CaptureError: it returned other values than when it was recorded.
         """
         args, kwargs = self.given.filled(env, device)
-        if self.func is positions:
-            with (
-                torch._C.DisableTorchFunction()
-            ):  # who follows a loss must not take it for reading their number
-                args[0] = next(tensor for tensor in env.values() if tensor.dim() and len(tensor) == args[0])
-        if self.counts:  # who follows a loss must see it
-            next((len(tensor) for tensor in env.values() if tensor.dim()), None)
         try:
             if self.autocast == ambient and (self.grad or not torch.is_grad_enabled()):
                 result = func(*args, **kwargs)
@@ -145,13 +135,6 @@ class Call:
 
     def _where(self) -> str:
         return f"module {self.module!r}" if self.module else f"{self.name}() at {self.line}"
-
-
-def positions(tensor: Tensor, **options: Any) -> Tensor:
-    """Return ``torch.arange(len(tensor), **options)``, as one call that modes of torch see."""
-    if has_torch_function((tensor,)):
-        return handle_torch_function(positions, (tensor,), tensor, **options)
-    return torch.arange(len(tensor), **options)
 
 
 def autocast_now() -> Autocast:

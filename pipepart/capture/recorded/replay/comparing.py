@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .calls import Call, positions
+from ..refusal import CaptureError
+from .calls import Call
 from .given import Arguments, Ref, Slice, same_value
-from .recording import Recording
+from .recording import Part, Recording
 
 Place = tuple[int, ...]
 """The place of an argument, and that of a size in a ``torch.Size``."""
@@ -62,8 +63,8 @@ def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
     return ""
 
 
-def with_another_sample(arguments: Arguments) -> Arguments:
-    """Return the arguments of a model with its first sample repeated at the end."""
+def with_another_sample(arguments: Arguments) -> tuple[Arguments, int]:
+    """Return the arguments of a model with its first sample repeated at the end, and how many there were."""
     leaves, spec = pytree.tree_flatten(arguments)
     samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
     longer = [
@@ -72,45 +73,60 @@ def with_another_sample(arguments: Arguments) -> Arguments:
         else leaf
         for leaf in leaves
     ]
-    return pytree.tree_unflatten(longer, spec)
+    return pytree.tree_unflatten(longer, spec), samples
 
 
-def depending_on_samples(calls: Sequence[Call], others: Sequence[Call]) -> dict[int, list[Place]]:
+def depending_on_samples(
+    calls: Sequence[Call], others: Sequence[Call], samples: int
+) -> dict[int, list[Place]]:
     """Map the index of each call whose constants differ between N and N + 1 samples to the places of the constants.
 
-    The first call that is another one in the other recording is among them, with no places.
+    A call whose constants are not in proportion to the samples has no places, nor has the first one that is another
+    call in the other recording.
+
+    Args:
+        calls, others: of the two recordings.
+        samples: N.
     """
     result: dict[int, list[Place]] = {}
     for index, (call, other) in enumerate(zip(calls, others, strict=False)):
         if call.name != other.name or len(call.given.leaves) != len(other.given.leaves):
             return result | {index: []}
         if places := _different(call, other):
-            result[index] = places
+            pairs = [(_constants(call)[place], _constants(other)[place]) for place in places]
+            scaled = all(
+                isinstance(now, int | float) and was * (samples + 1) == now * samples for was, now in pairs
+            )
+            result[index] = places if scaled else []
     if len(calls) != len(others):
         result[min(len(calls), len(others)) - 1] = []
     return result
 
 
-def for_any_samples(call: Call, places: Sequence[Place]) -> Call:
-    """Rewrite a call so that it does not depend on the number of samples; if that is not possible, mark it.
-
-    ``torch.arange(len(x))`` becomes one call on ``x``, and ``x.view(len(x) * n, 5)`` becomes ``x.view(-1, 5)``. A loss
-    that is followed shows then what it does with its samples.
+def end_for(recording: Recording, own: int, total: int) -> Part:
+    """Return the end of a recording as it would be for more samples.
 
     Args:
-        call: the call.
-        places: of the constants that depend on it.
+        recording: of a model that computes its own loss.
+        own, total: samples of the micro-batch, and of the mini-batch that takes its place.
+
+    Raises:
+        CaptureError: the model would compute something else.
     """
-    arguments = call.given
-    if call.func is torch.arange and places == [(0,)] and arguments.positional == 1:
-        return replace(call, func=positions)
-    if call.name in ("view", "reshape") and places in ([(1,)], [(1, 0)]):
-        size, others = arguments.leaves[1], arguments.leaves[2:]
-        if places == [(1, 0)]:
-            size, others = torch.Size((-1, *size[1:])), size[1:]
-        if -1 not in others:
-            return replace(call, given=arguments.replaced({1: -1 if places == [(1,)] else size}))
-    return replace(call, counts=True)
+    calls = list(recording.end.calls)
+    for index, places in recording.of_samples.items():
+        if not places:
+            raise CaptureError(f"{calls[index].name} depends on the number of samples")
+        leaves = dict(enumerate(calls[index].given.leaves))
+        for place, *inner in places:
+            leaf = leaves[place]
+            if inner:
+                sizes = [n * total // own if at == inner[0] else n for at, n in enumerate(leaf)]
+                leaves[place] = torch.Size(sizes)
+            else:
+                leaves[place] = type(leaf)(leaf * total / own)
+        calls[index] = replace(calls[index], given=calls[index].given.replaced(leaves))
+    return recording.end._replace(calls=tuple(calls))
 
 
 def _digest(recording: Recording) -> str:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..placing import at
 from ..refusal import CaptureError
+from .comparing import end_for
 from .given import DeviceRule, Env
 from .recording import Group, Part, Recording, own_loss
 
@@ -106,7 +107,9 @@ class RecordedLayer(nn.Module):
         recording = live.recording
         part = recording.parts[self.index]
         rule = _device_rule((*self.parameters(), *live.tensors), recording) if part.placed else None
-        env = _replayed(recording, part, live.tensors, self._modules, rule)
+        env = _replayed(
+            recording, part, dict(zip(part.takes, live.tensors, strict=True)), self._modules, rule
+        )
         if self.index < len(recording.parts) - 1:
             return Live(recording, tuple([env[number] for number in part.gives]))
         if recording.loss is None:
@@ -133,7 +136,7 @@ class RecordedLayer(nn.Module):
 def _replayed(
     recording: Recording,
     part: Part,
-    values: Sequence[Tensor | None],
+    env: Env,
     modules: Mapping[str, Any],
     rule: DeviceRule | None,
 ) -> Env:
@@ -142,13 +145,11 @@ def _replayed(
     Args:
         recording: that the part belongs to.
         part: of a layer, or the end.
-        values: the live values before it, and the arguments that only the end needs.
+        env: the live values before it, and the arguments that only the end needs, by number.
         modules: those of the layer; none for the end.
         rule: puts recorded devices, and the model's other tensors, where the part is replayed; None to leave them.
     """
-    takes = (*part.takes, *recording.end_inputs) if part is recording.end else part.takes
-    env: Env = dict(zip(takes, values, strict=True))
-    here = next((value.device for value in values if value is not None and value.dim()), None)
+    here = next((value.device for value in env.values() if value is not None and value.dim()), None)
     for number, path, name in part.state:
         # A parameter may be another stage's, on its device. In a step the layer has a copy of it; where a replay is
         # compared with the model, it has the parameter itself.
@@ -245,18 +246,24 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
     return unfinished.recording.completed(_ended(unfinished, arguments), loss)
 
 
-def loss_of(unfinished: Any, arguments: Sequence[Tensor] = ()) -> Any:
-    """Return the loss that a model computes, from the output of its last layer. Used as the loss function of a step."""
+def loss_of(unfinished: Any, arguments: Sequence[Tensor] = (), samples: tuple[int, int] | None = None) -> Any:
+    """Return the loss that a model computes, from the output of its last layer. Used as the loss function of a step.
+
+    Args:
+        unfinished, arguments: as for :func:`finish`.
+        samples: how many the micro-batch had, and how many these tensors have in their place; None for as many.
+    """
     if not isinstance(unfinished, Unfinished):  # a model that is one layer
         loss = own_loss(unfinished)
         return unfinished if loss is None else loss
     recording = unfinished.recording
     assert recording.loss is not None
-    return _ended(unfinished, arguments)[recording.loss]
+    return _ended(unfinished, arguments, samples)[recording.loss]
 
 
-def _ended(unfinished: Live, arguments: Sequence[Tensor]) -> Env:
+def _ended(unfinished: Live, arguments: Sequence[Tensor], samples: tuple[int, int] | None = None) -> Env:
     recording = unfinished.recording
+    end = recording.end if samples is None else end_for(recording, *samples)
     rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else None
-    values = (*unfinished.tensors, *arguments)
-    return _replayed(recording, recording.end, values, {}, rule)
+    takes, values = (*end.takes, *recording.end_inputs), (*unfinished.tensors, *arguments)
+    return _replayed(recording, end, dict(zip(takes, values, strict=True)), {}, rule)
