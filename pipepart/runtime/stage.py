@@ -32,7 +32,8 @@ _MOST_LAYOUTS = 256  # that are remembered: sequences may have any length
 #
 # A leaf's `grad` has the layout of the leaf. If the gradient has another layout, `grad` is a copy, and the previous
 # stage would sum the copy in another order than the plain model does. So nodes between the leaves and the layers catch
-# the gradients, until gradients of an input of this shape are known to have its layout.
+# the gradients, until gradients of an input of this shape are known to have its layout. Two leaves that are added have
+# one gradient, of which `grad` is a copy as well: they are always caught, so that each step sends the same form.
 Entered = tuple[tuple[Tensor, ...], list[Tensor | None] | None]
 
 
@@ -136,9 +137,12 @@ class Stage:
         return output, repeatable, (leaves, caught)
 
     def caught_gradients(self, leaves: Sequence[Tensor], caught: list[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients that were caught for an input, and remember it if they have its layout."""
+        """Return the gradients that were caught for an input, and remember it if `grad` would be the same tensors."""
         pairs = zip(leaves, caught, strict=True)
-        if all(gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs):
+        memories = {gradient.untyped_storage()._cdata for gradient in caught if type(gradient) is Tensor}
+        if len(memories) == len(leaves) and all(
+            gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs
+        ):
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             self._layouts.add(_layout(leaves))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Arguments, Pipeline
 from pipepart.capture import RecordedChain
-from tests.distributed.cases.models import Packs, Unpacks
+from tests.distributed.cases.models import Forks, Joins, Packs, Unpacks
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, drawn_batches, gradients, trained
 from tests.support import skipping
@@ -34,6 +34,12 @@ def nests(compress: Any) -> dict[str, Any]:
     """Messages keep their nest, their layout and the memory that they share."""
     layers = [linear(), Packs(), nn.Identity(), Unpacks(), linear()]
     return trained(cut(layers, [2, 3], compress=compress), drawn_batches([9, 6, 2, 9]))
+
+
+@on(2)
+def sums_at_a_border() -> dict[str, Any]:
+    """The gradients of both tensors of a message share their memory, in the first step and in later ones."""
+    return trained(cut([linear(), Forks(), Joins(), linear()], [2]), drawn_batches([8, 8, 8]))
 
 
 @on(3, "never", slow=True)

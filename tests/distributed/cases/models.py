@@ -91,3 +91,21 @@ class Unpacks(nn.Module):
         assert not len(nest["none"])
         x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
         return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
+
+
+class Forks(nn.Module):
+    """Passes its input on beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = linear()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.branch(x), x
+
+
+class Joins(nn.Module):
+    """Adds both, which therefore have one gradient."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
