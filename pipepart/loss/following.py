@@ -190,9 +190,10 @@ class Following:
 
         sized_function, border = function, ""
         if isinstance(output, Unfinished):
-            border = output.recording.border
-            tape.reads_sizes |= bool(output.recording.of_samples)
-            sized_function = partial(loss_of, samples=(batch.own, sum(batch.sizes)))
+            recording, total = output.recording, sum(batch.sizes)
+            border = recording.border
+            tape.reads_sizes |= recording.ends.get(total, recording.end) is not recording.end
+            sized_function = partial(loss_of, samples=total)
 
         def call_sized(sized: SizedTape) -> None:
             sized.call(sized_function, values, moved)

@@ -68,6 +68,8 @@ RIGHT: dict[str, Callable[..., Any]] = {
 }
 REFUSED: dict[str, Callable[..., Any]] = {
     "divided by what was computed from sizes": lambda x, y: x.square().sum() / (x.size(0) * 6 + 1),
+    "divided by their number up to a limit": lambda x, y: x.square().sum() / min(len(x), 3),
+    "divided by their number from a limit on": lambda x, y: x.square().sum() / max(len(x), 5),
     "divided by what math makes of it": lambda x, y: x.square().mean() / math.log(x.shape[0] + 1),
     "a tensor of it": lambda x, y: x.square().sum() / torch.tensor(float(len(x))),
     "samples taken one by one": lambda x, y: torch.stack([x[i].sum() for i in range(len(x))]).mean(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -23,13 +23,8 @@ from .python_state.values import value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
-from .replay.calls import autocast_now
-from .replay.comparing import (
-    Place,
-    changed,
-    depending_on_samples,
-    with_another_sample,
-)
+from .replay.calls import Call, autocast_now
+from .replay.comparing import changed, end_for, samples_of, with_samples
 from .replay.given import Arguments, Env
 from .replay.layers import BoundCall, held, recorded_layer
 from .replay.recording import Group, Recording
@@ -84,7 +79,7 @@ class RecordedChain(Chain):
         self._state: Hashable = None  # that of the last call
         self._around = -1
         self._compared: set[Hashable] = set()  # ways through the model that were compared with it
-        self._of_samples: dict[Hashable, dict[int, list[Place]]] = {}  # constants of losses
+        self._losses: dict[Hashable, Sequence[Call]] = {}  # their calls for mini-batches, by code and size
         if groups is not None:
             self._set_layers(groups)
 
@@ -154,6 +149,7 @@ class RecordedChain(Chain):
             mine = [call for call, entry in zip(calls, recordings, strict=True) if entry is recording]
             self._compare(recording, mine)
             recording.result = None
+            self._note_end(recording, mine[0], sum(map(samples_of, calls)))
         if self._is_on_meta:
             passed = [[tensor.to("meta") for tensor in mine] for mine in passed]
         return [BoundCall.of(*entry) for entry in zip(recordings, passed, strict=True)]
@@ -209,7 +205,6 @@ class RecordedChain(Chain):
         if self._may_open and not self.layers:
             recording = self._opened_further(recording, arguments)
         recording.settle(self._split_loss)
-        self._generalise_loss(recording, arguments)
         if not self.layers:
             groups = recording.groups()
             names = _names(groups, self.model)
@@ -218,30 +213,34 @@ class RecordedChain(Chain):
         recording.arrange(self._groups)
         return recording
 
-    def _generalise_loss(self, recording: Recording, arguments: Arguments) -> None:
-        """Find the numbers in the model's own loss that depend on the number of samples, by one sample more.
+    def _note_end(self, recording: Recording, arguments: Arguments, total: int) -> None:
+        """Find what the model's own loss would be recorded as for ``total`` samples, those of the mini-batch.
 
-        The same code is looked through once. A model that does not take another sample is taken at its word.
+        The same code is recorded once for each size: with fake parameters, or with those of the model if its code reads
+        values. A model that takes no more samples is taken at its word.
         """
-        start = recording.start_of_loss
-        code = tuple([(call.name, call.line) for call in recording.calls[start:]])
-        if code and code not in self._of_samples:
-            try:
-                longer, samples = with_another_sample(arguments)
-                other = self._again(longer)
-                others = other.calls[other.start_of_loss :]
-                self._of_samples[code] = depending_on_samples(recording.calls[start:], others, samples)
-            except Exception:
-                self._of_samples[code] = {}
-        recording.of_samples = self._of_samples.get(code, {})
+        if recording.loss is None or not recording.end.calls or total in recording.ends:
+            return
+        recording.ends[total] = recording.end
+        if samples_of(arguments) == total:
+            return
+        code = total, *((call.name, call.line) for call in recording.end.calls)
+        for is_fake in (True, False) if code not in self._losses else ():
+            with suppress(Exception):
+                other = self._record(with_samples(arguments, total), self.opening.copy(), is_fake)
+                other.settle(self._split_loss)
+                self._losses[code] = other.calls[other.start_of_loss :]
+                break
+        if code in self._losses:
+            recording.ends[total] = end_for(recording.end, self._losses[code])
 
     def _again(self, arguments: Arguments) -> Recording:
         recording = self._record(arguments, self.opening.copy())
         recording.settle(self._split_loss)
         return recording
 
-    def _record(self, arguments: Arguments, opening: Opening) -> Recording:
-        without_values = self._uses_fakes or self._is_on_meta
+    def _record(self, arguments: Arguments, opening: Opening, is_fake: bool = False) -> Recording:
+        without_values = is_fake or self._uses_fakes or self._is_on_meta
         return record(self.model, arguments, opening, self._surroundings, without_values)
 
     def _opened_further(self, recording: Recording, arguments: Arguments) -> Recording:

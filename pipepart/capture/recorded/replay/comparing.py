@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..refusal import CaptureError
 from .calls import Call
 from .given import Arguments, Ref, Slice, same_value
 from .recording import Part, Recording
@@ -63,70 +62,44 @@ def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
     return ""
 
 
-def with_another_sample(arguments: Arguments) -> tuple[Arguments, int]:
-    """Return the arguments of a model with its first sample repeated at the end, and how many there were."""
+def samples_of(arguments: Arguments) -> int:
+    """Return the number of samples among the arguments of a model: the length of the first tensor."""
+    leaves = pytree.tree_leaves(arguments)
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
+
+
+def with_samples(arguments: Arguments, total: int) -> Arguments:
+    """Return the arguments of a model with their first sample repeated at the end, up to ``total`` samples."""
+    samples = samples_of(arguments)
     leaves, spec = pytree.tree_flatten(arguments)
-    samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
     longer = [
-        torch.cat([leaf, leaf[:1]])
+        torch.cat([leaf, *[leaf[:1]] * (total - samples)])
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.dim() and len(leaf) == samples
         else leaf
         for leaf in leaves
     ]
-    return pytree.tree_unflatten(longer, spec), samples
+    return pytree.tree_unflatten(longer, spec)
 
 
-def depending_on_samples(
-    calls: Sequence[Call], others: Sequence[Call], samples: int
-) -> dict[int, list[Place]]:
-    """Map the index of each call whose constants differ between N and N + 1 samples to the places of the constants.
-
-    A call whose constants are not in proportion to the samples has no places, nor has the first one that is another
-    call in the other recording.
+def end_for(end: Part, calls: Sequence[Call]) -> Part | None:
+    """Return the end of a recording with the numbers that another one has there; None if it calls other functions.
 
     Args:
-        calls, others: of the two recordings.
-        samples: N.
+        end: of a model that computes its own loss.
+        calls: those of the loss in the other recording.
     """
-    result: dict[int, list[Place]] = {}
-    for index, (call, other) in enumerate(zip(calls, others, strict=False)):
-        if call.name != other.name or len(call.given.leaves) != len(other.given.leaves):
-            return result | {index: []}
-        if places := _different(call, other):
-            pairs = [(_constants(call)[place], _constants(other)[place]) for place in places]
-            scaled = all(
-                isinstance(now, int | float) and was * (samples + 1) == now * samples for was, now in pairs
-            )
-            result[index] = places if scaled else []
-    if len(calls) != len(others):
-        result[min(len(calls), len(others)) - 1] = []
-    return result
-
-
-def end_for(recording: Recording, own: int, total: int) -> Part:
-    """Return the end of a recording as it would be for more samples.
-
-    Args:
-        recording: of a model that computes its own loss.
-        own, total: samples of the micro-batch, and of the mini-batch that takes its place.
-
-    Raises:
-        CaptureError: the model would compute something else.
-    """
-    calls = list(recording.end.calls)
-    for index, places in recording.of_samples.items():
-        if not places:
-            raise CaptureError(f"{calls[index].name} depends on the number of samples")
-        leaves = dict(enumerate(calls[index].given.leaves))
-        for place, *inner in places:
-            leaf = leaves[place]
-            if inner:
-                sizes = [n * total // own if at == inner[0] else n for at, n in enumerate(leaf)]
-                leaves[place] = torch.Size(sizes)
-            else:
-                leaves[place] = type(leaf)(leaf * total / own)
-        calls[index] = replace(calls[index], given=calls[index].given.replaced(leaves))
-    return recording.end._replace(calls=tuple(calls))
+    if [call.name for call in end.calls] != [call.name for call in calls]:
+        return None
+    result = []
+    for call, other in zip(end.calls, calls, strict=True):
+        if len(call.given.leaves) != len(other.given.leaves):
+            return None
+        places = {place[0] for place in _different(call, other)}
+        if any(type(call.given.leaves[place]) is not type(other.given.leaves[place]) for place in places):
+            return None
+        leaves = {place: other.given.leaves[place] for place in places}
+        result.append(replace(call, given=call.given.replaced(leaves)) if leaves else call)
+    return end if result == [*end.calls] else end._replace(calls=tuple(result))
 
 
 def _digest(recording: Recording) -> str:

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from ..placing import at
 from ..refusal import CaptureError
-from .comparing import end_for
 from .given import DeviceRule, Env
 from .recording import Group, Part, Recording, own_loss
 
@@ -246,12 +245,15 @@ def finish(unfinished: Live, arguments: Sequence[Tensor], loss: Any = None) -> A
     return unfinished.recording.completed(_ended(unfinished, arguments), loss)
 
 
-def loss_of(unfinished: Any, arguments: Sequence[Tensor] = (), samples: tuple[int, int] | None = None) -> Any:
+def loss_of(unfinished: Any, arguments: Sequence[Tensor] = (), samples: int | None = None) -> Any:
     """Return the loss that a model computes, from the output of its last layer. Used as the loss function of a step.
 
     Args:
         unfinished, arguments: as for :func:`finish`.
-        samples: how many the micro-batch had, and how many these tensors have in their place; None for as many.
+        samples: of the mini-batch, which these tensors are in place of those of a micro-batch; None for the latter.
+
+    Raises:
+        CaptureError: the model would compute another loss for as many samples.
     """
     if not isinstance(unfinished, Unfinished):  # a model that is one layer
         loss = own_loss(unfinished)
@@ -261,9 +263,11 @@ def loss_of(unfinished: Any, arguments: Sequence[Tensor] = (), samples: tuple[in
     return _ended(unfinished, arguments, samples)[recording.loss]
 
 
-def _ended(unfinished: Live, arguments: Sequence[Tensor], samples: tuple[int, int] | None = None) -> Env:
+def _ended(unfinished: Live, arguments: Sequence[Tensor], samples: int | None = None) -> Env:
     recording = unfinished.recording
-    end = recording.end if samples is None else end_for(recording, *samples)
+    end = recording.end if samples is None else recording.ends.get(samples)
+    if end is None:
+        raise CaptureError(f"the loss calls other functions for {samples} samples")
     rule = _device_rule(unfinished.tensors, recording) if recording.end.placed else None
     takes, values = (*end.takes, *recording.end_inputs), (*unfinished.tensors, *arguments)
     return _replayed(recording, end, dict(zip(takes, values, strict=True)), {}, rule)

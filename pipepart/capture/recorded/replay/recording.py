@@ -13,7 +13,7 @@ one; otherwise it belongs to the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -79,8 +79,7 @@ class Recording:
         end: what follows the last layer: the loss, and the outputs beside it.
         end_inputs: which arguments the end needs, as numbers.
         devices: of the model and its arguments while it was recorded; a replay uses that of the stage instead.
-        of_samples: the constants of the end that are in proportion to the samples, by the index of their call; see
-            :func:`~.comparing.depending_on_samples`.
+        ends: the end as it would be recorded for a mini-batch of so many samples; None if it would be another one.
         result: what the model returned, until a replay has been compared with it.
         uses: how often micro-batches of a call or step went its way.
     """
@@ -99,7 +98,7 @@ class Recording:
     parts: list[Part] = field(default_factory=list)
     end: Part = field(default_factory=lambda: Part((), (), ()))
     end_inputs: tuple[int, ...] = ()
-    of_samples: Mapping[int, Sequence[tuple[int, ...]]] = field(default_factory=dict)
+    ends: dict[int, Part | None] = field(default_factory=dict)
     result: Any = None
     uses: int = 0
 
