@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipepart.capture import flatten
 from pipepart.runtime.replay.buffers import Buffers
-from tests.pipeline.conformance.layers import Double, WritesSometimes
+from tests.pipeline.conformance.layers import WritesSometimes
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
@@ -18,12 +18,24 @@ LOSS = nn.MSELoss()
 X, Y = torch.randn(2, 8, 3)
 
 
-def test_a_stage_that_writes_over_its_input_keeps_its_graph():
+class DoublesPositive(nn.Module):
+    """Writes over its input in micro-batches with a positive mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 0:
+            x.mul_(2)
+        return x * 1
+
+
+def test_a_micro_batch_whose_input_a_stage_writes_over_keeps_its_graph():
     """A second forward would have other values to begin with."""
-    model = plain.in_double([nn.Linear(3, 3), Double(), nn.Linear(3, 3)])
-    with cut_by_hand(model, [1], loss_fn=LOSS, micro_batches=4, recompute="always") as pipe:
-        for _ in range(2):
-            plain.check_step(pipe, X.double(), Y.double(), LOSS, 4)
+    model = plain.in_double([DoublesPositive(), nn.Linear(3, 3), nn.Linear(3, 3)])
+    x = torch.cat([-X[:2].abs(), X[2:].abs()]).double()
+    twin = plain.twin(model)
+    expected = plain.micro_batched_step(twin, x.clone(), Y.double(), LOSS, 4)
+    with cut_by_hand(model, [2], loss_fn=LOSS, micro_batches=4, recompute="always") as pipe:
+        torch.testing.assert_close(pipe.step(x.clone(), target=Y.double()), expected)
+    plain.assert_close(plain.gradients(model), plain.gradients(twin))
 
 
 class Steps(nn.Module):
