@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 from .devices import Device
 from .links import Link, Network, PairLink
@@ -47,7 +46,7 @@ class Places:
         self._links = [link, *(_joined(network[: tier + 1]) for tier in range(len(network)))]
         self._pairs = {pair: joined for joined in links for pair in (joined.between, joined.between[::-1])}
         self._ports = [self._shared_ports(tier, joined.ports) for tier, joined in enumerate(network)]
-        self.seconds = cache(self._seconds)
+        self._seconds: dict[tuple[int, int], tuple[float, float]] = {}
 
     def _shared_ports(self, tier: int, ports: int) -> dict[str, int]:
         """Return the port index of each device in its group. Neighbours share a port, as evenly as possible."""
@@ -72,12 +71,14 @@ class Places:
         pair = self._pairs.get((sender, receiver)) if self._pairs else None
         return self._links[self.tier(sender, receiver)] if pair is None else pair
 
-    def _seconds(self, sender: int, receiver: int) -> tuple[float, float]:
+    def seconds(self, sender: int, receiver: int) -> tuple[float, float]:
         """Return the latency and the seconds per byte between devices, by their positions; zeros to itself."""
-        if sender == receiver:
-            return 0.0, 0.0
-        link = self.link(self._names[sender], self._names[receiver])
-        return link.latency, link.seconds_per_byte
+        known = self._seconds.get((sender, receiver))
+        if known is None:
+            link = self.link(self._names[sender], self._names[receiver])
+            known = (0.0, 0.0) if sender == receiver else (link.latency, link.seconds_per_byte)
+            self._seconds[sender, receiver] = known
+        return known
 
     def route(self, sender: str, receiver: str) -> Route:
         """Return the ports that a message passes; empty within a host, or if ``links`` has the pair."""

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -160,3 +161,8 @@ def test_a_profile_that_was_edited_is_refused_by_every_fault(tmp_path):
         Profile.load(tmp_path / "profile.json")
     for words in ("two layers are called 'layer0'", "7 layers have costs", "optimizer 'lion'"):
         assert words in str(caught.value)
+
+
+def test_a_plan_goes_to_other_processes_with_what_it_has_looked_up(tied):
+    assert tied.simulate().makespan > 0
+    assert pickle.loads(pickle.dumps(tied)) == copy.deepcopy(tied) == tied
