@@ -110,6 +110,9 @@ class Following:
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
         self._sized: dict[Hashable, SizedTape] = {}  # by the keys of tapes
+        self._has_buffers = isinstance(loss.function, nn.Module) and any(
+            True for _ in loss.function.buffers()
+        )
         self._is_torchs = is_unchanged(loss.function)
         code = () if self._is_torchs else code_of_straight_line(loss.function)
         self._is_straight = bool(code)
@@ -146,7 +149,7 @@ class Following:
             with Results(output, target) as results:
                 value = self._function(output, target)
             return value, pattern, results.values.__getitem__
-        if isinstance(self._function, nn.Module):
+        if self._has_buffers:
             moved = buffers_elsewhere(self._function, output)
             value = call_with_buffers(self._function, (output, target), moved)
         else:
