@@ -118,6 +118,16 @@ def test_are_refused(name, samples):
         pipe.step(Arguments(*given))
 
 
+def test_a_loss_may_read_sizes_of_sequences_of_any_length():
+    model = Model(lambda x, y: ((x - y) ** 2).sum() / x.numel()).double()
+    plain = copy.deepcopy(model)
+    with piped(model, (torch.zeros(6, 7, 6).double(),) * 2, parts=3) as pipe:
+        for length in (7, 5, 9, 7):
+            x, y = torch.randn(2, 6, length, 6).double()
+            expected = plain(x, y)
+            torch.testing.assert_close(pipe.step(x, y), expected.detach(), rtol=1e-12, atol=0)
+
+
 def test_several_scalars_in_a_tuple_are_refused_as_none_is_named_the_loss():
     model = Model(lambda x, y: (x, x.mean(), F.cross_entropy(x, y, ignore_index=-1))).double()
     with (

@@ -23,7 +23,7 @@ from .python_state.values import value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
-from .replay.calls import Call, autocast_now
+from .replay.calls import autocast_now
 from .replay.comparing import changed, end_for, samples_of, with_samples
 from .replay.given import Arguments, Env
 from .replay.layers import BoundCall, held, recorded_layer
@@ -79,7 +79,7 @@ class RecordedChain(Chain):
         self._state: Hashable = None  # that of the last call
         self._around = -1
         self._compared: set[Hashable] = set()  # ways through the model that were compared with it
-        self._losses: dict[Hashable, Sequence[Call]] = {}  # their calls for mini-batches, by code and size
+        self._alike: set[Hashable] = set()  # numbers of samples, and code of losses that is the same for them
         if groups is not None:
             self._set_layers(groups)
 
@@ -129,6 +129,11 @@ class RecordedChain(Chain):
             return self._bind_all(calls)
 
     @property
+    def _is_without_values(self) -> bool:
+        """True if it is recorded with fake parameters."""
+        return self._uses_fakes or self._is_on_meta
+
+    @property
     def _is_on_meta(self) -> bool:
         """True if the model has no values; under torchrun it has those of the layers of its rank."""
         return not self._uses_fakes and is_on_meta(self.model)
@@ -149,7 +154,8 @@ class RecordedChain(Chain):
             mine = [call for call, entry in zip(calls, recordings, strict=True) if entry is recording]
             self._compare(recording, mine)
             recording.result = None
-            self._note_end(recording, mine[0], sum(map(samples_of, calls)))
+            if recording.loss is not None:
+                self._note_end(recording, mine[0], sum(map(samples_of, passed)))
         if self._is_on_meta:
             passed = [[tensor.to("meta") for tensor in mine] for mine in passed]
         return [BoundCall.of(*entry) for entry in zip(recordings, passed, strict=True)]
@@ -216,31 +222,34 @@ class RecordedChain(Chain):
     def _note_end(self, recording: Recording, arguments: Arguments, total: int) -> None:
         """Find what the model's own loss would be recorded as for ``total`` samples, those of the mini-batch.
 
-        The same code is recorded once for each size: with fake parameters, or with those of the model if its code reads
-        values. A model that takes no more samples is taken at its word.
+        It is recorded again with fake parameters, or with those of the model if its code reads values. Code whose
+        numbers are the same for a micro-batch and for ``total`` samples is not recorded again for inputs of other
+        shapes. A model that takes no more samples is taken at its word.
         """
-        if recording.loss is None or not recording.end.calls or total in recording.ends:
+        if not recording.end.calls or total in recording.ends:
             return
         recording.ends[total] = recording.end
-        if samples_of(arguments) == total:
+        longer = with_samples(arguments, total)
+        if longer is None:
             return
         code = total, *((call.name, call.line) for call in recording.end.calls)
-        for is_fake in (True, False) if code not in self._losses else ():
+        if code in self._alike:
+            return
+        for is_fake in dict.fromkeys((True, self._is_without_values)):
             with suppress(Exception):
-                other = self._record(with_samples(arguments, total), self.opening.copy(), is_fake)
-                other.settle(self._split_loss)
-                self._losses[code] = other.calls[other.start_of_loss :]
+                other = self._again(longer, is_fake)
+                recording.ends[total] = end_for(recording.end, other.calls[other.start_of_loss :])
                 break
-        if code in self._losses:
-            recording.ends[total] = end_for(recording.end, self._losses[code])
+        if recording.ends[total] is recording.end:
+            self._alike.add(code)
 
-    def _again(self, arguments: Arguments) -> Recording:
-        recording = self._record(arguments, self.opening.copy())
+    def _again(self, arguments: Arguments, is_fake: bool = False) -> Recording:
+        recording = self._record(arguments, self.opening.copy(), is_fake)
         recording.settle(self._split_loss)
         return recording
 
     def _record(self, arguments: Arguments, opening: Opening, is_fake: bool = False) -> Recording:
-        without_values = is_fake or self._uses_fakes or self._is_on_meta
+        without_values = is_fake or self._is_without_values
         return record(self.model, arguments, opening, self._surroundings, without_values)
 
     def _opened_further(self, recording: Recording, arguments: Arguments) -> Recording:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,16 +63,17 @@ def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
     return ""
 
 
-def samples_of(arguments: Arguments) -> int:
-    """Return the number of samples among the arguments of a model: the length of the first tensor."""
-    leaves = pytree.tree_leaves(arguments)
-    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
+def samples_of(arguments: Sequence[Any]) -> int:
+    """Return the number of samples among the arguments of a model, without their nest: the length of a tensor."""
+    return next((len(leaf) for leaf in arguments if isinstance(leaf, Tensor) and leaf.dim()), 0)
 
 
-def with_samples(arguments: Arguments, total: int) -> Arguments:
-    """Return the arguments of a model with their first sample repeated at the end, up to ``total`` samples."""
-    samples = samples_of(arguments)
+def with_samples(arguments: Arguments, total: int) -> Arguments | None:
+    """Return the arguments of a model with their first sample repeated up to ``total``; None if there are as many."""
     leaves, spec = pytree.tree_flatten(arguments)
+    samples = samples_of(leaves)
+    if samples == total:
+        return None
     longer = [
         torch.cat([leaf, *[leaf[:1]] * (total - samples)])
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.dim() and len(leaf) == samples
@@ -99,7 +101,7 @@ def end_for(end: Part, calls: Sequence[Call]) -> Part | None:
             return None
         leaves = {place: other.given.leaves[place] for place in places}
         result.append(replace(call, given=call.given.replaced(leaves)) if leaves else call)
-    return end if result == [*end.calls] else end._replace(calls=tuple(result))
+    return end if all(map(operator.is_, result, end.calls)) else end._replace(calls=tuple(result))
 
 
 def _digest(recording: Recording) -> str:
