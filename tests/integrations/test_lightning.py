@@ -97,21 +97,39 @@ def trainer(folder: Path, **options: Any) -> Any:
     return modules().Trainer(**{**settings, "default_root_dir": folder, **options})
 
 
+def trained(folder: Path, **options: Any) -> tuple[Any, Any]:
+    """Train the module with and without a pipeline; options are functions that make those of the Trainer."""
+    with pipeline(network()) as pipe:
+        ours, expected = modules().Piped(pipe), modules().Plain(network())
+        for module in (ours, expected):
+            settings = {name: make() for name, make in options.items()}
+            trainer(folder, **settings).fit(module, loader(), loader())
+    torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-7, atol=0)
+    return ours, expected
+
+
+def averages() -> list[Any]:
+    """A callback that averages weights in a copy of the module."""
+    from pytorch_lightning.callbacks import StochasticWeightAveraging
+
+    return [StochasticWeightAveraging(0.1, 1)]
+
+
 @pytest.mark.parametrize(
     "options",
-    [{}, {"accumulate_grad_batches": 4, "gradient_clip_val": 0.1}],
-    ids=["plain", "accumulated and clipped"],
+    [
+        {},
+        {"accumulate_grad_batches": lambda: 4, "gradient_clip_val": lambda: 0.1},
+        {"callbacks": averages},
+    ],
+    ids=["plain", "accumulated and clipped", "averaged"],
 )
 def test_losses_metrics_and_parameters_are_those_of_lightning(tmp_path, options):
-    expected = modules().Plain(network())
-    trainer(tmp_path, **options).fit(expected, loader(), loader())
-    with pipeline(network()) as pipe:
-        ours = modules().Piped(pipe)
-        trainer(tmp_path, **options).fit(ours, loader(), loader())
-        assert len(ours.losses) == 12
-        torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-9, atol=0)
-        torch.testing.assert_close(ours.seen, expected.seen, rtol=1e-9, atol=0)
-        torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
+    ours, expected = trained(tmp_path, **options)
+    assert len(ours.losses) == 12
+    torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-9, atol=0)
+    torch.testing.assert_close(ours.seen, expected.seen, rtol=1e-9, atol=0)
+    torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
 
 
 def test_an_optimizer_may_run_a_batch_several_times(tmp_path, monkeypatch):
@@ -121,25 +139,9 @@ def test_an_optimizer_may_run_a_batch_several_times(tmp_path, monkeypatch):
         return torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=3)
 
     monkeypatch.setattr(modules().Plain, "configure_optimizers", lbfgs)
-    expected = modules().Plain(network())
-    trainer(tmp_path, max_epochs=1).fit(expected, loader())
-    with pipeline(network()) as pipe:
-        ours = modules().Piped(pipe)
-        trainer(tmp_path, max_epochs=1).fit(ours, loader())
-        torch.testing.assert_close(ours.losses, expected.losses, rtol=1e-7, atol=0)
-        for actual, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(actual.grad, wanted.grad, rtol=1e-6, atol=1e-9)
-
-
-def test_weights_are_averaged_in_copies_of_the_module(tmp_path):
-    from pytorch_lightning.callbacks import StochasticWeightAveraging
-
-    expected = modules().Plain(network())
-    trainer(tmp_path, callbacks=[StochasticWeightAveraging(0.1, 1)]).fit(expected, loader())
-    with pipeline(network()) as pipe:
-        ours = modules().Piped(pipe)
-        trainer(tmp_path, callbacks=[StochasticWeightAveraging(0.1, 1)]).fit(ours, loader())
-        torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-12)
+    ours, expected = trained(tmp_path, max_epochs=lambda: 1)
+    for actual, wanted in zip(ours.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad, wanted.grad, rtol=1e-6, atol=1e-9)
 
 
 def test_autocast_of_lightning_holds_in_stages(tmp_path):
