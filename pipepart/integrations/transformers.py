@@ -58,8 +58,8 @@ class PipelineTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run forward and backward of a batch; return its loss, weighted as the Trainer weighs it."""
-        is_models_loss = self.compute_loss_func is None and type(self).compute_loss is Trainer.compute_loss
-        if not is_models_loss:  # differentiates the output of the pipeline
+        if self.compute_loss_func is not None or type(self).compute_loss is not Trainer.compute_loss:
+            # Differentiates the output of the pipeline.
             return super().training_step(self.pipe, inputs, num_items_in_batch)  # type: ignore[arg-type]
         self.pipe.train()
         if callable(train := getattr(self.optimizer, "train", None)):

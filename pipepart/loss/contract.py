@@ -9,7 +9,7 @@ are off by one factor, which :meth:`MiniBatchLoss.correction` gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,8 +53,7 @@ class MiniBatchLoss:
         self._targets = [leaves_of(target) for target in batch.targets]
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
-        self._first: int | None = None  # the micro-batch that was taken first
-        self._key: Hashable = None  # of its loss
+        self._first: tuple[int, MicroBatchLoss] | None = None  # the micro-batch that was taken first
         self._totals: list[float | Tensor] | None = None
         # By micro-batch and term: the counts that were computed from the targets.
         self._counts: list[dict[int, float | Tensor]] = [{} for _ in batch.sizes]
@@ -77,9 +76,9 @@ class MiniBatchLoss:
         else:
             taken = self._computed(micro_batch, output, target)
         if self._first is None:
-            self._first, self._key, self._replays = micro_batch, taken.key, taken.replays
-        elif self._key is not taken.key:  # not of one pattern
-            self._check_alike(taken)
+            self._first, self._replays = (micro_batch, taken), taken.replays
+        elif self._first[1].key is not taken.key:  # not of one pattern
+            self._check_alike(taken, *self._first)
         self._taken[micro_batch] = taken
         return taken.drop_graph()  # whoever holds a step that failed holds what was taken
 
@@ -280,15 +279,12 @@ class MiniBatchLoss:
             )
         return MicroBatchLoss(total / count, (Term(total, divisor=part, least=least),), replays=(None,))
 
-    def _check_alike(self, taken: MicroBatchLoss) -> None:
-        """Refuse micro-batches whose losses were computed in different ways."""
-        assert self._first is not None
-        other = self._taken[self._first]
-        assert other is not None
+    def _check_alike(self, taken: MicroBatchLoss, first: int, other: MicroBatchLoss) -> None:
+        """Refuse a micro-batch whose loss was computed in another way than that of the first."""
         if other.key != taken.key or len(other.terms) != len(taken.terms):
             raise refusal(
                 self._loss.function,
-                f"it computes something else than for micro-batch {self._first}: other functions, numbers or "
+                f"it computes something else than for micro-batch {first}: other functions, numbers or "
                 "constants, as where it keeps state from call to call",
             )
 

@@ -198,6 +198,6 @@ def count_classes(target: Tensor, weight: Tensor | None, ignore_index: int) -> f
         return float(np.count_nonzero(target.numpy() != ignore_index))  # half as long as with torch
     kept_targets = target != ignore_index
     if weight is None:
-        return on_host(kept_targets.count_nonzero())
+        return kept_targets.count_nonzero()
     weights = weight.detach().to(target.device, torch.double)
     return on_host((weights[target.where(kept_targets, 0)] * kept_targets).sum())

@@ -145,10 +145,10 @@ class StageActions:
                 saved.wait()
             stash = stashes[micro_batch]
             gradients: graph_cut.Gradients = ()
-            if stash.roots:
-                gradients = (
-                    sink.gradients(micro_batch) if is_last else recv(stage, (Kind.B, stage, micro_batch))
-                )
+            if stash.roots and is_last:
+                gradients = sink.gradients(micro_batch)
+            elif stash.roots:
+                gradients = recv(stage, (Kind.B, stage, micro_batch))
             if stash.added:
                 gradients = (*gradients, *sink.added_gradients(stage, micro_batch))
             if routes:
@@ -156,9 +156,8 @@ class StageActions:
             results = compute(micro_batch, gradients)
             for route in routes:
                 if route.previous is not None:
-                    send(
-                        stage, route.previous, (route.number, route.previous, micro_batch), route.tensor.grad
-                    )
+                    key = route.number, route.previous, micro_batch
+                    send(stage, route.previous, key, route.tensor.grad)
                     route.tensor.grad = None
             if is_first:
                 input_gradients[micro_batch] = results

@@ -81,10 +81,8 @@ class Pricing:
         stages, homes, edges = layout.stages, layout.devices, (0, *layout.borders, self.layers)
         parts = zip(edges[:-1], edges[1:], homes, layout.whole, layout.modes, strict=True)
         forward, inputs, weights, again = zip(*(self._seconds(*part) for part in parts), strict=True)
-        delays, holds = (
-            [0.0] * (stages + 1),
-            [0.0] * (stages + 1),
-        )  # of the border before each stage; the last is none
+        # Of the border before each stage, and behind the last: the first and the last are none.
+        delays, holds = [0.0] * (stages + 1), [0.0] * (stages + 1)
         for at in range(1, stages):
             latency, per_byte = self._link_seconds(homes[at - 1], homes[at])
             holds[at] = self._output[edges[at] - 1] * per_byte
