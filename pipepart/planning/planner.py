@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from schedules.searching.clock import Clock
 
 from ..cluster import Cluster
 from ..input_error import InputError
 from ..profiling import Profile
-from .compression import Compress, compress_links
+from .compression import Compress
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .costs.step_bound import bound_on_cluster
 from .infeasible import Infeasible
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
-from .request import Request, check_arguments, read_request
-from .search.strategies import SECONDS, infeasible_candidates, search
+from .request import Request, read_request
+from .search.strategies import SECONDS, search
 from .suggestions import Changes, InfeasiblePlanError, Suggestion
 
-# If no plan fits: time to find the reason and changes that fit, as a share of the time limit of the search. If the
-# request sets ``seconds``, the rest of the search's time may be used as well.
-EXPLAINING_SHARE = 0.2
-_REASON_SHARE = 0.25  # share of the explaining time for the reason
+# If no plan fits: time to find changes that fit, as a share of the time limit of the search. If the request sets
+# ``seconds``, the rest of the search's time may be used as well.
+EXPLAINING_SHARE = 0.1
 _IMPROVING_SECONDS = 1.0  # time to plan changes that may give a shorter step
 
 
@@ -135,21 +133,21 @@ def plan(
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
     fastest: Plan | None = None
+    reasons: list[Infeasible] = []
     for number, request in enumerate(requests):
         if fastest is None or _bound(request) < _step(fastest):
             left = len(requests) - number
             best = _fastest(request.measured, request, clock if left == 1 else clock.part(1 / left))
-            if best is not None and (fastest is None or _step(best) < _step(fastest)):
+            if isinstance(best, Infeasible):
+                reasons.append(best)
+            elif fastest is None or _step(best) < _step(fastest):
                 fastest = best
     if fastest is not None:
         return fastest
     explaining = EXPLAINING_SHARE * limit
     clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
-    request = max(requests, key=lambda each: each.asked.tensor)  # needs the least memory
-    nearest = _nearest(request, clock)
-    if nearest.plan is not None and nearest.plan.fits:
-        # The cut search overestimates memory, as it bounds many cuts at once.
-        return _with_measured(request.measured, nearest.plan)
+    # The most devices for a stage need the least memory.
+    request, nearest = max(zip(requests, reasons, strict=True), key=lambda pair: pair[0].asked.tensor)
     changes = Changes(request.measured, request.all_devices, request.asked, _planned, clock)
     raise InfeasiblePlanError(nearest, changes.that_fit(nearest), out_of_time=clock.cut_short)
 
@@ -166,23 +164,18 @@ def _requests(
         TypeError, ValueError: as :func:`plan` does.
     """
     if tensor != "auto":
-        return [_request(profile, cluster, replace(options, tensor=tensor))]
+        return [read_request(profile, cluster, replace(options, tensor=tensor))]
     profiles = [profile] if isinstance(profile, Profile) else list(profile)
     requests: list[Request] = []
     refused: InputError | None = None
     for each in profiles:
         try:
-            requests.append(_request(each, cluster, replace(options, tensor=each.tensor)))
+            requests.append(read_request(each, cluster, replace(options, tensor=each.tensor)))
         except InputError as error:  # this number makes no groups that the request can have
             refused = refused or error
     if not requests:
         raise refused or InputError('tensor="auto" chooses from several profiles, got none')
     return sorted(requests, key=_bound) if len(requests) > 1 else requests
-
-
-def _request(profile: Any, cluster: Cluster, options: PlanOptions) -> Request:
-    check_arguments(profile, cluster, options)
-    return read_request(profile, compress_links(cluster, options.compress, profile), options)
 
 
 def _step(plan: Plan) -> float:
@@ -224,13 +217,14 @@ def shorter_steps(plan: Plan, edited: bool) -> list[Suggestion]:
 
 def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan | None:
     """Return the fastest plan; None if no plan fits."""
-    return _fastest(profile, read_request(profile, cluster, options), clock)
+    fastest = _fastest(profile, read_request(profile, cluster, options), clock)
+    return fastest if isinstance(fastest, Plan) else None
 
 
-def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | None:
-    """Return the fastest plan of a request for a profile as measured; None if no plan fits."""
+def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | Infeasible:
+    """Return the fastest plan of a request for a profile as measured, or why no plan fits."""
     fastest = search(request, clock)
-    return None if fastest is None else _with_measured(profile, fastest)
+    return _with_measured(profile, fastest) if isinstance(fastest, Plan) else fastest
 
 
 def _with_measured(profile: Profile, searched: Plan) -> Plan:
@@ -242,22 +236,6 @@ def _with_measured(profile: Profile, searched: Plan) -> Plan:
     result = searched.model_copy(update={"profile": measured})
     as_searched = searched.profile is not None and result.with_overhead()[0].costs == searched.profile.costs
     return result if as_searched else result.predict()
-
-
-def _nearest(request: Request, clock: Clock) -> Infeasible:
-    """Return why no plan fits, for the candidate that lacks the least memory.
-
-    Raises:
-        ValueError: there is no candidate.
-    """
-    reasons = infeasible_candidates(request, clock.part(_REASON_SHARE))
-    nearest = min(reasons, key=lambda reason: reason.deficit_bytes or math.inf, default=None)
-    if nearest is None:
-        raise InputError(
-            f"schedule {request.schedule!r} has no {request.stages} stages on any number of the "
-            f"{len(request.cluster)} devices"
-        )
-    return nearest
 
 
 def micro_batches_worth_trying(batch: int, stages: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from schedules import Kind, Schedule, build
 
@@ -12,7 +12,7 @@ from ..cluster import Cluster
 from ..input_error import InputError, InputTypeError
 from ..profiling import Profile
 from ..units import counted, is_count
-from .compression import compressed_tiers
+from .compression import compress_links, compressed_tiers
 from .constraints import Constraints, read_constraints
 from .costs.stage_memory import ModeChoice, OffloadChoice, RecomputeChoice
 from .overhead import with_overhead
@@ -135,13 +135,25 @@ def _is_forwards_first(name: str) -> bool:
     return runs_forwards_first(build(name, devices=2, micro_batches=4, chunks=CHUNKS.get(name) or 1))
 
 
-def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> Request:
+def read_request(measured: Any, cluster: Any, options: PlanOptions) -> Request:
     """Check the arguments of :func:`pipepart.plan` and return them as a request.
 
     Raises:
         TypeError, ValueError: as :func:`pipepart.plan` does.
     """
-    check_arguments(measured, cluster, options)
+    if not isinstance(measured, Profile):
+        raise InputTypeError(f"plan needs a Profile, as pipepart.profile returns it, got {measured!r:.80}")
+    if not isinstance(cluster, Cluster):
+        raise InputTypeError(
+            f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
+        )
+    check_options(options, cluster)
+    if measured.tensor not in (1, options.tensor):
+        raise InputError(
+            f"the profile has what one of {measured.tensor} processes has of each layer: plan with "
+            f"tensor={measured.tensor}, got tensor={options.tensor}"
+        )
+    cluster = compress_links(cluster, options.compress, measured)
     profile, all_devices = with_overhead(measured, cluster)
     cluster = tensor_groups(all_devices, options.tensor)
     constraints = read_constraints(profile, options.colocate, options.cut_before)
@@ -175,26 +187,6 @@ def read_request(measured: Profile, cluster: Cluster, options: PlanOptions) -> R
         constraints=constraints,
         asked=options,
     )
-
-
-def check_arguments(profile: object, cluster: object, options: PlanOptions) -> None:
-    """Check the types of :func:`pipepart.plan`'s arguments, and its keywords as :func:`check_options` does.
-
-    Raises:
-        TypeError, ValueError: as :func:`pipepart.plan`.
-    """
-    if not isinstance(profile, Profile):
-        raise InputTypeError(f"plan needs a Profile, as pipepart.profile returns it, got {profile!r:.80}")
-    if not isinstance(cluster, Cluster):
-        raise InputTypeError(
-            f"plan needs a Cluster, got {cluster!r:.80}: write for example pipepart.Cluster.virtual(2)"
-        )
-    check_options(options, cluster)
-    if profile.tensor not in (1, options.tensor):
-        raise InputError(
-            f"the profile has what one of {profile.tensor} processes has of each layer: plan with "
-            f"tensor={profile.tensor}, got tensor={options.tensor}"
-        )
 
 
 def check_options(options: PlanOptions, cluster: Cluster) -> None:

@@ -164,7 +164,9 @@ class Changes:
         suggestions = self.planned(self.single(named))
         if not suggestions and frugal != named:
             suggestions = self.planned([frugal, *self.single(frugal)])
-        more_devices = self._fewest_devices(named) or (None if suggestions else self._fewest_devices(frugal))
+        more_devices = self._fewest_devices(named)
+        if not more_devices and not suggestions and frugal != named:
+            more_devices = self._fewest_devices(frugal)
         if more_devices or suggestions or nearest.plan is None:
             return [*suggestions, *([more_devices] if more_devices else [])]
         chunks = nearest.plan.chunks if nearest.plan.chunks > 1 else self.options.chunks

@@ -254,10 +254,18 @@ class ChainCosts:
         seconds[self._no_border] = np.inf
         return seconds
 
-    def last_end_within_seconds(self, start: int, seconds: float) -> int:
-        """Return the last end of a stage from ``start`` on that computes at most ``seconds`` (at least one layer)."""
+    def last_end_within(self, start: int, seconds: float, memory: float) -> int:
+        """Return the last end of a stage from ``start`` on within these limits (at least one layer).
+
+        Args:
+            start: the first layer.
+            seconds: limit of its compute.
+            memory: limit in bytes of what it holds all the time.
+        """
         limit = self.compute_sums[start] + seconds * (1 + TOLERANCE)
-        return max(int(np.searchsorted(self.compute_sums, limit, "right")) - 1, start + 1)
+        of_seconds = np.searchsorted(self.compute_sums, limit, "right")
+        of_memory = np.searchsorted(self._static_sums, self._static_sums[start] + memory, "right")
+        return max(int(min(of_seconds, of_memory)) - 1, start + 1)
 
     def rows(self, last_ends: Sequence[int], *, with_sizes: bool = True) -> Iterator[Row]:
         """Yield the row of each first layer, from the last layer to the first, up to its end in ``last_ends``."""

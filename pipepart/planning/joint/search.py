@@ -40,8 +40,6 @@ def search_jointly(part: Part, starts: Sequence[Plan], allowance: Allowance, see
         allowance: the budget of the search.
         seed: of the random moves.
     """
-    if part.request.asked.reduction == "batch":
-        return None  # the last stage must run all forwards first
     devices = len(part.groups.cluster)
     smallest = 3 * part.micro_batches * min(devices, part.costs.layers)
     if devices > _MOST_DEVICES or smallest * _FEWEST_LAYOUTS > allowance.operations:

@@ -125,16 +125,18 @@ class ChainProblem:
         return self._costs.total_seconds / sum(speeds[: self._stages])
 
     def _ends_within_seconds(self, limit: float) -> list[int]:
-        fastest = max(kind.speed for kind in self._types)
-        return [self._costs.last_end_within_seconds(a, limit * fastest) for a in range(self._costs.layers)]
+        """Return [layers]: the last end of a stage from each layer on, on the fastest and largest device."""
+        seconds = limit * max(kind.speed for kind in self._types)
+        memory = max(kind.memory for kind in self._types) if self._limited else math.inf
+        return [self._costs.last_end_within(a, seconds, memory) for a in range(self._costs.layers)]
 
     def _least_load(self, space: Space, guess: float) -> float | None:
         """Return the smallest bottleneck of a cut that fits, starting from a guess; None if no cut fits."""
-        step = max(abs(guess), 1e-9)
+        step, longest = max(abs(guess), 1e-9), self._ends_within_seconds(math.inf)
         while True:
             ends = self._ends_within_seconds(guess)
             bottleneck = self._intervals(space, self._load, ends, np.maximum).value
-            if bottleneck <= guess or (min(ends) == self._costs.layers and not math.isfinite(bottleneck)):
+            if bottleneck <= guess or (ends == longest and not math.isfinite(bottleneck)):
                 return bottleneck if math.isfinite(bottleneck) else None
             # The bottleneck of a cut is an upper bound of the smallest. Without a cut, raise the guess.
             guess = bottleneck if math.isfinite(bottleneck) else guess + step

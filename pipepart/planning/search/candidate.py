@@ -103,13 +103,10 @@ class Candidate:
     def impossible_reason(self) -> str:
         """Why no cut is possible even with unlimited memory; empty if no reason is known."""
         stages, groups = self.stages, self.part.groups
-        fixed = self.part.request.constraints.stages
         if self.chunks > 1 and self.devices == 1:
             return "several stages on a single device gain nothing"
         if stages > self.costs.layers:
             return f"{stages} stages, and the model has {self.costs.layers} layers"
-        if fixed not in (None, stages):
-            return f"{stages} stages, and cut_before makes {fixed}"
         if groups.replicas > self.costs.micro_batches:
             return (
                 f"{counted(self.costs.micro_batches, 'micro-batch', 'es')} cannot be shared by "

@@ -50,6 +50,12 @@ class CutSearch:
         cuts, _ = self._nearest_cuts()
         return [cut for cut in cuts if not cut.deficit] or (cuts[:1] if self._costs.skips else [])
 
+    @property
+    def deficit(self) -> float:
+        """The memory in bytes that the nearest cut lacks; infinite if no cut is possible."""
+        cuts, _ = self._nearest_cuts()
+        return cuts[0].deficit if cuts else math.inf
+
     def with_bound(self, plan: Plan) -> Plan:
         """Return a plan of the candidate with the bound of its bottleneck, if it is known."""
         candidate, groups = self._candidate, self._part.groups
@@ -100,6 +106,9 @@ class CutSearch:
         return self._problem(limited=True).best()
 
     def _nearest_cuts(self) -> tuple[list[EvaluatedCut], bool]:
+        return self._part.once(("nearest cuts", self._candidate), self._find_nearest_cuts)
+
+    def _find_nearest_cuts(self) -> tuple[list[EvaluatedCut], bool]:
         """Return cuts sorted by memory deficit, then by step, and True if every cut was evaluated.
 
         If the cuts and orders of the devices are few, every cut is evaluated on every order. Otherwise a local search
