@@ -25,7 +25,7 @@ from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
 from .replay.calls import autocast_now
-from .replay.comparing import changed, end_for, samples_of, with_samples
+from .replay.comparing import changed, code_of, end_for, samples_of, with_samples
 from .replay.given import Arguments, Env
 from .replay.layers import BoundCall, held, recorded_layer
 from .replay.recording import Group, Recording
@@ -239,7 +239,7 @@ class RecordedChain(Chain):
         longer = with_samples(arguments, total)
         if longer is None:
             return
-        code = total, *((call.name, call.line) for call in recording.end.calls)
+        code = total, code_of(recording.end.calls)
         if code in self._alike:
             return
         for is_fake in dict.fromkeys((True, self._is_without_values)):
