@@ -13,11 +13,14 @@ from .capture import chain_of, holds_meta
 from .cluster import Cluster, as_cluster
 from .data.arguments import Arguments, check_arguments
 from .data.split import Splitter, micro_batches_of
+from .distributed import check_function
 from .input_error import InputTypeError
 from .loss import declared_reduction
 from .measure import profile
 from .planning import Plan, PlanOptions, check_options, micro_batches_worth_trying, plan
 from .planning.request import refuse_asynchronous
+from .profiling import Parallelize
+from .ranks import under_torchrun
 
 
 def plan_for(
@@ -31,6 +34,7 @@ def plan_for(
     split: Splitter | None,
     layers: Sequence[str] | None,
     with_optimizers: bool,
+    parallelize: Parallelize | None,
     all_devices: bool,
     **keywords: Any,
 ) -> Plan:
@@ -38,6 +42,7 @@ def plan_for(
 
     Args:
         with_optimizers: whether each stage will have an optimizer. Asynchronous schedules need one.
+        parallelize: the function that ``tensor`` and ``shard`` of the plan need.
         all_devices: whether each device must have a stage, even if this does not shorten the step.
         keywords: further keywords of :func:`pipepart.plan`.
 
@@ -53,6 +58,7 @@ def plan_for(
     declared_reduction(loss_fn)
     options = PlanOptions(**keywords)
     check_options(options, cluster)
+    check_function(parallelize, options.tensor, options.shard, len(cluster), under_torchrun())
     if not with_optimizers:
         refuse_asynchronous(options.schedule)
     chain = chain_of(model, layers=layers)
@@ -76,8 +82,9 @@ def plan_for(
     )
     make_plan = partial(plan, layer_profile, cluster, **{**keywords, "allow_split_ties": True})
     result = make_plan()
+    stages = len(result.groups) // result.replicas
     if all_devices and result.unused_devices:
-        result = make_plan(stages=len(cluster))
+        result = make_plan(stages=stages)
     if all_devices and result.unused_devices:  # a searched plan may put several of these stages on one device
-        result = make_plan(stages=len(cluster), schedule="1f1b")
+        result = make_plan(stages=stages, schedule="1f1b")
     return result

@@ -213,6 +213,8 @@ class Pipeline(Calls):
         recompute: Literal["auto", "never", "except-last", "always"] = "auto",
         offload: Literal["auto", "never", "stash"] = "auto",
         replicas: int | Literal["auto"] = 1,
+        tensor: int = 1,
+        shard: bool = False,
         compress: Compress = None,
         seconds: float | None = None,
         optimizer_state: str = "adam",
@@ -238,6 +240,9 @@ class Pipeline(Calls):
             recompute, offload: which stages run their forward again in the backward, or keep their stash on the host
                 until then; ``"auto"`` for those that do not fit into memory otherwise. See :func:`pipepart.plan`.
             replicas: copies of the model that train side by side; ``"auto"`` for the fastest number.
+            tensor, shard: as for :func:`pipepart.plan`, with ``parallelize``. Layers are profiled whole, so the plan
+                counts all their seconds and bytes on each device of a group, and no collectives. If such a plan does
+                not fit, plan with a profile of ``pipepart.profile(..., parallelize=f, tensor=n)``.
             compress: ``"bf16"`` or ``"int8"`` to send activations and gradients in fewer bytes between hosts, or
                 between devices of one host. See :func:`pipepart.plan`.
             seconds: time limit of the search for the plan, as for :func:`pipepart.plan`.
@@ -262,6 +267,8 @@ class Pipeline(Calls):
             "recompute": recompute,
             "offload": offload,
             "replicas": replicas,
+            "tensor": tensor,
+            "shard": shard,
             "compress": compress,
             "seconds": seconds,
             "optimizer_state": optimizer_state,
@@ -277,6 +284,7 @@ class Pipeline(Calls):
             split=split,
             with_optimizers=options.get("optimizer") is not None,
             reduction=options.get("reduction"),
+            parallelize=options.get("parallelize"),
             all_devices=under_torchrun(),
         )
         plan = planned_once(check, make, agreed)

@@ -1,1 +1,1 @@
-"""Pictures of timelines, in the style of papers, as SVG or PNG."""
+"""Pictures of timelines, in the style of papers, as SVG or text."""

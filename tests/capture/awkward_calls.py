@@ -26,9 +26,13 @@ class _Round(torch.autograd.Function):
 
 
 round_straight = _Round.apply
+# Since torch 2.14 apply is no Python code, and calls of it by another name are not seen.
+of_an_alias = (
+    right if hasattr(_Round.apply, "__func__") else refused(r"_Round\.apply is called by another name")
+)
 
 
-@right
+@of_an_alias
 class AliasOfAFunction(Base):
     def forward(self, x):
         for block in self.blocks:
@@ -36,7 +40,7 @@ class AliasOfAFunction(Base):
         return x
 
 
-@right
+@of_an_alias
 class AliasOfAFunctionFirst(Base):
     def make(self):
         self.scale = nn.Parameter(torch.rand(D))

@@ -18,6 +18,8 @@ from tests.support.awkward import Base, D, refused, right
 
 COUNTS = {"forwards": 0}
 FOUND: ContextVar[torch.Tensor] = ContextVar("FOUND")
+SETTINGS: ContextVar[dict[str, float]] = ContextVar("SETTINGS")
+COLLECTED: ContextVar[dict[str, list[torch.Tensor]]] = ContextVar("COLLECTED")
 
 
 @right
@@ -81,6 +83,47 @@ class SetsAContextVariable(OfScaled):
             return super().forward(x)
         finally:
             FACTOR.reset(token)
+
+
+@refused(r"SETTINGS\[''\] changes outside of the calls of that module")
+class SetsAnObjectInAContextVariable(Base):
+    """The blocks do without it, so that only its numbers tell."""
+
+    def make(self):
+        class Block(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) * SETTINGS.get({}).get("scale", 1.0)
+
+        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+
+    def forward(self, x):
+        token = SETTINGS.set({"scale": 2.0})
+        try:
+            return super().forward(x)
+        finally:
+            SETTINGS.reset(token)
+
+
+@right
+class CollectsOutputsInAContextVariable(Base):
+    """As libraries do, by hooks on the blocks."""
+
+    def make(self):
+        def collect(module, args, output):
+            if (found := COLLECTED.get(None)) is not None:
+                found["outputs"].append(output)
+
+        for block in self.blocks:
+            block.register_forward_hook(collect)
+
+    def forward(self, x):
+        found = {"outputs": []}
+        token = COLLECTED.set(found)
+        try:
+            x = super().forward(x)
+        finally:
+            COLLECTED.reset(token)
+        return x + sum(found["outputs"])
 
 
 @refused(r"registers self\.table.* Register it in __init__")

@@ -128,6 +128,16 @@ def test_a_loss_may_read_sizes_of_sequences_of_any_length():
             torch.testing.assert_close(pipe.step(x, y), expected.detach(), rtol=1e-12, atol=0)
 
 
+def test_a_loss_that_counts_samples_at_some_lengths_only_is_refused_there():
+    model = Model(lambda x, y: ((x - y) ** 2).sum() / max(len(x), x.shape[1])).double()
+    plain = copy.deepcopy(model)
+    with piped(model, (torch.zeros(6, 7, 6).double(),) * 2, parts=3) as pipe:
+        x, y = torch.randn(2, 6, 7, 6).double()
+        torch.testing.assert_close(pipe.step(x, y), plain(x, y).detach(), rtol=1e-12, atol=0)
+        with pytest.raises(LossError, match="the number of samples"):
+            pipe.step(x[:, :3], y[:, :3])
+
+
 def test_several_scalars_in_a_tuple_are_refused_as_none_is_named_the_loss():
     model = Model(lambda x, y: (x, x.mean(), F.cross_entropy(x, y, ignore_index=-1))).double()
     with (

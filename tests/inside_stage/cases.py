@@ -140,6 +140,24 @@ def pipeline(model: nn.Module, layout: Layout, plan: Plan | None = None, **optio
     return Pipeline(model, plan, nn.MSELoss(), parallelize=layout.parallelize, timeout=TIMEOUT, **options)
 
 
+def automatic(model: nn.Module, layout: Layout, plan: None = None) -> Pipeline:
+    """``Pipeline.auto`` with the schedule, the micro-batches and the sizes of a layout."""
+    sample, target = batches((8,))[0]
+    return Pipeline.auto(
+        model,
+        sample,
+        target=target,
+        loss_fn=nn.MSELoss(),
+        schedule=layout.schedule,
+        micro_batches=layout.micro_batches,
+        replicas=layout.replicas,
+        tensor=layout.tensor,
+        shard=layout.replicas > 1,
+        parallelize=layout.parallelize,
+        timeout=TIMEOUT,
+    )
+
+
 def gradients(pipe: Pipeline) -> dict[str, Tensor | None]:
     """Whole gradients of the parameters by name."""
     return {name: None if p.grad is None else whole(p.grad).clone() for name, p in pipe.named_parameters()}
@@ -162,10 +180,11 @@ def trained(
     sizes: Sequence[int] = (8, 8),
     plan: Plan | None = None,
     max_norm: float = 0.1,
+    make_pipeline: Callable[..., Pipeline] = pipeline,
 ) -> dict[str, Any]:
     """Train on one mini-batch of each size; return all that other layouts give, too."""
     found: dict[str, Any] = {"losses": [], "norms": [], "gradients": [], "evaluated": []}
-    with pipeline(make(), layout, plan) as pipe:
+    with make_pipeline(make(), layout, plan) as pipe:
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
         for x, y in batches(sizes):
             optimizer.zero_grad()

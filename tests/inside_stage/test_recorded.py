@@ -34,10 +34,14 @@ def plan_for(layout: Layout, tied: bool) -> pipepart.Plan:
     x, y = batches((8,))[0]
     profile = pipepart.profile(towers(tied), x, loss_fn=nn.MSELoss(), target=y, micro_batches=4)
     cluster = pipepart.Cluster.virtual(4, threads=1)
-    stages = 4 // layout.replicas // layout.tensor
-    how = {"replicas": layout.replicas, "tensor": layout.tensor, "schedule": layout.schedule}
+    how = {
+        "cut_before": ["blocks.2"],
+        "replicas": layout.replicas,
+        "tensor": layout.tensor,
+        "schedule": layout.schedule,
+    }
     how |= {"allow_split_ties": tied}
-    return pipepart.plan(profile, cluster, micro_batches=4, stages=stages, **how)  # type: ignore[arg-type]
+    return pipepart.plan(profile, cluster, micro_batches=4, **how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,34 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.inside_stage.cases import Block, Layout, batches, blocks, pipeline, reshard, shard, split
+from tests.inside_stage.cases import (
+    Block,
+    Layout,
+    automatic,
+    batches,
+    blocks,
+    pipeline,
+    reshard,
+    shard,
+    split,
+)
 from tests.support.ranks import ranks
 
 FSDP, TENSOR = Layout(shard, replicas=2), Layout(split, tensor=2)
 
 
 def test_one_process_is_refused():
-    with pytest.raises(ValueError, match="this is one: start torchrun --nproc-per-node 4"):
-        pipeline(blocks(), FSDP)
+    for make, count in ((pipeline, 4), (automatic, 2)):
+        with pytest.raises(ValueError, match=f"this is one: start torchrun --nproc-per-node {count}"):
+            make(blocks(), FSDP)
 
 
 def test_a_plan_of_groups_of_devices_needs_the_function():
-    with pytest.raises(ValueError, match=r"made with tensor=2: pass .* Pipeline\(..., parallelize=f\)"):
-        pipeline(blocks(), TENSOR._replace(parallelize=None))
+    for make in (pipeline, automatic):
+        with pytest.raises(
+            ValueError, match=r"tensor=2 needs the function .* pass parallelize=f to the Pipeline"
+        ):
+            make(blocks(), TENSOR._replace(parallelize=None))
 
 
 def of_the_world(layers: Any, mesh: DeviceMesh) -> None:

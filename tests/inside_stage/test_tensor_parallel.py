@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,16 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipepart.runtime.stage_run import StageRun
-from tests.inside_stage.cases import Layout, batches, blocks, pipeline, split, split_and_shard, trained
+from tests.inside_stage.cases import (
+    Layout,
+    automatic,
+    batches,
+    blocks,
+    pipeline,
+    split,
+    split_and_shard,
+    trained,
+)
 from tests.inside_stage.near_plain import assert_near_plain
 from tests.support.ranks import ranks
 
@@ -25,6 +35,14 @@ def run(layout: Layout) -> list[dict[str, Any]]:
 
 def test_two_stages_of_two_ranks_train_as_the_plain_model():
     assert_near_plain(run(TENSOR))
+
+
+BOTH = Layout(split_and_shard, tensor=2, replicas=2)
+
+
+@pytest.mark.parametrize("layout", [TENSOR, pytest.param(BOTH, marks=pytest.mark.slow)])
+def test_auto_plans_for_tensor_parallelism_and_shards(layout: Layout):
+    assert_near_plain(ranks(4).run(partial(trained, make_pipeline=automatic), blocks, layout))
 
 
 @pytest.mark.slow

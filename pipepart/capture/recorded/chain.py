@@ -18,13 +18,14 @@ from ..chain import Chain
 from ..sequential import state_of
 from .caches import settings_of, without_cache
 from .placing import is_on_meta, is_parted
+from .python_state.access import ATOMS
 from .python_state.surroundings import Surroundings
 from .python_state.values import value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
 from .replay.calls import autocast_now
-from .replay.comparing import changed, end_for, samples_of, with_samples
+from .replay.comparing import changed, code_of, end_for, samples_of, with_samples
 from .replay.given import Arguments, Env
 from .replay.layers import BoundCall, held, recorded_layer
 from .replay.recording import Group, Recording
@@ -145,9 +146,15 @@ class RecordedChain(Chain):
                 self._states.clear()
             self._around = self._states.setdefault(state, next(self._state_numbers))  # the state is large
             self._state = state
-        flat = [pytree.tree_flatten(call) for call in calls]
+        around = (
+            self._around,
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            autocast_now(),
+        )
+        flat = [_flattened(call) for call in calls]
         passed = [[leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves, _ in flat]
-        keys = [_key(*entry, self._around) for entry in flat]
+        keys = [(_key(*entry), around) for entry in flat]
         recordings = [self._found(*entry) for entry in zip(calls, passed, keys, strict=True)]
         for recording in dict.fromkeys(recordings):
             recording.uses += 1
@@ -222,9 +229,9 @@ class RecordedChain(Chain):
     def _note_end(self, recording: Recording, arguments: Arguments, total: int) -> None:
         """Find what the model's own loss would be recorded as for ``total`` samples, those of the mini-batch.
 
-        It is recorded again with fake parameters, or with those of the model if its code reads values. Code whose
-        numbers are the same for a micro-batch and for ``total`` samples is not recorded again for inputs of other
-        shapes. A model that takes no more samples is taken at its word.
+        It is recorded again with fake parameters, or with those of the model if its code reads values. A loss that was
+        the same for ``total`` samples is not recorded again for inputs of other shapes if its numbers are those that it
+        had then. A model that takes no more samples is taken at its word.
         """
         if not recording.end.calls or total in recording.ends:
             return
@@ -232,7 +239,7 @@ class RecordedChain(Chain):
         longer = with_samples(arguments, total)
         if longer is None:
             return
-        code = total, *((call.name, call.line) for call in recording.end.calls)
+        code = total, code_of(recording.end.calls)
         if code in self._alike:
             return
         for is_fake in dict.fromkeys((True, self._is_without_values)):
@@ -336,16 +343,22 @@ def _opening_of(model: nn.Module, groups: Mapping[str, Group]) -> Opening:
     return Opening(model, [*whole], [owner for owner in owners if not f"{owner}.".startswith(inside)])
 
 
-def _key(leaves: Sequence[Any], spec: pytree.TreeSpec, around: int) -> Hashable:
+def _flattened(arguments: Arguments) -> tuple[list[Any], Hashable]:
+    """Return the leaves of arguments and a key of their nest. Most have no nests, and are flattened without pytree."""
+    args, kwargs = arguments
+    values = [*args, *kwargs.values()]
+    if all(type(value) is Tensor or type(value) in ATOMS for value in values):
+        return values, (len(args), *kwargs)
+    leaves, spec = pytree.tree_flatten(arguments)
+    return leaves, repr(spec)
+
+
+def _key(leaves: Sequence[Any], nest: Hashable) -> Hashable:
     places = {id(leaf): place for place, leaf in enumerate(leaves)}  # an argument may be given twice
     return (
-        repr(spec),
-        tuple(_key_of(leaf) for leaf in leaves),
+        nest,
+        tuple([_key_of(leaf) for leaf in leaves]),
         tuple([places[id(leaf)] for leaf in leaves if isinstance(leaf, Tensor)]),
-        around,
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        autocast_now(),
     )
 
 

@@ -21,6 +21,38 @@ Layers = Mapping[str, nn.Module]
 Place = tuple[nn.Module, str]  # a module, and the name of one of its parameters
 
 
+def check_function(
+    parallelize: Parallelize | None, tensor: int, shard: bool, devices: int, under_torchrun: bool
+) -> None:
+    """Check the function that parallelizes layers against the plan, or the wanted plan, and the processes.
+
+    Args:
+        parallelize: the user's function; None if there is none.
+        tensor, shard: of the plan.
+        devices: number of devices of the plan's cluster.
+        under_torchrun: whether this process is one of several.
+
+    Raises:
+        TypeError: it is no function.
+        ValueError: the plan needs it and there is none; or there is one process only.
+    """
+    if parallelize is None:
+        if tensor > 1 or shard:
+            wanted = f"tensor={tensor}" if tensor > 1 else "shard=True"
+            raise InputError(
+                f"{wanted} needs the function that parallelizes the layers of a stage: pass parallelize=f to the "
+                f"Pipeline, or plan without {wanted}"
+            )
+        return
+    if not callable(parallelize):
+        raise InputTypeError(f"parallelize must be a function of layers and a mesh, got {parallelize!r:.80}")
+    if not under_torchrun:
+        raise InputError(
+            "parallelize= shares layers out among processes, and this is one: start "
+            f"torchrun --nproc-per-node {devices}"
+        )
+
+
 def check_parallelize(
     parallelize: Parallelize | None, plan: Plan, under_torchrun: bool, options: Mapping[str, Any]
 ) -> None:
@@ -36,21 +68,9 @@ def check_parallelize(
         TypeError: it is no function.
         ValueError: the plan, or an option, cannot be combined with it; or the plan needs it.
     """
+    check_function(parallelize, plan.tensor, plan.shard, len(plan.cluster), under_torchrun)
     if parallelize is None:
-        if plan.tensor > 1 or plan.shard:
-            wanted = f"tensor={plan.tensor}" if plan.tensor > 1 else "shard=True"
-            raise InputError(
-                f"the plan was made with {wanted}: pass the function that parallelizes the layers of a stage, "
-                "Pipeline(..., parallelize=f), or plan without it"
-            )
         return
-    if not callable(parallelize):
-        raise InputTypeError(f"parallelize must be a function of layers and a mesh, got {parallelize!r:.80}")
-    count = len(plan.cluster)
-    if not under_torchrun:
-        raise InputError(
-            f"parallelize= shares layers out among processes, and this is one: start torchrun --nproc-per-node {count}"
-        )
     if plan.asynchronous:
         raise InputError(
             f"schedule {plan.schedule!r} is asynchronous, and keeps several versions of the weights, which "

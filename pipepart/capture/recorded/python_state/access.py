@@ -23,8 +23,8 @@ from ....autograd.in_place import version
 PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 """Values that nothing changes."""
 
-CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger)
-"""Objects that are not looked into."""
+CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger, type)
+"""Objects that are not looked into. What code names of a class or a Python module is found by that name."""
 
 COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 """Collections of Python itself; subclasses may do anything when they are used."""
@@ -83,10 +83,9 @@ def access_to(value: Any) -> Access | None:
         return None  # changes with every call
     if issubclass(kind, dict | list | set | deque):
         return _COLLECTION if len(value) <= ITEMS else _LARGE
-    if issubclass(kind, type):
-        return _CLASS if value.__module__ not in ("builtins", "torch") else None
     if issubclass(kind, FunctionType):
-        holds = value.__closure__ or value.__defaults__ or value.__kwdefaults__
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        holds = value.__closure__ or any(type(default) not in ATOMS for default in defaults)
         return _FUNCTION if holds and not (value.__module__ or "").startswith(_COMPILER) else None
     for kinds, access in _KNOWN:
         if issubclass(kind, kinds):
@@ -144,10 +143,6 @@ def _fill_cells(value: FunctionType, was: Contents) -> None:
             cell.cell_contents = was[name]
 
 
-def _of_class(kind: type) -> Contents:
-    return {name: item for name, item in vars(kind).items() if isinstance(item, PLAIN)}
-
-
 def _fill_object(value: Any, was: Contents) -> None:
     slots = _slots(value)
     rebind(getattr(value, "__dict__", {}), {**was, **attributes(value)}.keys() - slots, was)
@@ -174,7 +169,6 @@ MODULE = Access(_of_module, leave)
 _COLLECTION = Access(_of_collection, _fill)
 _LARGE = Access(lambda value: {"length": len(value)}, leave)
 _FUNCTION = Access(_of_function, _fill_cells)
-_CLASS = Access(_of_class, lambda kind, was: rebind(kind, {**_of_class(kind), **was}, was))
 _OBJECT = Access(attributes, _fill_object)
 _TENSOR = Access(lambda tensor: {_VALUES: version(tensor)}, leave)
 _ARRAY = Access(

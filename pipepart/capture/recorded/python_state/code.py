@@ -51,16 +51,19 @@ class Code:
     ) -> None:
         self.names: set[str] = set()
         self.functions: dict[FunctionType, None] = {}
-        self._globals: list[tuple[dict[str, Any], list[str]]] = []
+        self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}  # of each file: what it names
         self._cells: list[tuple[str, CellType]] = []
         self._holders: dict[bool, list[Holder]] = {}
         self._seen: dict[int, Any] = {}  # objects and collections, kept so that no other one gets the id
         self._owners: list[Mapping[str, Any]] = [held]  # what has attributes of these names
         self._owners += [vars(base) for kind in kinds for base in kind.__mro__ if _is_users_class(base)]
-        named: dict[int, Any] = {}  # classes and modules that it names
+        bases = [base for kind in kinds for base in kind.__mro__]
+        named: dict[int, Any] = {id(base): base for base in bases}  # classes and modules that it names
         waiting = [*forwards]
         while waiting:
             value = waiting.pop()
+            if isinstance(value, type | ModuleType):
+                named[id(value)] = value
             function, parts = _function_of(value)
             waiting += parts or self._parts_of(value)
             if function is None or function in self.functions:
@@ -69,14 +72,12 @@ class Code:
             written = {name for code in _codes(function.__code__) for name in _names(code)}
             self.names |= written
             near = [function.__globals__[name] for name in written & function.__globals__.keys()]
-            named.update((id(thing), thing) for thing in near if isinstance(thing, type | ModuleType))
-            self._globals.append((function.__globals__, sorted(written & function.__globals__.keys())))
+            table, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, {}))
+            names.update(dict.fromkeys(sorted(written & table.keys())))
             self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             waiting += near
             waiting += [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
             waiting += [owner[name] for owner in self._owners for name in written & owner.keys()]
-        bases = [base for kind in kinds for base in kind.__mro__]
-        named.update((id(thing), thing) for thing in bases)
         self._of_classes = [
             (thing, names)
             for thing in named.values()
@@ -142,7 +143,7 @@ class Code:
         return self._holders[recorded]
 
     def _iterate_holders(self, recorded: bool) -> Iterator[Holder]:
-        for table, names in self._globals:
+        for table, names in self._globals.values():
             yield names_holder(str(table.get("__name__", "")).rpartition(".")[2], table, names, recorded)
         for kind, names in self._of_classes:
             yield names_holder(kind.__name__, kind, names, recorded)
@@ -157,7 +158,7 @@ class Code:
 def _values(table: Mapping[str, Any], names: set[str]) -> Iterator[str]:
     """Return those of the names that a class or module binds to values."""
     for name in sorted(names & table.keys()):
-        if not isinstance(table[name], (*CLOSED, type, property, staticmethod, classmethod, FunctionType)):
+        if not isinstance(table[name], (*CLOSED, property, staticmethod, classmethod, FunctionType)):
             yield name
 
 

@@ -98,11 +98,8 @@ class Surroundings:
         for code in codes:
             yield from code.holders(recorded=True)
         is_open = set(opened)
-        names_here = frozenset(names - TABLES)
-        access = Access(lambda module: _named(vars(module), names_here), leave)
-        for module in self._model.modules():
-            if module not in is_open:
-                yield Holder("", None, module, access, module)
+        others = [vars(module) for module in self._model.modules() if module not in is_open]
+        yield Holder("", None, self._model, _of_whole(others, frozenset(names - TABLES)))
         if "requires_grad" in names:
             yield Holder("", None, self._model, Access(_trained, leave))
 
@@ -126,6 +123,19 @@ def _of_open(names: set[str]) -> Access:
         return contents | {
             "<class>": type(module),
             "<forward>": getattr(module.forward, "__func__", module.forward),
+        }
+
+    return Access(read, leave)
+
+
+def _of_whole(modules: Sequence[dict[str, Any]], names: frozenset[str]) -> Access:
+    """Return the access to the attributes of whole modules that code names. One holder has those of all modules."""
+
+    def read(owner: Any) -> Contents:
+        return {
+            (place, name): attributes[name]
+            for place, attributes in enumerate(modules)
+            for name in names.intersection(attributes)
         }
 
     return Access(read, leave)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -61,6 +61,11 @@ def changed(first: Sequence[Call], second: Sequence[Call]) -> str:
                 f"with the same arguments. That value changes from forward to forward: {CHANGES}"
             )
     return ""
+
+
+def code_of(calls: Sequence[Call]) -> Hashable:
+    """Return a key of calls: their functions, lines, and arguments other than tensors."""
+    return tuple([(call.name, call.line, *_compared(call.given.leaves)) for call in calls])
 
 
 def samples_of(arguments: Sequence[Any]) -> int:
