@@ -156,8 +156,8 @@ def partitioned(profile: Profile, cluster: Cluster, **options: Any) -> Plan | In
     if candidate.impossible_reason:
         return CutSearch(candidate).explain()
     if candidate.chunks > 1:
-        cuts = CutSearch(candidate).best_cuts()
-        return candidate.plan_of(cuts[0].borders, cuts[0].order) if cuts else CutSearch(candidate).explain()
+        best = CutSearch(candidate).best_cut()
+        return candidate.plan_of(best.borders, best.order) if best else CutSearch(candidate).explain()
     cut = CutSearch(candidate).smallest_bottleneck()
     if cut is None:
         return CutSearch(candidate).explain()

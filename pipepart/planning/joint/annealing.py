@@ -37,7 +37,6 @@ _FIRST_TEMPERATURE = 0.15
 _LAST_TEMPERATURE = 0.03  # relative to the first
 _OPERATIONS_PER_STAGE = 7  # work of changing and bounding a layout, in operations per stage
 _LIMITED_WORK = 2.5  # dispatching within limits of memory takes this times as long
-_PLAYED_WORK = 0.7  # work of playing an order and counting its memory, per operation
 # Mean fraction of the operations dispatched before a slow layout is given up.
 _MEAN_FRACTION_BEFORE_CUTOFF = 0.4
 # The mean end of the devices with stages is hardly ever below this fraction of the layout's bound.
@@ -149,7 +148,7 @@ class Annealing:
             used = len(set(layout.devices)) / self.pricing.devices
             if _bound(problem) * (1 + _MEAN_END_TO_BOUND * used) > limit:
                 continue
-            ordered = self._dispatch(layout, problem, limit) or self._in_same_order(here, layout, problem)
+            ordered = self._dispatch(layout, problem, limit)
             if ordered is not None and ordered.score <= limit:
                 here = ordered
                 if ordered.seconds < best.seconds:
@@ -182,20 +181,6 @@ class Annealing:
         if dispatched is None:
             return None
         return OrderedLayout(layout, problem, dispatched.rows, dispatched.done)
-
-    def _in_same_order(self, here: OrderedLayout, layout: Layout, problem: Problem) -> OrderedLayout | None:
-        """Return a layout with the order of another one on the same devices; None if it does not fit the memory.
-
-        Under tight memory few dispatched orders fit.
-        """
-        before = here.layout
-        if problem.memory is None or (layout.devices, layout.whole) != (before.devices, before.whole):
-            return None
-        self._allowance.spend(_PLAYED_WORK * problem.operations)
-        ends = play(problem, here.rows)
-        if ends is None or not fits(problem, here.rows, ends):
-            return None
-        return OrderedLayout(layout, problem, here.rows, last_ends(here.rows, ends))
 
 
 def _bound(problem: Problem) -> float:

@@ -28,15 +28,12 @@ class Moves:
         self._borders: list[int] = part.costs.allowed_borders.tolist()
         self._fixed_stages = part.fixed_stages
         self._chunks = part.request.chunks or math.inf
-        self._modes = part.modes
-        may_change_mode = pricing.limited and len(self._modes) > 1
         self._choices = (
             [self._shift] * 8 + [self._change_device] * 3 + [self._exchange] * 3 + [self._change_rule] * 2
         )
         if self._fixed_stages is None:
             self._choices += [self._split] * 2 + [self._merge] * 2
         self._choices += [self._toggle_whole] * (2 * pricing.whole_helps)
-        self._choices += [self._change_mode] * (2 * may_change_mode)
 
     def neighbour(self, layout: Layout) -> Layout | None:
         """Return a random neighbour; None if the drawn move is not possible."""
@@ -126,11 +123,3 @@ class Moves:
         """Switch a stage between whole backwards and separate I and W."""
         at = self._random.randrange(layout.stages)
         return replace(layout, whole=(*layout.whole[:at], not layout.whole[at], *layout.whole[at + 1 :]))
-
-    def _change_mode(self, layout: Layout) -> Layout | None:
-        """Change the mode of a stage: keep, recompute or offload its stash."""
-        at = self._random.randrange(layout.stages)
-        mode = self._random.choice(self._modes)
-        if mode == layout.modes[at] or not self._pricing.trains((*layout.borders, self._pricing.layers)[at]):
-            return None
-        return replace(layout, modes=(*layout.modes[:at], mode, *layout.modes[at + 1 :]))

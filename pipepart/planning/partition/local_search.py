@@ -18,7 +18,6 @@ from ..costs.stage_memory import Floats, Ints
 _STEPS = tuple(sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (1, -1))
 _MOST_EXCHANGES = 64  # exchanges of two unlike devices to try in each step of a climb
 _LEAST_GAIN = 1e-3  # a climb ends if a move shortens the seconds by a smaller share
-_BEST = 8  # evaluated cuts to return
 
 # Evaluates cuts [cuts, borders] on orders [cuts, rows]. Returns the largest memory deficit of any device in bytes (0 or
 # less if all fit) and the seconds: each [cuts]. Smaller is better, bytes first.
@@ -67,42 +66,36 @@ class LocalSearch:
         self._type_of = {device: number for number, kind in enumerate(types) for device in kind.devices}
         self._types, self._evaluate, self._left, self._clock = types, evaluate, most, clock
 
-    def best_of_all(self, orders: Sequence[tuple[int, ...]]) -> list[EvaluatedCut]:
-        """Evaluate every cut on each of the orders; return the best cuts, the best first."""
+    def best_of_all(self, orders: Sequence[tuple[int, ...]]) -> EvaluatedCut | None:
+        """Evaluate every cut on each of the orders; return the best."""
         inner = len(self._rows) - 1
         cuts = list(itertools.combinations(self._allowed.tolist(), inner))
         borders = np.array(cuts, dtype=np.int64).reshape(len(cuts), inner)
         table = np.repeat(np.array(orders, dtype=np.int64), len(borders), axis=0)
-        return self.evaluated(np.tile(borders, (len(orders), 1)), table)
+        return self.best_of(np.tile(borders, (len(orders), 1)), table)
 
-    def climb(self, start: EvaluatedCut) -> list[EvaluatedCut]:
-        """Move to the best neighbour until no neighbour is better; return all cuts on the way, the best first."""
-        passed = [start]
+    def climb(self, here: EvaluatedCut) -> EvaluatedCut:
+        """Move to the best neighbour until no neighbour is better; return the last cut."""
         while self._left > 0 and not self._clock.is_over:
-            here = passed[0]
-            neighbours = self.evaluated(*self._neighbours(here))
-            if not neighbours or neighbours[0].deficit > here.deficit:
+            best = self.best_of(*self._neighbours(here))
+            if best is None or best.deficit > here.deficit:
                 break
-            best = neighbours[0]
             if best.deficit == here.deficit and best.seconds >= here.seconds * (1 - _LEAST_GAIN):
                 break
-            passed.insert(0, best)
-        return passed
+            here = best
+        return here
 
-    def evaluated(self, borders: Borders, orders: Ints) -> list[EvaluatedCut]:
-        """Evaluate cuts; return the best of them, the best first."""
+    def best_of(self, borders: Borders, orders: Ints) -> EvaluatedCut | None:
+        """Evaluate cuts; return the best of them, or None if there are none."""
         if not len(borders):
-            return []
+            return None
         self._left -= len(borders)
         deficits, seconds = self._evaluate(borders, orders)
         deficits = np.maximum(deficits, 0.0)
-        best = np.lexsort((seconds, deficits))[:_BEST]
-        return [
-            EvaluatedCut(
-                float(deficits[at]), float(seconds[at]), tuple(borders[at].tolist()), tuple(orders[at].tolist())
-            )
-            for at in best
-        ]  # fmt: skip
+        at = np.lexsort((seconds, deficits))[0]
+        return EvaluatedCut(
+            float(deficits[at]), float(seconds[at]), tuple(borders[at].tolist()), tuple(orders[at].tolist())
+        )
 
     def _neighbours(self, here: EvaluatedCut) -> tuple[Borders, Ints]:
         """Return the neighbours of a cut: one or two borders moved, or devices exchanged or replaced."""

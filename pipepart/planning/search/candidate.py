@@ -125,11 +125,6 @@ class Candidate:
         """True if there are enough allowed borders for a cut into this many stages."""
         return len(self.costs.allowed_borders) >= self.stages - 1
 
-    @property
-    def is_exact(self) -> bool:
-        """True if the evaluated seconds of a cut are those of its plan: no shared ports, no gradients to sum."""
-        return not self.cluster.network and self.part.groups.replicas * self.cut_costs.copies == 1
-
     def evaluate(self, borders: Borders, orders: Ints) -> tuple[Floats, Floats]:
         """Return the largest memory deficit of any device in bytes, [cuts], and the seconds of a step, [cuts].
 

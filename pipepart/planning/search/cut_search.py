@@ -1,4 +1,4 @@
-"""Finds the cuts of a candidate with the shortest steps, a lower bound of its bottleneck, and its plan."""
+"""Finds the cut of a candidate with the shortest step, a lower bound of its bottleneck, and its plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from .candidate import Candidate
 _EFFORT = 600_000
 _MOST_ORDERED = 12  # with more devices that are not all alike, never evaluate every order of them
 _LEAST_EVALUATED = 64  # cuts to evaluate even if the schedule has very many actions
-_SIMULATED = 3  # cuts to make plans of, if their evaluated seconds are not exact or their plans do not fit
 
 
 class CutSearch:
@@ -41,20 +40,19 @@ class CutSearch:
         self._candidate, self._part, self._costs = candidate, candidate.part, candidate.costs
         self._clock = clock or Clock()
 
-    def best_cuts(self) -> list[EvaluatedCut]:
-        """Return cuts that fit, the shortest step first.
+    def best_cut(self) -> EvaluatedCut | None:
+        """Return the cut with the shortest step that fits.
 
-        If no cut fits there are no cuts, except with skip connections: then the nearest cut is returned, because its
-        memory is an upper bound.
+        If no cut fits, return None; with skip connections the nearest cut, because its memory is an upper bound.
         """
-        cuts, _ = self._nearest_cuts()
-        return [cut for cut in cuts if not cut.deficit] or (cuts[:1] if self._costs.skips else [])
+        cut, _ = self._nearest_cut()
+        return cut if cut is not None and (not cut.deficit or self._costs.skips) else None
 
     @property
     def deficit(self) -> float:
         """The memory in bytes that the nearest cut lacks; infinite if no cut is possible."""
-        cuts, _ = self._nearest_cuts()
-        return cuts[0].deficit if cuts else math.inf
+        cut, _ = self._nearest_cut()
+        return cut.deficit if cut else math.inf
 
     def with_bound(self, plan: Plan) -> Plan:
         """Return a plan of the candidate with the bound of its bottleneck, if it is known."""
@@ -76,15 +74,15 @@ class CutSearch:
         if candidate.impossible_reason:
             where = f"schedule {candidate.schedule!r} on {counted(candidate.devices, 'device')}"
             return Infeasible(f"{where}: {candidate.impossible_reason}")
-        cuts, tried_all = self._nearest_cuts()
-        if not cuts:
+        cut, tried_all = self._nearest_cut()
+        if cut is None:
             return Infeasible(
                 f"no cut into {counted(candidate.stages, 'stage')} is possible: layers that share parameters or "
                 "buffers, or that colocate names, are in one stage"
             )
-        nearest = candidate.plan_of(cuts[0].borders, cuts[0].order)
+        nearest = candidate.plan_of(cut.borders, cut.order)
         exact = tried_all and not self._costs.skips  # with skip connections memory is an upper bound
-        return explain_infeasible(nearest, int(cuts[0].deficit) if exact else None)
+        return explain_infeasible(nearest, int(cut.deficit) if exact else None)
 
     def smallest_bottleneck(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck, for one stage per device; None if no cut fits.
@@ -105,27 +103,27 @@ class CutSearch:
             return cut
         return self._problem(limited=True).best()
 
-    def _nearest_cuts(self) -> tuple[list[EvaluatedCut], bool]:
-        return self._part.once(("nearest cuts", self._candidate), self._find_nearest_cuts)
+    def _nearest_cut(self) -> tuple[EvaluatedCut | None, bool]:
+        return self._part.once(("nearest cut", self._candidate), self._find_nearest_cut)
 
-    def _find_nearest_cuts(self) -> tuple[list[EvaluatedCut], bool]:
-        """Return cuts sorted by memory deficit, then by step, and True if every cut was evaluated.
+    def _find_nearest_cut(self) -> tuple[EvaluatedCut | None, bool]:
+        """Return the cut with the smallest memory deficit, then the shortest step; True if every cut was evaluated.
 
         If the cuts and orders of the devices are few, every cut is evaluated on every order. Otherwise a local search
         starts from the cut with the smallest bottleneck, or from stages in proportion to the speeds of their devices.
         """
         candidate = self._candidate
         if candidate.impossible_reason or not candidate.has_cuts:
-            return [], False
+            return None, False
         if self._tries_every_cut:
             return self._local_search().best_of_all(self._orders(_EFFORT)), True
         if not candidate.is_plain:
             return self._climb(self._proportional_cuts()), False
-        cuts: list[EvaluatedCut] = []
+        cut: EvaluatedCut | None = None
         with suppress(OutOfTime):
             smallest = self._bottleneck_without_limits()
             if smallest is None:
-                return [], False
+                return None, False
             starts = [smallest]
             if candidate.is_limited:
                 # A cut within the memory limits of one schedule is near those of all schedules on as many devices.
@@ -133,10 +131,10 @@ class CutSearch:
                 with suppress(OutOfTime):
                     shared = self._part.once(key, self.smallest_bottleneck)
                     starts += filter(None, [shared or self.smallest_bottleneck()])
-            cuts = self._climb(starts)
-            if cuts and cuts[0].deficit and (limited := self.smallest_bottleneck()) is not None:
-                cuts = self._climb([limited])
-        return cuts or self._climb(self._proportional_cuts()), False
+            cut = self._climb(starts)
+            if cut is not None and cut.deficit and (limited := self.smallest_bottleneck()) is not None:
+                cut = self._climb([limited])
+        return cut or self._climb(self._proportional_cuts()), False
 
     def _bottleneck_without_limits(self) -> ChainCut | None:
         """Return the cut with the smallest bottleneck without memory limits; None if no cut is possible."""
@@ -184,15 +182,15 @@ class CutSearch:
             self._clock,
         )
 
-    def _climb(self, starts: Sequence[ChainCut]) -> list[EvaluatedCut]:
-        """Climb from the best of these cuts; return the cuts on the way, the best first."""
+    def _climb(self, starts: Sequence[ChainCut]) -> EvaluatedCut | None:
+        """Climb from the best of these cuts; return the cut that is reached."""
         if not starts:
-            return []
+            return None
         search = self._local_search()
         borders = np.array([cut.first_layers[1:] for cut in starts], dtype=np.int64).reshape(len(starts), -1)
         orders = np.array([cut.device_indices for cut in starts], dtype=np.int64)
-        evaluated = search.evaluated(borders, orders)
-        return search.climb(evaluated[0]) if evaluated else []
+        start = search.best_of(borders, orders)
+        return search.climb(start) if start else None
 
     def _proportional_cuts(self) -> list[ChainCut]:
         """Return cuts into stages in proportion to the speeds of their devices, for a few orders of the devices."""
@@ -205,27 +203,13 @@ class CutSearch:
         return cuts
 
 
-def best_plan(candidate: Candidate, cuts: Sequence[EvaluatedCut], clock: Clock) -> Plan | None:
-    """Return the fastest plan of these cuts; None if no plan fits.
+def plan_of_cut(candidate: Candidate, cut: EvaluatedCut) -> Plan | None:
+    """Return the plan of a cut; None if it does not fit.
 
-    Cuts count memory as if all stages took equal times. In the simulated step of a plan more messages may wait. If no
-    plan fits for that reason, devices without enough memory switch to modes that need less.
+    Cuts count memory as if all stages took equal times. In the simulated step of a plan more messages may wait. If the
+    plan does not fit for that reason, devices without enough memory switch to modes that need less.
     """
-    drafts: list[Plan] = []
-    for cut in cuts[:_SIMULATED]:
-        drafts.append(candidate.plan_of(cut.borders, cut.order))
-        if clock.is_over or (drafts[-1].fits and candidate.is_exact):
-            break
-    fitting = [draft for draft in drafts if draft.fits]
-    if not fitting:
-        fitting = [draft for draft in [_with_less_memory(drafts[0], candidate)] if draft.fits]
-    if not fitting:
-        return None
-    return min(fitting, key=lambda draft: draft.predicted.step_seconds)
-
-
-def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan:
-    """Switch devices without enough memory to modes that need less."""
+    plan = candidate.plan_of(cut.borders, cut.order)
     modes = MODE_SETS[candidate.choice]
     for _ in modes[1:]:
         needs = zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True)
@@ -240,4 +224,4 @@ def _with_less_memory(plan: Plan, candidate: Candidate) -> Plan:
             for stage, names in zip(plan.stages, homes, strict=True)
         ]
         plan = plan.model_copy(update={"stages": tuple(stages)}).predict(candidate.costs)
-    return plan
+    return plan if plan.fits else None

@@ -20,7 +20,7 @@ from ..plans.searched_order import SEARCH, order_text
 from ..request import Request
 from .alternatives import list_alternatives
 from .candidate import Candidate, candidates_of
-from .cut_search import CutSearch, best_plan
+from .cut_search import CutSearch, plan_of_cut
 from .parts import FEW_DEVICES, Part, parts_of
 
 SECONDS = 10.0  # time of a search, if the request does not set it
@@ -46,7 +46,7 @@ class _Results:
 
     def __init__(self) -> None:
         # Of unfinished candidates, if they were searched.
-        self._cuts: dict[Candidate, list[EvaluatedCut]] = {}
+        self._cuts: dict[Candidate, EvaluatedCut] = {}
         self.plans: dict[Candidate, Plan] = {}
         self.unfinished: dict[Candidate, float] = {}
         self.failed: list[Candidate] = []
@@ -61,13 +61,13 @@ class _Results:
         return bound < self.fastest * (1 - TOLERANCE)
 
     def try_candidate(self, candidate: Candidate, clock: Clock) -> None:
-        """Search the cuts of a candidate. Make its plan if that may be the fastest."""
-        cuts = CutSearch(candidate, clock).best_cuts()
-        least = cuts[0].seconds + candidate.cluster.step_seconds if cuts else math.inf
-        if cuts and not self.can_beat(least):
-            self.unfinished[candidate], self._cuts[candidate] = least, cuts
+        """Search the best cut of a candidate. Make its plan if that may be the fastest."""
+        cut = CutSearch(candidate, clock).best_cut()
+        least = cut.seconds + candidate.cluster.step_seconds if cut else math.inf
+        if cut and not self.can_beat(least):
+            self.unfinished[candidate], self._cuts[candidate] = least, cut
         else:
-            self._make_plan(candidate, cuts, clock)
+            self._make_plan(candidate, cut)
 
     def best_first(self) -> list[Candidate]:
         """Return the candidates with cuts: the shortest step first, or the lowest bound of a step without a plan."""
@@ -75,15 +75,15 @@ class _Results:
         seconds |= {candidate: self.unfinished[candidate] for candidate in self._cuts}
         return sorted(seconds, key=seconds.__getitem__)
 
-    def finish(self, candidate: Candidate, clock: Clock) -> Plan | None:
+    def finish(self, candidate: Candidate) -> Plan | None:
         """Return the plan of a candidate with cuts, made now if there is none yet; None if no plan fits."""
         if candidate in self._cuts:
             del self.unfinished[candidate]
-            self._make_plan(candidate, self._cuts.pop(candidate), clock)
+            self._make_plan(candidate, self._cuts.pop(candidate))
         return self.plans.get(candidate)
 
-    def _make_plan(self, candidate: Candidate, cuts: Sequence[EvaluatedCut], clock: Clock) -> None:
-        plan = best_plan(candidate, cuts, clock) if cuts else None
+    def _make_plan(self, candidate: Candidate, cut: EvaluatedCut | None) -> None:
+        plan = plan_of_cut(candidate, cut) if cut else None
         if plan is None:
             self.failed.append(candidate)
         else:
@@ -96,7 +96,7 @@ class _Results:
             if len(names) > _OTHER_SCHEDULES or clock.seconds_left < candidate.simulation_seconds:
                 return
             if candidate.schedule not in names:
-                self.finish(candidate, clock)
+                self.finish(candidate)
 
 
 def search(request: Request, clock: Clock) -> Plan | Infeasible:
@@ -199,7 +199,7 @@ def _search_jointly(request: Request, parts: Iterable[Part], results: _Results, 
         if candidate.part is not part or len(starts) == _JOINT_STARTS:
             continue
         placement = candidate.bare_schedule.device_of
-        if placement not in starts and (plan := results.finish(candidate, clock)) is not None:
+        if placement not in starts and (plan := results.finish(candidate)) is not None:
             starts[placement] = plan
     seconds = request.seconds or SECONDS
     operations = _SHORT_OPERATIONS if _is_short(request) else int(seconds * OPERATIONS_PER_SECOND)
