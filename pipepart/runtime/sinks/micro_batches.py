@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import torch
@@ -118,7 +117,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        return list(starmap(self._seed, weights))
+        return [self._seed(weight, like) for weight, like in weights]
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
@@ -179,7 +178,7 @@ def _of_group(batch: MicroBatches, group: range) -> MicroBatches:
         return batch
     part = slice(group.start, group.stop)
     inputs, targets, sizes = batch.inputs[part], batch.targets[part], batch.sizes[part]
-    return MicroBatches(inputs, targets, sizes, Apart(), batch.by_samples)
+    return batch._replace(inputs=inputs, targets=targets, sizes=sizes, target=Apart())
 
 
 def make_loss_sink(
