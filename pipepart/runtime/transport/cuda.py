@@ -126,6 +126,15 @@ class Streams:
                     waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
 
     @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Let a step begin and end within the block, in the midst of another one."""
+        before = self._callers
+        try:
+            yield
+        finally:
+            self._callers = before
+
+    @contextmanager
     def entered(self, worker: int) -> Iterator[None]:
         """Put the calling thread on the worker's streams, and on its device, within the block."""
         home = self._homes[worker]
