@@ -254,6 +254,20 @@ def several_outputs(devices: tuple[str, ...] = TWO, **options: Any) -> None:
             torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=0.0)
 
 
+def several_outputs_of_replicas() -> None:
+    """Outputs with parts on two devices: autograd copies gradients of one within the backward of another."""
+    model = chain()
+    reference = plain.twin(model)
+    values = [sample(8, 5)[0] for _ in range(4)]
+    torch.stack([reference(x).sum() for x in values]).sum().backward()
+    plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
+    with Pipeline(model, on_devices(plan, ("vdev:0", "vdev:1", "vdev:2", "vdev:3"))) as pipe, late():
+        torch.stack([pipe(x.to("vdev:0")).sum() for x in values]).sum().backward()
+        expected = plain.gradients(reference)
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-12)
+
+
 def pinned_and_written() -> None:
     """A mini-batch in pinned memory, which the caller fills anew behind the step.
 
@@ -296,6 +310,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "several outputs": several_outputs,
     "several outputs, recomputed": partial(several_outputs, recompute="always"),
     "several outputs, with the CPU": partial(several_outputs, ("vdev:0", "cpu")),
+    "several outputs of replicas": several_outputs_of_replicas,
     "pinned steps": partial(steps, pinned=True, batches=5),
     "pinned and written": pinned_and_written,
     "forwards": forwards,
