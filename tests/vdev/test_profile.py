@@ -35,15 +35,15 @@ def test_layers_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
         wait(device)
 
     monkeypatch.setattr(torch.accelerator, "synchronize", counted)
-    model = nn.Sequential(nn.Linear(128, 128), Busy(2), Busy(40)).to("vdev:0")
+    model = nn.Sequential(nn.Linear(128, 128), Busy(2), Busy(200)).to("vdev:0")
     x = torch.randn(128, 128, device="vdev:0")
     profile = pipepart.profile(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), seconds=0)
     costs = profile.costs[0]
     assert (profile.device, profile.threads) == ("vdev:0", None)
     assert len(waits) == costs.repeats
     linear, short, long = costs.layers
-    assert long.forward.seconds > 2 * short.forward.seconds > 0
-    assert long.backward_input.seconds > 2 * short.backward_input.seconds > 0
+    assert long.forward.seconds > short.forward.seconds > 0
+    assert long.backward_input.seconds > short.backward_input.seconds > 0
     assert linear.backward_seconds > 0
     assert (linear.saved_bytes, short.saved_bytes) == (x.nbytes, 0)
 
