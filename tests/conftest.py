@@ -4,7 +4,9 @@ import functools
 import gc
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -104,6 +106,16 @@ def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _searches_count_cpu_seconds() -> Iterator[None]:
+    """Let searches count the seconds of this process, of which other programs do not take any."""
+    from schedules.searching import clock
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "time", SimpleNamespace(monotonic=time.process_time))
+        yield
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ class MicroBatches(NamedTuple):
         sizes: samples in each part.
         target: of the whole mini-batch, or :class:`Apart`.
         by_samples: whether each sample is in one part, so that outputs can be joined along dimension 0.
+        regular: whether the shapes of the parts differ in nothing but the number of samples.
     """
 
     inputs: list[Any]
@@ -59,6 +60,7 @@ class MicroBatches(NamedTuple):
     sizes: list[int]
     target: Any
     by_samples: bool = True
+    regular: bool = True
 
 
 class Batching:
@@ -133,7 +135,18 @@ def micro_batches_of(
     targets = [_bare(part) for _, part in pieces]
     counts = [batch_size(*part) for part in pieces]
     by_samples = _samples(value) in (None, sum(counts))
-    return MicroBatches([_bare(part) for part, _ in pieces], targets, counts, _joined(targets), by_samples)
+    inputs = [_bare(part) for part, _ in pieces]
+    regular = are_regular([*zip(inputs, targets, strict=True)])
+    return MicroBatches(inputs, targets, counts, _joined(targets), by_samples, regular)
+
+
+def are_regular(parts: Sequence[Any]) -> bool:
+    """Return True if the shapes of parts differ in nothing but the number of samples, the size of dimension 0."""
+    shapes = [
+        [leaf.shape[1:] for leaf in pytree.tree_leaves(part) if isinstance(leaf, Tensor) and leaf.dim()]
+        for part in parts
+    ]
+    return all(other == shapes[0] for other in shapes)
 
 
 def least_samples(modules: Iterable[nn.Module], training: bool = False) -> int:
@@ -278,7 +291,8 @@ def _bare(nest: Any) -> Any:
 
 def sizes(batch: int, parts: int) -> list[int]:
     """Return the number of samples in each part of :func:`split`."""
-    return [batch // parts + (index < batch % parts) for index in range(parts)]
+    least, larger = divmod(batch, parts)
+    return [least + 1] * larger + [least] * (parts - larger)
 
 
 def _joined(targets: Sequence[Any]) -> Any:

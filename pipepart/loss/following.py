@@ -103,7 +103,7 @@ class Following:
 
     def __init__(self, loss: StepLoss, batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> None:
         self._loss, self._function = loss, loss.function
-        self._regular = batch.by_samples and _is_regular(batch, targets)
+        self._regular = batch.by_samples and batch.regular
         self._sizes = tuple(batch.sizes)
         self._follows = len(batch.sizes) > 1 and batch.by_samples and not _is_compiled(loss.function)
         self._patterns: dict[Hashable, Pattern | str] = {}
@@ -253,15 +253,6 @@ class Following:
                 tape.give(leaf)
                 places.append(place)
         return places
-
-
-def _is_regular(batch: MicroBatches, targets: Sequence[Sequence[Any]]) -> bool:
-    """Return True if the shapes of micro-batches differ in nothing but the number of samples."""
-    shapes = [
-        [leaf.shape[1:] for leaf in (*leaves_of(value), *target) if isinstance(leaf, Tensor) and leaf.dim()]
-        for value, target in zip(batch.inputs, targets, strict=True)
-    ]
-    return all(other == shapes[0] for other in shapes)
 
 
 def _is_compiled(function: Any) -> bool:

@@ -14,7 +14,7 @@ Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
 Replay = Callable[[Targets, int], Any]  # computes a count of any micro-batch of a step, from the targets
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Term:
     """One term of the loss of a micro-batch. It is divided by the sum of the counts of all micro-batches.
 
@@ -61,7 +61,7 @@ class Term:
         return self.coefficient * share / total if total else float("inf")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MicroBatchLoss:
     """The loss of one micro-batch: a sum of terms.
 
@@ -128,30 +128,35 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
         total: the count of the mini-batch.
         home: the device of the result.
     """
+    tensors = [term.tensor for term in terms]
     with torch.no_grad():
-        values = torch.stack([term.tensor.to(home) for term in terms])
+        values = torch.stack([each if each.device == home else each.to(home) for each in tensors])
     values = values.to(torch.promote_types(values.dtype, torch.float32))
-    weights = _row([term.weight(total) for term in terms], home, values.dtype)
-    empties = [term.empty for term in terms]
-    if all(empty is False for empty in empties):
-        return (values * weights).sum()
-    empty = _row(empties, home, torch.bool)
-    whole = (values.masked_fill(empty, 0.0) * weights).sum()
+    weights = [term.weight(total) for term in terms]
+    row = _row(weights, home, values.dtype)
+    if not _has_tensors(weights) and 0.0 not in weights:  # none is empty
+        return (values * row).sum()
+    empty = _row([term.empty for term in terms], home, torch.bool)
+    whole = (values.masked_fill(empty, 0.0) * row).sum()
     return torch.where(empty.all(), values[0], whole)  # nothing counts at all: as torch has it
 
 
 def _row(numbers: Sequence[float | Tensor], home: torch.device, dtype: torch.dtype) -> Tensor:
     """Return numbers as a tensor, copied at once where they are on the host."""
-    if any(isinstance(number, Tensor) for number in numbers):
+    if _has_tensors(numbers):
         return torch.stack([torch.as_tensor(number).to(home, dtype) for number in numbers])
     return torch.tensor(numbers, dtype=dtype, device="cpu").to(home, non_blocking=True)
 
 
+def _has_tensors(numbers: Sequence[float | Tensor]) -> bool:
+    return any(issubclass(kind, Tensor) for kind in {*map(type, numbers)})
+
+
 def total_of(counts: Sequence[float | Tensor]) -> float | Tensor:
     """Return the sum of counts, on the device of the first that is a tensor."""
-    home = next((count.device for count in counts if isinstance(count, Tensor)), None)
-    if home is None:
+    if not _has_tensors(counts):
         return float(sum(counts))
+    home = next(count.device for count in counts if isinstance(count, Tensor))
     return torch.stack([torch.as_tensor(c, dtype=torch.double).to(home) for c in counts]).sum()
 
 

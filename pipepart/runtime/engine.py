@@ -143,20 +143,25 @@ class Engine:
         if (claim := self._claim) is not None and claim.thread != threading.get_ident():
             raise RuntimeError(_BUSY)
 
-    def exclusively(self, run: Callable[[], R]) -> R:
+    def exclusively(self, run: Callable[[], R], is_backward: bool = False) -> R:
         """Call a function while the calling thread has exclusive use of the stages.
 
         A plain function, because an interrupt between the two halves of a context manager would leave the claim.
+
+        Args:
+            run: the function.
+            is_backward: whether it runs a backward on this thread, which may begin within another one: while a thread
+                of autograd waits for the thread of another device, it goes on with whatever else is ready.
 
         Raises:
             RuntimeError: the engine is closed, or another thread has them.
         """
         self.check_open()
-        claim = _Claim(threading.get_ident())
+        claim = _Claim(threading.get_ident(), is_backward)
         try:  # before the claim: an interrupt may come between any two instructions
             with self._claim_lock:
-                self._claim = self._claim or claim
-            if self._claim is not claim:
+                self._claim = held = self._claim or claim
+            if held is not claim and not (is_backward and held == claim):
                 raise RuntimeError(_BUSY)
             return self._batch_norms.gathering(run)
         except BaseException as error:
@@ -230,13 +235,16 @@ class Engine:
         With accelerators they run on the calling thread: see :meth:`pipepart.runtime.step.Step.backward_here`.
         """
 
+        on_workers = all(device.type == "cpu" for device in self.devices)
+
         def run() -> Step:
             parts = len(forward.input_gradients)
-            step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
-            self.execute(step, on_workers=all(device.type == "cpu" for device in self.devices))
+            with nullcontext() if self._streams is None else self._streams.nested():
+                step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
+                self.execute(step, on_workers)
             return step
 
-        return self.exclusively(run)
+        return self.exclusively(run, is_backward=not on_workers)
 
     def execute(self, step: Step, on_workers: bool = True) -> None:
         """Run a step to its end.
@@ -381,11 +389,17 @@ class Engine:
         self.close(f"the pipeline is closed: {reason}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Claim:
-    """The exclusive use of the stages by a thread, from its identifier."""
+    """The exclusive use of the stages by a thread.
+
+    Attributes:
+        thread: its identifier.
+        is_backward: whether a backward runs on that thread itself.
+    """
 
     thread: int
+    is_backward: bool
 
 
 def _stop(workers: Iterable[Worker]) -> None:

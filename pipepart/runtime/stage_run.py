@@ -283,9 +283,11 @@ class StageRun:
         self.stashes[micro_batch].added += graph_cut.roots(tensor)
 
     def forget(self) -> None:
-        """Release all tensors."""
+        """Release all tensors of a step that has failed, with the gradients that a replica has not handed over."""
         for held in (self.stashes, self.inputs, self.deferred):
             held.clear()
+        if replica := self.stage.replica:
+            replica.hand_over()
 
     def _repeatable_forward(self, micro_batch: int, message: Any) -> tuple[Any, Entered, KeptInput | None]:
         """Run the layers; the last value is None if they cannot be run a second time."""

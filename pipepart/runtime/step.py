@@ -254,8 +254,8 @@ class Step:
         finally:
             self._end()
         if streams:
-            # This thread is on other streams than the caller was, which copy gradients to inputs that are elsewhere.
-            # Threads of other devices go on meanwhile, and may let go of gradients while a further step goes on here.
+            # This thread may be on other streams than the caller was, which copy gradients to inputs that are elsewhere
+            # and read them. A further backward, of a forward on other streams, does not wait for these.
             streams.end(streams.callers())
             hold_for_caller(tensors(self.input_gradients))
 

@@ -106,12 +106,12 @@ def test_a_save_leaves_what_another_is_writing(tmp_path: Path, monkeypatch: pyte
     def late(*args):
         if not begun.is_set():
             begun.set()
-            assert may_write.wait(20)
+            assert may_write.wait(60)
         return write(*args)
 
     monkeypatch.setattr(saving, "write_tensors", late)
     first = pipepart.save(tmp_path, nn.Linear(2, 2), step=1, asynchronous=True)
-    assert begun.wait(20)
+    assert begun.wait(60)
     pipepart.save(tmp_path, nn.Linear(3, 3), step=2)
     may_write.set()
     first.join()

@@ -12,7 +12,7 @@ from typer.testing import Result
 
 import schedules
 from pipepart import Cluster, Plan, Profile, plan
-from pipepart.cli.simulated import on_plan
+from pipepart.cli.simulated import Simulated, on_plan
 
 Run = Callable[..., Result]
 SIZES = "--devices 4 --micro-batches 8"
@@ -116,6 +116,14 @@ def test_a_plan_with_replicas_is_played_with_them(figures: Figures, planned: Pla
     assert figures("plan.json --schedule gpipe")["makespan_seconds"] <= gpipe.simulate().makespan * (
         1 + 1e-12
     )
+
+
+@pytest.mark.parametrize(("schedule", "known"), [("1f1b", True), ("pipedream", False), ("chimera", False)])
+def test_versions_of_weights_and_replicas_have_no_bound(schedule: str, known: bool) -> None:
+    order = schedules.build(schedule, devices=2, micro_batches=4)
+    costs = schedules.StageCosts([1, 1], [1, 1], [1, 1])
+    step = Simulated(schedules.simulate(order, costs), costs, ["one", "two"])
+    assert (step.bound > 0) is known
 
 
 def test_the_suffix_says_what_is_saved(run: Run) -> None:

@@ -10,26 +10,19 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 from pipepart.runtime.engine import Engine
 from pipepart.runtime.transport import ordered
 from schedules import Kind
-from tests.distributed.cases.chains import How, drawn_for_ranks, in_a_chain, in_any_order, in_mode
+from tests.distributed.cases.chains import drawn_for_ranks, in_any_order, in_mode, mode
 from tests.distributed.cases.layers import (
-    deferred_statistics,
     language_models,
-    nests,
     tied_and_recorded,
-    values_that_skip_ranks,
 )
 from tests.distributed.cases.losses import divided_by_what_all_micro_batches_count
 from tests.distributed.cases.registry import CASES, Case, Function, params
-from tests.distributed.training import TIMEOUT, drawn_batches, trained
 from tests.pipeline.conformance.runners import SCHEDULES
-from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied
-from tests.support.pieces import linear
 from tests.support.ranks import assert_as_in_one_process
 from tests.support.seeds import seeds
 
@@ -74,38 +67,20 @@ def without_tags(function: Function, *args: Any) -> Mapping[str, Any]:
     return found
 
 
-def repeated(schedule: tuple[str, int], processes: int) -> dict[str, Any]:
-    """Steps of two forms, each several times: whole mini-batches and a short one."""
-    name, chunks = schedule
-    first, *others, last = (linear() for _ in range(9))
-    last.weight = first.weight
-    model = nn.Sequential(*[nn.Sequential(one, nn.Dropout(0.1)) for one in (first, *others)], last).double()
-    pipe = cut_by_hand(
-        model,
-        [len(model) * stage // (processes * chunks) for stage in range(1, processes * chunks)],
-        loss_fn=nn.MSELoss(),
-        schedule=name,
-        chunks=chunks,
-        micro_batches=4,
-        recompute="except-last",
-        timeout=TIMEOUT,
-    )
-    return trained(pipe, drawn_batches([9, 9, 3, 9, 3]), max_norm=0.1)
-
-
-ORDERS = [one for one in SCHEDULES if one[1] <= 2 and one[0] != "chimera"]
 ONE_ORDER = [
     *(
-        Case(2 + 2 * (number % 2), repeated, (one, 2 + 2 * (number % 2)), slow=number not in (7, 12))
-        for number, one in enumerate(ORDERS)
+        Case(size, in_mode, (mode(size, *one, stash="except-last"),), slow=number not in (7, 12))
+        for number, one in enumerate(SCHEDULES)
+        if one[1] <= 2 and one[0] != "chimera"
+        for size in [2 + 2 * (number % 2)]
     ),
     Case(3, divided_by_what_all_micro_batches_count, ("ignored", "zb-h1"), slow=True),
-    Case(3, deferred_statistics, ("always",), slow=True),
-    Case(3, nests, (None,), slow=True),
-    Case(4, values_that_skip_ranks, (4, "zb-h1", "never")),
+    Case(3, in_mode, (mode(3, scenario="all at once"), {"deferred_batch_norm": True}), slow=True),
+    Case(3, in_mode, (mode(3, scenario="packed"),), slow=True),
+    Case(4, in_mode, (mode(4, "zb-h1", scenario="hourglass"),)),
     Case(4, in_any_order, (2, 4), slow=True),
-    Case(2, in_a_chain, (How("zb-v", 4, 2, recompute="always", tied=True, caller=True),)),
-    Case(4, in_a_chain, (How("1f1b", 2, replicas=2, caller=True),), slow=True),
+    Case(2, in_mode, (mode(2, "zb-v", 2, scenario="tied ends", stash="always", runner="called"),)),
+    Case(4, in_mode, (mode(2, replicas=2, runner="called"),), slow=True),
 ]
 
 
@@ -123,8 +98,8 @@ def on_the_callers_thread(one_order: bool) -> Mapping[str, Any]:
         execute(self, step, on_workers and Kind.F in kinds)
 
     with mock.patch.object(Engine, "execute", here):
-        how = How("1f1b", 3, recompute="always", tied=True, caller=True)
-        return without_tags(in_a_chain, how) if one_order else in_a_chain(how)
+        how = mode(3, scenario="tied ends", stash="always", runner="called")
+        return without_tags(in_mode, how) if one_order else in_mode(how)
 
 
 @pytest.mark.parametrize("one_order", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -16,11 +16,20 @@ import pipepart
 from pipepart import CaptureError, Pipeline
 from pipepart.ranks import RankError
 from tests.distributed.cases.layers import cut_recorded
-from tests.distributed.cases.models import classifier, labelled
+from tests.distributed.cases.models import (
+    Alternating,
+    AsksBetween,
+    AsksForMask,
+    AsksWhatItWrote,
+    Blocks,
+    ReadsWithin,
+    classifier,
+    labelled,
+)
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, rank, small
+from tests.pipeline.conformance.scenarios import sparse_messages
 from tests.support.chains import cut_by_hand
 from tests.support.deferred import reset_parameters, twins
-from tests.support.local_stages import AsksBetween, AsksForMask, Blocks
 from tests.support.pieces import linear
 from tests.support.ranks import Failed, ranks
 
@@ -145,10 +154,16 @@ def hooked() -> None:
         pipe.step(x, target=y)
 
 
-def of_a_recorded_model(kind: type[nn.Module], verify: str) -> None:
-    args = torch.randn(4, 4), torch.ones(4)
-    with cut_recorded(kind(), kind(), args, 2, nn.functional.mse_loss, verify=verify) as pipe:
+def of_a_recorded_model(kind: type[nn.Module], verify: str = "first") -> None:
+    args, plain = (torch.randn(4, 4), torch.ones(4)), Blocks if kind is Alternating else kind
+    with cut_recorded(plain(), kind(), args, 2, nn.functional.mse_loss, verify=verify) as pipe:
         pipe.step(*args, target=args[0])
+
+
+def sparse_between_ranks() -> None:
+    x, y = drawn_batches([6])[0]
+    with cut_by_hand(sparse_messages().double(), [3], loss_fn=MSE, timeout=TIMEOUT) as pipe:
+        pipe.step(x, target=y)
 
 
 REFUSED: list[tuple[int, Callable[..., None], tuple[Any, ...], str]] = [
@@ -160,8 +175,22 @@ REFUSED: list[tuple[int, Callable[..., None], tuple[Any, ...], str]] = [
     (2, two_copies, (), "runs two copies of the model in one process"),
     (4, hooked, (), "has a hook, which would see the gradients of one copy"),
     (2, squeezed, (), "each of the 4 replicas needs processes of its own"),
+    (2, sparse_between_ranks, (), "only plain tensors can go to"),
     (2, of_a_recorded_model, (Blocks, "always"), 'verify="always" runs the whole model'),
-    (2, of_a_recorded_model, (AsksBetween, "first"), "reads values of tensors"),
+    (2, of_a_recorded_model, (AsksBetween,), r"bool.* reads values of tensors at .*models\.py:\d+"),
+    (2, of_a_recorded_model, (AsksWhatItWrote,), r"bool.* reads values of tensors at .*models\.py:\d+"),
+    (
+        2,
+        of_a_recorded_model,
+        (ReadsWithin,),
+        r"layer 'blocks\.1' reads values of tensors at .*models\.py:\d+",
+    ),
+    (
+        2,
+        of_a_recorded_model,
+        (Alternating,),
+        r"two recordings of Alternating differ.*given \d in one forward",
+    ),
 ]
 
 

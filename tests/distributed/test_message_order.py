@@ -16,7 +16,7 @@ from tests.distributed.training import TIMEOUT
 from tests.support.chains import cut_by_hand
 from tests.support.ranks import Failed, ranks
 
-_SLOW_SECONDS = 12.0
+_SLOW_SECONDS = 60.0  # of a layer, whose end nobody waits for
 
 
 class Doing(nn.Module):

@@ -15,7 +15,7 @@ from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, linear
 from tests.support.ranks import Own
 
-TIMEOUT = 40.0  # seconds that a rank of these tests waits for the others
+TIMEOUT = 200.0  # seconds that a rank of these tests waits for the others, on a busy machine too
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -68,7 +68,7 @@ def trained(
     return found
 
 
-def trained_by_caller(pipe: Pipeline, loss_of: Callable[[Any, Tensor], Tensor]) -> dict[str, Any]:
+def trained_by_caller(pipe: Pipeline) -> dict[str, Any]:
     """Train by losses of the caller, whose own layer is behind the pipeline; two mini-batches make up a step."""
     found: dict[str, Any] = {"losses": [], "inputs": [], "outputs": []}
     head = linear().double()
@@ -78,7 +78,7 @@ def trained_by_caller(pipe: Pipeline, loss_of: Callable[[Any, Tensor], Tensor]) 
         for number, (x, y) in enumerate(batches):
             x.requires_grad_(number != 1)
             out = pipe(x)
-            loss = loss_of(head(out), y)
+            loss = nn.functional.mse_loss(head(out), y)
             loss.backward()
             found["losses"].append(loss)
             found["outputs"].append(out)

@@ -10,13 +10,14 @@ NOTEBOOK = Path("examples/tour.ipynb")
 
 
 @pytest.mark.slow  # make examples runs it too
+@pytest.mark.timeout(900)
 def test_the_notebook_runs_and_becomes_a_page() -> None:
     nbclient, nbformat, nbconvert, _ = (
         pytest.importorskip(name) for name in ("nbclient", "nbformat", "nbconvert", "ipykernel")
     )
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none is committed
-    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     shown = [
         output.data["text/html"]
         for cell in notebook.cells

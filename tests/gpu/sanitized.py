@@ -17,8 +17,8 @@ from torch.cuda._sanitizer import CUDASanitizerDispatchMode
 
 from pipepart.workers import modes
 from pipepart.workers.streams import Wait, waits
-from tests.gpu.late import cut_late_chain, late_chain
-from tests.support.on_devices import CHUNKS, sample
+from tests.gpu.late import CHUNKS, cut_late_chain, late_chain
+from tests.support.on_devices import sample
 
 DEVICES = ("cuda:0", "cuda:0")
 

@@ -1,4 +1,4 @@
-"""Whole ways through the library on a GPU that two workers share: a transformer, autocast, a GradScaler, offload."""
+"""Whole ways through the library on a GPU that two workers share: a transformer, autocast, a GradScaler."""
 
 from typing import Any
 
@@ -84,20 +84,6 @@ def test_a_grad_scaler_skips_a_step_that_overflows_and_no_other():
             same = [old.equal(new) for old, new in zip(before, model.parameters(), strict=True)]
             assert all(same) == bad
     assert scaler.get_scale() == 2.0**9
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-def test_stashes_that_were_on_the_host_give_the_same_gradients(devices, schedule):
-    model = late_chain(len(devices))
-    reference = plain.twin(model)
-    with cut_on(
-        devices, model, borders(len(devices)), nn.MSELoss(), schedule=schedule, offload="stash"
-    ) as pipe:
-        for _ in range(3):
-            x, y = sample(16, 64)
-            pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-    plain.assert_close(gradients(model), plain.gradients(reference), 1e-9)
 
 
 def test_a_trace_has_the_times_of_the_device():

@@ -1,124 +1,50 @@
 """Steps on GPUs have the numbers of the plain model on the CPU, up to the order in which kernels sum."""
 
 import copy
+import random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from tests.gpu.late import Late, borders, cut_late_chain, late_chain
+from tests.gpu.late import CYCLES, borders, late_chain
+from tests.pipeline.conformance.runners import AMONG_DEVICES, CUDA, Mode, covering
+from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
 from tests.support.chains import on_devices, plan_by_hand
 from tests.support.delayed import DelayedTraining, batches, borders_of
-from tests.support.on_devices import CHUNKS, cut_on, gradients, sample, state
-from tests.support.pieces import WIDTH, Fails, Fork, Join, Middle
-from tests.support.replicas import IN_TURN, batch, model_for
+from tests.support.on_devices import cut_on, gradients, sample, state
+from tests.support.pieces import Fails
 
 CLOSE = 1e-9
+MODES = list(covering(random.Random(0), each=2, among=AMONG_DEVICES | {"home": list(CUDA)}))
 
 
-def numbers(model: nn.Module) -> dict[str, Tensor]:
-    """Its state, counts too as numbers that may differ by little."""
-    return {name: tensor.double() for name, tensor in state(model).items()}
+def slowed(model: nn.Module) -> None:
+    """Delay the GPU before each layer of a chain, in either direction, so that a missing wait shows in the numbers."""
+
+    def sleep(*_: object) -> None:
+        torch.cuda._sleep(CYCLES)
+
+    def slow_backward(layer: nn.Module, given: Any, output: Any) -> None:
+        for tensor in pytree.tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(sleep)
+
+    for layer in model.children() if isinstance(model, nn.Sequential) else ():
+        layer.register_forward_pre_hook(sleep)
+        layer.register_forward_hook(slow_backward)
 
 
-@pytest.mark.parametrize("recompute", ["never", "always"])
-@pytest.mark.parametrize("schedule", CHUNKS)
-def test_every_schedule_trains_as_the_plain_model(devices, schedule, recompute):
-    """Several steps, between which the optimizer writes the weights on the caller's streams."""
-    model = late_chain(len(devices) * CHUNKS[schedule])
-    reference = plain.twin(model)
-    with cut_late_chain(model, devices, schedule, recompute=recompute) as pipe:
-        ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, reference))
-        for _ in range(3):
-            x, y = sample(32, 64)
-            ours.zero_grad()
-            theirs.zero_grad()
-            loss = pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
-            ours.step()
-            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 8)
-            theirs.step()
-            plain.assert_near(loss.cpu(), expected.double(), CLOSE)
-        plain.assert_close(gradients(model), plain.gradients(reference), CLOSE)
-        plain.assert_close(numbers(model), numbers(reference), CLOSE)
-
-
-@pytest.mark.parametrize("schedule", ["chimera", "1f1b", "zb-h1"])
-def test_gradients_of_copies_of_the_model_are_added_up(schedule):
-    count = 1 if schedule == "chimera" else 2
-    model = model_for(1)
-    reference = plain.twin(model)
-    plan = plan_by_hand(
-        [name for name, _ in flatten(model)], [2], replicas=count, micro_batches=4, schedule=schedule
-    )
-    homes = [f"cuda:{index % torch.cuda.device_count()}" for index in range(2 * count)]
-    with Pipeline(model, on_devices(plan, homes), nn.MSELoss()) as pipe:
-        for _ in range(3):
-            x, y = batch(8)
-            pipe.step(x.to(homes[0]), target=y.to(homes[-1]))
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, replica_of=IN_TURN)
-        plain.assert_close(gradients(model), plain.gradients(reference), CLOSE)
-
-
-def test_messages_may_be_nests(devices):
-    if len(devices) != 4:
-        pytest.skip("for four workers")
-    model = plain.in_double([nn.Linear(WIDTH, WIDTH), Fork(), Late(), Join(), nn.Linear(WIDTH, 2)])
-    model[2] = Middle()
-    reference = plain.twin(model)
-    with cut_on(devices, model, [2, 3, 4], nn.MSELoss()) as pipe:
-        for _ in range(3):
-            x, y = sample(8, WIDTH, 2)
-            pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-        plain.assert_close(gradients(model), plain.gradients(reference), CLOSE)
-
-
-class TiedHead(nn.Module):
-    """Scores for words by the weight of their embedding."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.weight = embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.t()
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-def test_stages_follow_a_parameter_that_they_share(devices, schedule):
-    if len(devices) != 2:
-        pytest.skip("for two workers")
-    embedding = nn.Embedding(9, 4)
-    model = nn.Sequential(embedding, Late(), nn.Linear(4, 4), Late(), TiedHead(embedding)).double()
-    reference = plain.twin(model)
-    ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, reference))
-    with cut_on(devices, model, [3], nn.CrossEntropyLoss(), schedule=schedule) as pipe:
-        for _ in range(4):
-            words, following = torch.randint(9, (8,)), torch.randint(9, (8,))
-            ours.zero_grad()
-            theirs.zero_grad()
-            pipe.step(words.to(devices[0]), target=following.to(devices[1]))
-            plain.micro_batched_step(reference, words, following, nn.CrossEntropyLoss(), 4)
-            ours.step()
-            theirs.step()
-        plain.assert_close(gradients(model), plain.gradients(reference), CLOSE)
-
-
-@pytest.mark.parametrize("recompute", ["never", "always"])
-def test_random_layers_draw_by_their_place_and_micro_batch(devices, recompute):
-    layers = [nn.Linear(64, 64), nn.Dropout(0.4), nn.Linear(64, 64), nn.Dropout(0.4), nn.Linear(64, 64)]
-    model = plain.in_double(layers)
-    reference = plain.twin(model).to("cuda:0")
-    x, y = sample(16, 64)
-    with cut_on(devices, model, range(1, len(devices)), nn.MSELoss(), recompute=recompute) as pipe:
-        torch.manual_seed(3)
-        pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
-    torch.manual_seed(3)
-    plain.micro_batched_step(reference, x.cuda(), y.cuda(), nn.MSELoss(), 4, drawing=True)
-    plain.assert_close(gradients(model), gradients(reference), CLOSE)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_pipeline_trains_as_the_plain_model(mode: Mode):
+    if mode.home == "cuda on two" and torch.cuda.device_count() < 2:
+        pytest.skip("there is one CUDA device")
+    check(mode, change=slowed)
 
 
 def test_an_output_is_differentiated_in_the_graph_that_it_is_in(devices):
@@ -149,23 +75,6 @@ def test_pinned_mini_batches_are_there_when_a_step_reads_them(devices):
     for x, y in given:
         plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
     plain.assert_close(gradients(model), plain.gradients(reference), CLOSE)
-
-
-def test_optimizers_of_stages_step_behind_the_gradients_of_their_stage(devices):
-    def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.1, momentum=0.9)
-
-    model = late_chain(len(devices))
-    reference = plain.twin(model)
-    one = sgd(list(reference.parameters()))
-    with cut_on(devices, model, borders(len(devices)), nn.MSELoss(), optimizer=sgd) as pipe:
-        for _ in range(4):
-            x, y = sample(16, 64)
-            pipe.step(x.to(devices[0]), target=y.to(devices[-1]))
-            one.zero_grad()
-            plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4)
-            one.step()
-        plain.assert_close(numbers(model), numbers(reference), CLOSE)
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])

@@ -199,28 +199,6 @@ def trained(
     return found
 
 
-def plainly_trained(make: Callable[[], nn.Module], sizes: Sequence[int] = (8, 8)) -> dict[str, Any]:
-    """The same without a pipeline."""
-    found: dict[str, Any] = {"losses": [], "norms": [], "gradients": [], "evaluated": []}
-    model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for x, y in batches(sizes):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        found["losses"].append(loss.detach())
-        found["gradients"].append(
-            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        )
-        found["norms"].append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-        optimizer.step()
-        with torch.no_grad():
-            found["evaluated"].append(F.mse_loss(model(x), y))
-    found |= differentiated(model, batches(sizes)[-1][0])
-    found["state"] = model.state_dict()
-    return found
-
-
 def resumed(layout: Layout, load: Path | None, save: Path | None) -> dict[str, Any]:
     """Load a checkpoint, train two steps, save one."""
     with pipeline(blocks(), layout) as pipe:

@@ -1,4 +1,4 @@
-"""Compares trainings on ranks with one of the plain model."""
+"""Compares trainings on ranks with one in one process, in one stage."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.inside_stage.cases import blocks, plainly_trained
+from pipepart import Plan
+from tests.inside_stage.cases import Layout, blocks, trained
 from tests.support import plain
 from tests.support.ranks import assert_same_bits
 
 _STEPPED = 1e-10  # of values after optimizer steps: AdamW divides small gradients by their size
 
 
-def assert_near_plain(found: Sequence[dict[str, Any]], make: Callable[[], nn.Module] = blocks) -> None:
-    """Near the numbers of the plain model in float64, and equal on all ranks."""
-    wanted = plainly_trained(make)
+def assert_near_plain(
+    found: Sequence[dict[str, Any]], make: Callable[[], nn.Module] = blocks, plan: Plan | None = None
+) -> None:
+    """Near the numbers of one process in float64, and equal on all ranks; ``plan`` of a recorded model."""
+    wanted = trained(make, Layout(borders=(), micro_batches=1), plan=plan)
     for one in found:
         for key in ("losses", "norms", "evaluated", "output", "input", "state"):
             assert_same_bits(one[key], found[0][key], key)

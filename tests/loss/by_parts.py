@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pipepart.data.split import MicroBatches, sizes, split
+from pipepart.data.split import MicroBatches, are_regular, sizes, split
 from pipepart.loss import MiniBatchLoss, Reduction, StepLoss, value_of
 from tests.support import plain
 
@@ -46,7 +46,8 @@ def by_parts(
         pytree.tree_map_only(Tensor, lambda t: t.narrow(dimension, start, extent), output)  # noqa: B023
         for start, extent in zip(starts, extents, strict=True)
     ]
-    batch = MicroBatches(parts, targets, extents, target, True)
+    regular = are_regular([*zip(parts, targets, strict=True)])
+    batch = MicroBatches(parts, targets, extents, target, True, regular)
     loss = MiniBatchLoss(loss_fn if isinstance(loss_fn, StepLoss) else StepLoss(loss_fn, reduction), batch)
     factor = backward_of_all(loss, parts, targets, all_forwards_first)
     return loss.total(), _gradients(leaves, factor)

@@ -25,7 +25,7 @@ def planned(request: Request, **changes: Any) -> Plan | ValueError:
 
     Time stands still meanwhile: what a search finds in a number of operations does not depend on the machine.
     """
-    with patch("time.monotonic", return_value=0.0):
+    with patch("schedules.searching.clock.time.monotonic", return_value=0.0):
         try:
             return pipepart.plan(request.profile, request.cluster, **{**request.options, **changes})
         except ValueError as error:

@@ -293,7 +293,7 @@ def test_fewer_micro_batches_have_the_same_order_without_the_others(searched):
 @pytest.mark.parametrize("step", [0.0, 1000.0], ids=["clock stands still", "each look takes 1,000 s"])
 def test_a_plan_says_whether_its_time_was_up(monkeypatch, step):
     moments = itertools.count(0.0, step)
-    monkeypatch.setattr("time.monotonic", lambda: next(moments))
+    monkeypatch.setattr("schedules.searching.clock.time.monotonic", lambda: next(moments))
     plan = pipepart.plan(profile_of(LAYERS, [6]), Cluster.parse(["1GiB"] * 3, link=100.0))
     assert plan.out_of_time == (step > 0)
 

@@ -178,7 +178,7 @@ def test_a_search_that_is_not_cut_short_finds_the_same_at_any_speed(monkeypatch)
     profile = profile_of(chain(20, output=100), [8])
     made = pipepart.plan(profile, cluster, schedule="1f1b", seconds=60)
     assert not made.out_of_time
-    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("schedules.searching.clock.time.monotonic", lambda: 0.0)
     assert pipepart.plan(profile, cluster, schedule="1f1b", seconds=60).stages == made.stages
 
 

@@ -26,7 +26,7 @@ import pipepart
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(300, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes from what it runs in the background
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def network():
 
 def run(script: str) -> str:
     """Runs the script in a process of its own; what it printed."""
-    done = run_script(PRELUDE + textwrap.dedent(script), timeout=110)
+    done = run_script(PRELUDE + textwrap.dedent(script))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

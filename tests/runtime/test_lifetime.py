@@ -80,7 +80,7 @@ def test_an_unclosed_pipeline_that_nobody_holds_ends_its_workers_and_frees_the_m
     del pipe, model
     gc.collect()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert alive() is None
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]

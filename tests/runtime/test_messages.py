@@ -58,7 +58,7 @@ def test_a_message_is_sent_as_its_one_tensor_only_if_its_form_is_the_known_one()
     messages: list[Any] = [*tensors, *([tensor] for tensor in tensors), [one, one], [None], [], (one,)]
     for message, known in product(messages, messages):
         (form, buffers), (known_form, _) = pack(message), pack(known)
-        found = whole_buffer(message, known_form)
+        found = whole_buffer(message, known_form, torch.device("cpu"))
         assert (found is not None) == (form == known_form and form.whole)
         if found is not None:
             assert found.data_ptr() == buffers[0].data_ptr()

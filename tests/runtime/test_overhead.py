@@ -1,7 +1,5 @@
 """The overhead of the runtime is that of a small pipeline, measured once a process."""
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -38,7 +36,7 @@ def test_gaps_between_spans_are_actions_and_messages():
 
 def test_it_is_measured_once_by_a_pipeline_of_two_workers_and_leaves_no_trace():
     overhead.measured_overhead.cache_clear()
-    state, begin = torch.get_rng_state(), time.perf_counter()
+    state = torch.get_rng_state()
     with torch.no_grad(), torch.device("meta"):  # modes of the caller do not count
         found = overhead.measured_overhead()
     assert found.action_seconds > 0
@@ -46,7 +44,6 @@ def test_it_is_measured_once_by_a_pipeline_of_two_workers_and_leaves_no_trace():
     assert found.devices == 1
     assert overhead.measured_overhead() is found
     assert torch.equal(torch.get_rng_state(), state)
-    assert time.perf_counter() - begin < 60
 
 
 SPEED = pipepart.Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s")

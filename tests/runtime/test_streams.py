@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
-from tests.pipeline.conformance.runners import DRAWN, LATE, SCHEDULES, VALUES, Mode, covering, drawn
+from tests.pipeline.conformance.runners import (
+    AMONG_DEVICES,
+    DRAWN,
+    LATE,
+    SCHEDULES,
+    VALUES,
+    Mode,
+    covering,
+    drawn,
+)
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
 from tests.support.chains import on_devices, plan_by_hand
@@ -17,15 +26,7 @@ from tests.support.seeds import seeds
 # The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
-AMONG = VALUES | {
-    "scenario": [
-        *("linear", "norm", "in place", "nests", "branches", "other layout", "half detached", "batch norm"),
-        *("dropout", "noise", "random relu", "tied ends", "frozen front", "linear in three stages"),
-        *("embedding tied to a head", "input is a nest", "tokens", "all at once", "hourglass", "woven"),
-    ],
-    "dtype": [torch.float64],
-    "home": list(LATE),
-}
+AMONG = AMONG_DEVICES | {"home": list(LATE)}
 MODES = list(covering(random.Random(0), each=1, among=AMONG))
 
 

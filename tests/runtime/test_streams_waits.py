@@ -29,6 +29,7 @@ SHOWS_IN = [
     (Wait.CALLER_BEHIND_STEP, "shared steps"),
     (Wait.CALLER_BEHIND_STEP, "targets elsewhere"),
     (Wait.HELD_FOR_CALLER, "outputs that another thread frees"),
+    (Wait.HELD_FOR_CALLER, "input gradients on several streams"),
     (Wait.HELD_FOR_CALLER, "evaluated aside"),
     (Wait.HELD_FOR_CALLER, "evaluated aside with losses of layers"),
     (Wait.COPY_BEHIND_COMPUTE, "steps"),

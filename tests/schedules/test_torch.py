@@ -61,6 +61,8 @@ def compare(name, p, m, chunks, draw, times):
 def supported(name, p, m):
     if name == "dualpipe-v":
         return m >= 2 * p
+    if name == "gpipe" and not IS_NEW:
+        return m >= p
     rounds = max(1, m // p)
     return not name.startswith("interleaved") or m % rounds == 0
 
@@ -86,6 +88,10 @@ def test_no_slower_and_no_larger_than_torch_over_a_sweep(name, p):
                 compare(name, p, m, chunks, draw, times=1)
 
 
+# Of torch after 2.9: schedules of several stages make their own messages, and a file keeps overlapped actions.
+IS_NEW = issubclass(torch_schedules.ScheduleInterleaved1F1B, torch_schedules._PipelineScheduleRuntime)
+new_torch = pytest.mark.skipif(not IS_NEW, reason="an older torch")
+
 # Torch's schedules of several stages a rank: ranks, micro-batches, stages of a rank.
 TORCH = {
     "Interleaved1F1B": (4, 8, 2),
@@ -109,6 +115,7 @@ def lowered(name: str):
     return made
 
 
+@new_torch
 @pytest.mark.parametrize("name", TORCH)
 def test_what_torch_writes_by_default_is_read(name: str, tmp_path: Path) -> None:
     theirs = lowered(name)
@@ -131,7 +138,9 @@ def test_what_torch_writes_by_default_is_read(name: str, tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "dualpipe-v", "hanayo"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "zb-h1", "interleaved-1f1b", pytest.param("dualpipe-v", marks=new_torch), "hanayo"]
+)
 def test_torch_loads_what_is_written(name: str, tmp_path: Path) -> None:
     ours = build(name, 4, 8)
     (tmp_path / "ours.csv").write_text(ours.to_csv())

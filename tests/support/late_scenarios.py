@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-import schedules
 from pipepart import Pipeline
 from pipepart.capture import flatten
-from pipepart.runtime.transport.pinned import PinnedCopies
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import on_devices, plan_by_hand
@@ -211,19 +209,80 @@ def outputs_that_another_thread_frees() -> None:
         assert found[0].cpu().allclose(expected, rtol=1e-12)
 
 
+def input_gradients_on_several_streams() -> None:
+    """The backward of the first output begins once the gradient of the other's input was read and freed.
+
+    Their forwards were on different streams of the caller.
+    """
+    model = chain()
+    reference = plain.twin(model)
+    values = [sample(4, 5)[0] for _ in range(2)]
+    theirs = [x.clone().requires_grad_() for x in values]
+    for x in theirs:
+        reference(x * 2).sum().backward()
+    with cut_on(SHARED, model, [3], micro_batches=1) as pipe, late():
+        ours = [x.to(SHARED[0]).requires_grad_() for x in values]
+        losses = []
+        for x in ours:
+            (stream,) = aside(SHARED)
+            stream.wait_stream(torch.accelerator.current_stream())
+            with on_streams([stream]):
+                losses.append(pipe(x * 2).sum())
+        torch.autograd.backward(losses)
+        for x, other in zip(ours, theirs, strict=True):
+            assert x.grad is not None
+            assert other.grad is not None
+            assert x.grad.cpu().allclose(other.grad, rtol=1e-12)
+
+
+def several_outputs(devices: tuple[str, ...] = TWO, **options: Any) -> None:
+    """A loss of several outputs: autograd begins the backward of one while it waits for a device in that of another."""
+    model = chain()
+    reference = plain.twin(model)
+    values = [sample(2 * PARTS, 5)[0] for _ in range(3)]
+    theirs = [x.clone().requires_grad_() for x in values]
+    torch.stack([reference(x * 2).sum() for x in theirs]).sum().backward()
+    with cut_on(devices, model, [3], micro_batches=PARTS, **options) as pipe, late():
+        ours = [x.to(devices[0]).requires_grad_() for x in values]
+        torch.stack([pipe(x * 2).sum() for x in ours]).sum().backward()
+        for x, other in zip(ours, theirs, strict=True):
+            assert x.grad is not None
+            assert other.grad is not None
+            assert x.grad.cpu().allclose(other.grad, rtol=1e-12)
+        expected = plain.gradients(reference)
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=0.0)
+
+
+def several_outputs_of_replicas() -> None:
+    """Outputs with parts on two devices: autograd copies gradients of one within the backward of another."""
+    model = chain()
+    reference = plain.twin(model)
+    values = [sample(8, 5)[0] for _ in range(4)]
+    torch.stack([reference(x).sum() for x in values]).sum().backward()
+    plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
+    with Pipeline(model, on_devices(plan, ("vdev:0", "vdev:1", "vdev:2", "vdev:3"))) as pipe, late():
+        torch.stack([pipe(x.to("vdev:0")).sum() for x in values]).sum().backward()
+        expected = plain.gradients(reference)
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-12)
+
+
 def pinned_and_written() -> None:
-    """Inputs in pinned memory, which the caller fills anew as soon as the copies are done."""
-    copies = PinnedCopies([torch.device(device) for device in TWO], range(2))
-    inputs = [sample(2, 5)[0] for _ in range(PARTS)]
-    pinned = [x.pin_memory() for x in inputs]
-    schedule = schedules.build("1f1b", devices=2, micro_batches=PARTS)
-    with late():
-        copied = copies.inputs(schedule, pinned)
-        copies.wait()
-        for x in pinned:
-            x.zero_()
-        assert all(copy.device == torch.device(TWO[0]) for copy in copied)
-        assert all(copy.cpu().equal(x) for copy, x in zip(copied, inputs, strict=True))
+    """A mini-batch in pinned memory, which the caller fills anew behind the step.
+
+    It has so few micro-batches that no worker waits for its device.
+    """
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(4, 5)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 2)
+    with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=2) as pipe, late():
+        pinned = x.pin_memory(), y.pin_memory()
+        pipe.step(pinned[0], target=pinned[1])
+        for each in pinned:
+            each.zero_()
+        plain.assert_same(gradients(model), plain.gradients(reference))
 
 
 def replicas(scaled: bool = False) -> None:
@@ -248,6 +307,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "steps to the CPU": partial(steps, ("vdev:0", "cpu")),
     "offloaded steps": partial(steps, schedule="gpipe", offload="stash"),
     "offloaded shared steps": partial(steps, SHARED, schedule="gpipe", offload="stash"),
+    "several outputs": several_outputs,
+    "several outputs, recomputed": partial(several_outputs, recompute="always"),
+    "several outputs, with the CPU": partial(several_outputs, ("vdev:0", "cpu")),
+    "several outputs of replicas": several_outputs_of_replicas,
     "pinned steps": partial(steps, pinned=True, batches=5),
     "pinned and written": pinned_and_written,
     "forwards": forwards,
@@ -268,6 +331,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "evaluated aside with losses of layers": partial(evaluated_aside, adding=True),
     "evaluated aside at once": partial(evaluated_aside, reduction="batch", schedule="gpipe"),
     "outputs that another thread frees": outputs_that_another_thread_frees,
+    "input gradients on several streams": input_gradients_on_several_streams,
     "replicas": replicas,
     "scaled replicas": partial(replicas, scaled=True),
 }

@@ -13,14 +13,6 @@ from tests.support.chains import cut_by_hand
 from tests.vdev import devices as vdev
 from tests.vdev import races
 
-# Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device.
-CHUNKS = {
-    **dict.fromkeys(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"), 1),
-    **dict.fromkeys(
-        ("interleaved-1f1b", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2
-    ),
-}
-
 TWO = ("vdev:0", "vdev:1")
 SHARED = ("vdev:0", "vdev:0")  # one device of two workers
 THREE = ("vdev:0", "vdev:1", "vdev:2")

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pipepart import collect_losses
+from pipepart import Arguments, collect_losses
 from pipepart.capture import flatten
-from pipepart.data.arguments import call
 from pipepart.runtime.replay.randomness import RngKeys
 
 _CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what is left
@@ -19,6 +18,16 @@ _CANCELLED = 1e-3  # of numbers around 1 that add up to less, rounding is what i
 def twin(model: nn.Module) -> nn.Module:
     """Return a copy with parameters of its own."""
     return copy.deepcopy(model)
+
+
+def call(model: Any, x: Any) -> Any:
+    """Call a model with one value or several arguments, which an ``nn.Sequential`` passes to its first layer."""
+    if type(x) is not Arguments:
+        return model(x)
+    if type(model) is nn.Sequential:
+        first, *others = model
+        return nn.Sequential(*others)(first(*x.args, **x.kwargs))
+    return model(*x.args, **x.kwargs)
 
 
 def whole_step(model: nn.Module, x: Any, y: Any, loss_fn: Callable[..., Tensor]) -> Tensor:
@@ -155,9 +164,9 @@ def in_double(modules: Iterable[nn.Module]) -> nn.Sequential:
 
 
 def split(nest: Any, parts: int) -> list[Any]:
-    """Return the parts of a nest along dimension 0."""
+    """Return the parts of a nest along dimension 0; what is no tensor is in all of them."""
     leaves, spec = pytree.tree_flatten(nest)
-    columns = [leaf.tensor_split(parts) for leaf in leaves]
+    columns = [leaf.tensor_split(parts) if isinstance(leaf, Tensor) else [leaf] * parts for leaf in leaves]
     return [pytree.tree_unflatten([column[part] for column in columns], spec) for part in range(parts)]
 
 

@@ -1,4 +1,4 @@
-"""Runs a script as one program, or as several ranks, and keeps what they print and when they end.
+"""Runs a script as one program, or as several ranks, and keeps what they print and how they end.
 
 The processes are forked from one that has imported torch, which takes seconds.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 # Receives a script with the environment of each child. A child runs it as the main program of a process group of its
 # own, and ends as any process of Python does. The server starts no thread.
 _SERVER = """
-import os, socket, sys, time
+import os, socket, sys
 from multiprocessing.connection import Connection
 import torch, pipepart, tests.support.chains, tests.support.plain
 
@@ -50,7 +50,7 @@ def script_of_child(requests):
         while children:
             child, status = os.waitpid(-1, 0)
             if child in children:
-                requests.send((children.pop(child), os.waitstatus_to_exitcode(status), time.time()))
+                requests.send((children.pop(child), os.waitstatus_to_exitcode(status)))
 
 MODULES = sys.argv[2:]
 for module in MODULES:
@@ -66,13 +66,11 @@ class Ended(NamedTuple):
     Attributes:
         returncode: its exit status; None if it had to be killed.
         stdout, stderr: what it printed.
-        time: when, in seconds of ``time.time``.
     """
 
     returncode: int | None
     stdout: str
     stderr: str
-    time: float
 
 
 class RankEnd(NamedTuple):
@@ -81,15 +79,13 @@ class RankEnd(NamedTuple):
     Attributes:
         code: its exit status; None if it had to be killed.
         text: what it printed.
-        seconds: from the failure of any rank, or from the start if there was none, to its end.
     """
 
     code: int | None
     text: str
-    seconds: float
 
 
-def run_script(script: str, *, timeout: float = 100) -> Ended:
+def run_script(script: str, *, timeout: float = 500) -> Ended:
     """Run a script as a program whose torch and pipepart are imported already.
 
     Raises:
@@ -101,23 +97,25 @@ def run_script(script: str, *, timeout: float = 100) -> Ended:
     return ended
 
 
-def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: float = 60) -> list[RankEnd]:
+def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: float = 300) -> list[RankEnd]:
     """Run a script as each of ``size`` ranks; those that have not ended after ``seconds`` are killed.
 
     The rank ``stays`` does not end by itself, and is killed after the others.
     """
-    began = time.time()
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     common |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
     # The first loss or optimizer of a process imports the second of them, for seconds.
     ends = _run(_server("torch.distributed", "torch._dynamo"), script, environments, seconds, stays)
-    texts = [one.stdout + one.stderr for one in ends]
-    fails = [
-        float(line.split()[-1]) for text in texts for line in text.splitlines() if line[:8] == "fails at"
-    ]
-    start = min(fails, default=began)
-    return [RankEnd(one.returncode, text, one.time - start) for one, text in zip(ends, texts, strict=True)]
+    return [RankEnd(one.returncode, one.stdout + one.stderr) for one in ends]
+
+
+def others_of(ends: Sequence[RankEnd], bad: int) -> list[str]:
+    """Return what the ranks but one have printed, each of which has ended in time with an exception."""
+    others = [end for rank, end in enumerate(ends) if rank != bad]
+    for end in others:
+        assert (end.code, "terminate called" in end.text) == (1, False), end.text
+    return [end.text for end in others]
 
 
 @functools.cache
@@ -144,22 +142,20 @@ def _run(
         groups = server.recv()  # once the server has imported all
         until = time.time() + seconds
         codes: dict[int, int | None] = {}
-        ends: dict[int, float] = {}
-        while ends.keys() != everyone:
-            left = until - time.time() if everyone - ends.keys() != {stays} else 0
+        running = set(everyone)
+        while running:
+            left = until - time.time() if running != {stays} else 0
             if not server.poll(max(0.0, left)):
-                for number in everyone - ends.keys():
+                for number in running:
                     codes[number] = None
                     os.killpg(groups[number], signal.SIGKILL)
                 stays, until = None, time.time() + 60
                 continue
-            number, code, end = server.recv()
+            number, code = server.recv()
             codes.setdefault(number, code)
-            ends[number] = end
+            running.remove(number)
 
         def printed(number: int, name: str) -> str:
             return Path(folder, f"{number}.{name}").read_text()
 
-        return [
-            Ended(codes[one], printed(one, "out"), printed(one, "err"), ends[one]) for one in sorted(everyone)
-        ]
+        return [Ended(codes[one], printed(one, "out"), printed(one, "err")) for one in sorted(everyone)]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from torch.utils import cpp_extension
 
-from tests.support.processes import run_script
 from tests.vdev import build
 from tests.vdev import devices as vdev
 
@@ -38,21 +37,3 @@ def test_the_mark_of_a_killed_build_stops_no_later_one(monkeypatch: pytest.Monke
         with pytest.raises(KeyboardInterrupt):
             build.built()
     assert len(set(names)) == 1
-
-
-PROGRAM = """
-import torch
-from tests.vdev import devices as vdev
-
-torch.ones(1, requires_grad=True).sum().backward()  # starts the threads of autograd, without the devices
-vdev.load(devices=2)
-x = torch.ones(2, device="vdev:0", requires_grad=True)
-(x.to("vdev:1") * 3).sum().backward()
-print(x.grad.tolist())
-"""
-
-
-def test_the_devices_may_come_after_the_first_backward():
-    ran = run_script(PROGRAM, timeout=600)
-    assert ran.stdout == "[3.0, 3.0]\n", ran.stderr
-    assert ran.returncode == 0

@@ -100,19 +100,6 @@ def test_copies_of_the_model_that_train_as_one_are_the_same_up_to_rounding() -> 
     assert not row.layer
 
 
-def test_each_micro_batch_alone_and_recompute_of_all_of_them() -> None:
-    report = checked(
-        faults.chain(),
-        micro_batches=12,
-        recompute=["always", "except-last"],
-        schedules=["zb-h1"],
-        dtypes=["float64"],
-    )
-    assert report.micro_batches == 12
-    assert [row.recompute for row in report.rows[:2]] == ["always", "except-last"]
-    assert all(row.same for row in report.rows)
-
-
 def test_batch_norm_differs_at_once_by_nature_and_is_named() -> None:
     report = checked(faults.chain(nn.BatchNorm1d(8)), schedules=["1f1b"], dtypes=["float64"])
     (row,), (facts,) = report.rows, report.plain
@@ -127,23 +114,6 @@ def test_random_layers_draw_alike_and_are_named() -> None:
     report = checked(faults.chain(nn.Dropout(0.5)), schedules=["1f1b"], dtypes=["float64"], optimizer="adam")
     assert report.rows[0].same
     assert report.plain[0].draws == ("2",)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_one_weight_in_two_stages(optimizer: str) -> None:
-    embedding, head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
-    head.weight = embedding.weight
-    model, tokens = nn.Sequential(embedding, nn.Tanh(), nn.Linear(8, 8), head), torch.randint(10, (12,))
-    report = checked(
-        model,
-        sample=tokens,
-        target=tokens,
-        optimizer=optimizer,
-        recompute=["never", "always"],
-        schedules=["zb-h1"],
-        dtypes=["float64"],
-    )
-    assert all(row.same for row in report.rows)
 
 
 def test_a_loss_that_returns_a_sum_and_a_count() -> None:

@@ -96,11 +96,8 @@ class LossSink(ABC):
         self.receiving = threading.Lock()
         self.outputs: list[Any] = [None] * len(sizes)
         self.added_have_graph = False
-        groups = groups or [range(len(sizes))]
-        totals = [sum(sizes[group.start : group.stop]) for group in groups]
-        self._shares = [
-            sizes[index] / total for group, total in zip(groups, totals, strict=True) for index in group
-        ]
+        self._sizes = sizes
+        self._groups = groups or [range(len(sizes))]
         self._scaler = scaler
         self._weight = loss_weight
         self._keeps = keep_outputs
@@ -133,7 +130,7 @@ class LossSink(ABC):
         self._added[stage, micro_batch] = [
             (
                 without_slack(loss.detach()),
-                1.0 if reduction is Reduction.SUM else self._shares[micro_batch],
+                1.0 if reduction is Reduction.SUM else self._share_of(micro_batch),
                 loss.requires_grad,
             )
             for loss, reduction in losses
@@ -194,6 +191,11 @@ class LossSink(ABC):
     def trains(self) -> bool:
         """Whether a gradient of any loss has gone into the model."""
         return self._trains or self.added_have_graph
+
+    def _share_of(self, micro_batch: int) -> float:
+        """Return the part of the samples of its mini-batch that a micro-batch has."""
+        group = next(group for group in self._groups if micro_batch in group)
+        return self._sizes[micro_batch] / sum(self._sizes[group.start : group.stop])
 
     def _keep(self, micro_batch: int, value: Any) -> None:
         self.outputs[micro_batch] = pytree.tree_map_only(Tensor, Tensor.detach, value)

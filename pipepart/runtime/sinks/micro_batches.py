@@ -118,7 +118,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        return list(starmap(self._seed, weights))
+        return [*starmap(self._seed, weights)]
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
@@ -179,7 +179,7 @@ def _of_group(batch: MicroBatches, group: range) -> MicroBatches:
         return batch
     part = slice(group.start, group.stop)
     inputs, targets, sizes = batch.inputs[part], batch.targets[part], batch.sizes[part]
-    return MicroBatches(inputs, targets, sizes, Apart(), batch.by_samples)
+    return batch._replace(inputs=inputs, targets=targets, sizes=sizes, target=Apart())
 
 
 def make_loss_sink(

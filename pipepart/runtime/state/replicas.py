@@ -81,8 +81,6 @@ class Replica(SharedParameters):
 
     def begin(self, forward: bool, backward: bool) -> None:
         """Check the user's layers before a run, as :func:`refuse_copies`."""
-        for value in self.values.values():
-            value.grad = None  # left by a run that failed
         refuse_copies(self.originals, forward, backward)
 
     def refresh(self) -> tuple[GradientRoute, ...]:

@@ -106,10 +106,14 @@ class Streams:
     def begin(self, callers: Callers) -> None:
         """Make the workers' streams wait for the work that the caller has queued: weights, inputs, freed memory.
 
-        Inputs and targets need not be held for workers: the step has them until ``end``.
+        Inputs and targets need not be held for workers: the step has them until ``end``. Within another backward, the
+        calling thread is on streams of a worker, where autograd may have queued gradients of outputs.
         """
         self._callers = callers
+        now = self.callers()
         for device, caller in callers.items():
+            if now[device] != caller:
+                waits.wait(Wait.STEP_BEHIND_CALLER, caller, now[device].record_event())
             others = [streams[device] for streams in self._own if device in streams]
             if others:
                 queued = caller.record_event()
@@ -124,6 +128,15 @@ class Streams:
             for stream in (*used, *copying, self._callers[device]):
                 if stream != caller:
                     waits.wait(Wait.CALLER_BEHIND_STEP, caller, stream.record_event())
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Let a step begin and end within the block, in the midst of another one."""
+        before = self._callers
+        try:
+            yield
+        finally:
+            self._callers = before
 
     @contextmanager
     def entered(self, worker: int) -> Iterator[None]:

@@ -111,12 +111,12 @@ class RankTransport:
         if key[0] is Kind.F:
             self._counters.setdefault(sender, []).extend(sent_counters(message))
         known = self._table.sent.get(key)
-        message = graph_cut.move(message, _HOST if self._ordered is None else self._ordered.device)
-        whole = None if known is None else whole_buffer(message, known.form)
+        device = _HOST if self._ordered is None else self._ordered.device
+        whole = None if known is None else whole_buffer(message, known.form, device)
         if known is not None and whole is not None:
             buffers = [whole]
         else:
-            form, buffers = pack(message)
+            form, buffers = pack(graph_cut.move(message, device))
             if known is None:
                 known = self._announce(sender, rank, key, form)
             elif known.form != form:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 import pipepart
 from pipepart import Arguments, Pipeline
 from pipepart.capture import RecordedChain
-from tests.distributed.cases.models import Forks, Joins, Packs, Unpacks
+from tests.distributed.cases.models import ScalesByFirst, varied
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, drawn_batches, gradients, trained
-from tests.support import skipping
 from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, initialize, twins
-from tests.support.pieces import WIDTH, OtherLayout, linear
+from tests.support.pieces import linear
+from tests.support.ranks import Own
 from tests.support.recorded import borders_of, chain_for, piped
 from tests.support.two_parts import Calls
 
@@ -26,39 +26,6 @@ from tests.support.two_parts import Calls
 def cut(layers: list[nn.Module], borders: list[int], **options: Any) -> Pipeline:
     options = {"loss_fn": nn.MSELoss(), "timeout": TIMEOUT, **options}
     return cut_by_hand(nn.Sequential(*layers).double(), borders, **options)
-
-
-@on(3, None)
-@on(3, "bf16", slow=True)
-def nests(compress: Any) -> dict[str, Any]:
-    """Messages keep their nest, their layout and the memory that they share."""
-    layers = [linear(), Packs(), nn.Identity(), Unpacks(), linear()]
-    return trained(cut(layers, [2, 3], compress=compress), drawn_batches([9, 6, 2, 9]))
-
-
-@on(2)
-def sums_at_a_border() -> dict[str, Any]:
-    """The gradients of both tensors of a message share their memory, in the first step and in later ones."""
-    return trained(cut([linear(), Forks(), Joins(), linear()], [2]), drawn_batches([8, 8, 8]))
-
-
-@on(3, "never", slow=True)
-@on(3, "always")
-def deferred_statistics(recompute: Any) -> dict[str, Any]:
-    layers = [linear(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), linear(), nn.BatchNorm1d(WIDTH), linear()]
-    pipe = cut(layers, [2, 4], deferred_batch_norm=True, recompute=recompute)
-    return trained(pipe, drawn_batches([12, 7, 4, 12]))
-
-
-@on(2, 4, "gpipe", "always", slow=True)
-@on(3, 3, "1f1b", "never", "int8")
-def values_that_skip_ranks(
-    stages: int, schedule: str, recompute: Any, compress: Any = None
-) -> dict[str, Any]:
-    how: dict[str, Any] = {"schedule": schedule, "recompute": recompute, "compress": compress}
-    model, x = skipping.Hourglass(4).double(), drawn_batches([8])[0][0]
-    pipe = piped(model, x, loss_fn=nn.MSELoss(), stages=stages, parts=4, timeout=TIMEOUT, **how)
-    return trained(pipe, drawn_batches([8, 3, 8]))
 
 
 def language_models(kind: str) -> dict[str, Any]:
@@ -85,26 +52,6 @@ def frozen_and_thawed() -> dict[str, Any]:
             found["losses"].append(pipe.step(x, target=y))
             optimizer.step()
         return {**found, "gradients": gradients(pipe), "state": pipe.full_state_dict()}
-
-
-class Scaled(nn.Module):
-    """Draws from a generator of its own, and counts its calls in a buffer that is not saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(5)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        noise = torch.rand(x.shape, generator=self.generator, dtype=x.dtype)
-        return x * noise + self.calls
-
-
-@on(3)
-def state_of_layers_and_layouts_of_messages() -> dict[str, Any]:
-    pipe = cut([linear(), OtherLayout(), Scaled(), linear(), Scaled(), linear()], [2, 4])
-    return trained(pipe, drawn_batches([6, 4, 6]))
 
 
 class Enters(nn.Module):
@@ -196,3 +143,15 @@ def tied_and_recorded(kind: str, folder: Path | None = None) -> dict[str, Any]:
     own, stages = (plain, 2) if kind == "plain" else (model, 3)
     pipe = cut_recorded(plain, own, (words,), stages, nn.functional.cross_entropy, **options)
     return trained(pipe, [(words, words)] * 2)
+
+
+@on(3)
+def a_tensor_of_a_block_of_another_rank() -> dict[str, Any]:
+    model, batches = ScalesByFirst().double(), drawn_batches([6, 6], width=4)
+    return trained(cut_recorded(model, model, batches[0][:1], 3, nn.functional.mse_loss), batches)
+
+
+@on(3)
+def values_of_deferred_layers() -> dict[str, Any]:
+    with cut_by_hand(twins(varied)[1], [2, 4], initialize=initialize, timeout=TIMEOUT) as pipe:
+        return {"state": pipe.full_state_dict(), "own": Own(pipe.state_dict())}

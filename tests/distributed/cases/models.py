@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -59,53 +60,114 @@ class Overflow(nn.Module):
         return x * 1
 
 
-class Packs(nn.Module):
-    """Returns tensors that share memory, others of odd layouts, and values that are no tensors."""
+class Positions(nn.Linear):
+    """Adds a table that is not saved, and scales by a tensor that is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.table: Tensor
+        self.register_buffer("table", torch.linspace(0, 1, 4).cos() * torch.rand(4), persistent=False)
+        self.scale = torch.rand(4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scale + self.table
+
+
+def varied() -> nn.Sequential:
+    """Layers of many sorts, to be made and not to be run."""
+    model = nn.Sequential(
+        nn.Linear(4, 4),
+        nn.BatchNorm1d(4),
+        Positions(),
+        nn.LSTM(4, 4, num_layers=2),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        Positions(),
+    )
+    return model.to(torch.float64)
+
+
+class Block(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
+class Blocks(nn.Module):
+    """Calls its blocks one after the other."""
+
+    block: type[nn.Module] = Block
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, 2 * WIDTH)
+        self.blocks = nn.ModuleList(self.block() for _ in range(4))
 
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        both = self.linear(x)
-        left, right = both.chunk(2, dim=1)
-        image = both.view(-1, 2, 2, 3).contiguous(memory_format=torch.channels_last)
-        return {
-            "views": (left, [right.t(), None]),
-            "image": image,
-            "mask": x > 0,
-            "scale": 2.0,
-            "rows": torch.arange(len(x)),
-            "none": x[:0],
-            "one": x.sum(),
-            "wide": x.detach()[:1].expand(len(x), -1),
-        }
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
 
 
-class Unpacks(nn.Module):
-    def forward(self, nest: dict[str, Any]) -> Tensor:
-        (left, (right, nothing)), image = nest["views"], nest["image"]
-        assert nothing is None
-        assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-        assert image.is_contiguous(memory_format=torch.channels_last)
-        assert not len(nest["none"])
-        x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
-        return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
+class AsksForMask(Blocks):
+    """Takes another way if its argument has zeros."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is not None
+        x = x * 2 if bool(mask.all()) else x * mask.unsqueeze(1)
+        return super().forward(x)
 
 
-class Forks(nn.Module):
-    """Passes its input on beside its output."""
+class AsksBetween(Blocks):
+    """Reads what a block has computed."""
 
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x) if x.sum() > 0 else -block(x)
+        return x
+
+
+class AsksWhatItWrote(Blocks):
+    """Reads a tensor of its own, into which it has written what a block computed."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        total = torch.zeros(1)
+        for block in self.blocks:
+            x = block(x)
+            total += x.sum()
+        return x * 2 if total > 0 else x
+
+
+class Sorting(Block):
+    """Computes only the positive samples: how many these are is known from values only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.sum(1).gt(0).nonzero()[:, 0]
+        return input.index_add(0, rows, super().forward(input[rows]))
+
+
+class ReadsWithin(Blocks):
+    block = Sorting
+
+
+class Scaled(Block):
     def __init__(self) -> None:
         super().__init__()
-        self.branch = linear()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.branch(x), x
+        self.scale = torch.rand(4)
 
 
-class Joins(nn.Module):
-    """Adds both, which therefore have one gradient."""
+class ScalesByFirst(Blocks):
+    """Uses a tensor of its first block, which is no buffer, behind the last one."""
 
-    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-        return pair[0] + pair[1]
+    block = Scaled
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        first: Any = self.blocks[0]
+        return super().forward(x) * first.scale
+
+
+class Alternating(Blocks):
+    """Changes its way from forward to forward, by a counter that is out of sight."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x) * (2 + next(_TURNS) % 2)
+
+
+_TURNS = itertools.count()  # whose position no snapshot reads

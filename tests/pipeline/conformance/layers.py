@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -148,3 +150,102 @@ class WritesSometimes(nn.Module):
         if x[0, 0] > 0.2:
             self.seen[:WIDTH] += x.detach().mean(dim=0)
         return y
+
+
+class Packs(nn.Module):
+    """Returns tensors that share memory, others of odd layouts, and values that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        both = self.linear(x)
+        left, right = both.chunk(2, dim=1)
+        image = both.view(-1, 2, 2, 3).contiguous(memory_format=torch.channels_last)
+        return {
+            "views": (left, [right.t(), None]),
+            "image": image,
+            "mask": x > 0,
+            "scale": 2.0,
+            "rows": torch.arange(len(x), device=x.device),
+            "none": x[:0],
+            "one": x.sum(),
+            "wide": x.detach()[:1].expand(len(x), -1),
+        }
+
+
+class Unpacks(nn.Module):
+    def forward(self, nest: dict[str, Any]) -> Tensor:
+        (left, (right, nothing)), image = nest["views"], nest["image"]
+        assert nothing is None
+        assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+        assert image.is_contiguous(memory_format=torch.channels_last)
+        assert not len(nest["none"])
+        x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
+        return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
+
+
+class Forks(nn.Module):
+    """Passes its input on beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = linear()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.branch(x), x
+
+
+class Joins(nn.Module):
+    """Adds both, which therefore have one gradient."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
+def graph() -> Tensor:
+    """The weights of five edges between the numbers of a sample."""
+    edges = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 3, 0]])
+    numbers = torch.linspace(1, 2, 5)
+    return torch.sparse_coo_tensor(edges, numbers, (WIDTH, WIDTH), check_invariants=True).coalesce()
+
+
+class Enters(nn.Module):
+    """Passes on a sparse tensor that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", graph())
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x, "graph": self.get_buffer("graph")}
+
+
+class Convolves(nn.Module):
+    """Over the sparse tensor that it is given, which it passes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        x = torch.sparse.mm(given["graph"], self.inner(given["x"]).t()).t()
+        return {"x": x.tanh(), "graph": given["graph"]}
+
+
+class Leaves(nn.Module):
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return given["x"]
+
+
+class Embeds(nn.Module):
+    """Embeds words ``[samples, positions]``, those that are masked as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, WIDTH)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        embedded = self.table(ids) * scale
+        return embedded if mask is None else embedded * mask[..., None]

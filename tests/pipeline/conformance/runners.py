@@ -41,6 +41,10 @@ LATE: dict[str, Callable[[int], str]] = {
     "late on two": lambda worker: f"vdev:{worker % 2}",
     "late and the CPU": lambda worker: "cpu" if worker % 2 else f"vdev:{worker}",
 }
+CUDA: dict[str, Callable[[int], str]] = {
+    "cuda": lambda worker: "cuda:0",
+    "cuda on two": lambda worker: f"cuda:{worker % 2}",
+}
 # Of torch, both with the kernels of the plain model.
 BACKENDS = {"compiled": "eager", "compiled backward": "aot_eager"}
 
@@ -68,7 +72,7 @@ class Mode:
     dtype: torch.dtype
     loss: str
     runner: str
-    home: str  # the devices: "threads", "apart", "strict", or one of ``LATE``
+    home: str  # the devices: "threads", "apart", "strict", or of torch, one of ``LATE`` or ``CUDA``
 
     def __str__(self) -> str:
         return "-".join(str(getattr(self, field.name)) for field in fields(self)).replace("torch.", "")
@@ -85,6 +89,11 @@ class Mode:
     def parts(self) -> int:
         """The number of micro-batches of a mini-batch."""
         return min(self.sizes[1], self.sizes[0])
+
+    @property
+    def device_of(self) -> Callable[[int], str] | None:
+        """The torch device of each worker by its number; None for virtual devices."""
+        return {**LATE, **CUDA}.get(self.home)
 
     @property
     def possible(self) -> bool:
@@ -117,7 +126,7 @@ class Mode:
         if self.home == "strict" and self.what.on_host:
             return False
         # A copy of a weight lies at another address, and float32 kernels of small matrices round by that.
-        if (self.home == "apart" or self.home in LATE) and self.dtype != torch.float64:
+        if (self.home == "apart" or self.device_of) and self.dtype != torch.float64:
             return False
         if self.home == "apart" and not (self.what.shared and alone):
             return False
@@ -132,8 +141,8 @@ class Mode:
             return not self.what.draws and alone
         return self.runner not in BACKENDS or self.home == "threads"
 
-    def pipeline(self, model: nn.Module, **options: Any) -> Pipeline:
-        """Return the pipeline of a model that the scenario has made."""
+    def pipeline(self, model: nn.Module, compress: Any = None, **options: Any) -> Pipeline:
+        """Return the pipeline of a model that the scenario has made; ``options`` are those of Pipeline."""
         what = self.what
         chain: nn.Module | Chain = model
         if not isinstance(model, nn.Sequential):
@@ -141,13 +150,13 @@ class Mode:
             chain = chain_for(model, sample, loss_fn=what.loss, parts=self.parts)
         names = [name for name, _ in (flatten(model) if chain is model else chain.layers)]  # type: ignore[union-attr]
         assert what.recorded in (0, len(names))
-        plan = self._plan(names)
+        plan = self._plan(names, compress)
         if self.runner == "critical":
             plan = split_on_the_critical_path(plan)
         if self.home == "apart":
             plan = apart(plan)
-        if self.home in LATE:
-            plan = on_devices(plan, list(map(LATE[self.home], range(len(plan.cluster)))))
+        if self.device_of:
+            plan = on_devices(plan, list(map(self.device_of, range(len(plan.cluster)))))
         if self.runner == "observed":
             options |= {"trace": True}
         if self.runner == "optimizers of stages":
@@ -158,7 +167,7 @@ class Mode:
         loss_fn = what.loss or LOSSES[self.loss][0]
         return Pipeline(chain, plan, loss_fn, strict=self.home == "strict", **options)  # type: ignore[arg-type]
 
-    def _plan(self, names: Sequence[str]) -> Plan:
+    def _plan(self, names: Sequence[str], compress: Any) -> Plan:
         choose = random.Random(str(self))
         if self.schedule == DRAWN:
             return drawn_plan(choose, names, micro_batches=self.sizes[1])
@@ -175,6 +184,7 @@ class Mode:
             recompute=tuple("never" if mode == "offload" else mode for mode in modes),  # type: ignore[arg-type]
             offload=tuple("stash" if mode == "offload" else "never" for mode in modes),  # type: ignore[arg-type]
             replicas=self.replicas,
+            compress=compress,
         )
 
 
@@ -223,6 +233,18 @@ VALUES: dict[str, list[Any]] = {
     "loss": list(LOSSES),
     "runner": ["step", "step", "called", "called", "observed", "critical", "optimizers of stages"],
     "home": [*["threads"] * 6, "apart", "strict"],  # the last of which is slow
+}
+
+
+# Of modes on devices of torch.
+AMONG_DEVICES = VALUES | {
+    "scenario": [
+        *("linear", "norm", "in place", "nests", "branches", "other layout", "half detached", "batch norm"),
+        *("dropout", "noise", "random relu", "tied ends", "frozen front", "linear in three stages"),
+        *("embedding tied to a head", "input is a nest", "tokens", "all at once", "hourglass", "woven"),
+        *("attention", "spectral norm", "transformer in three stages", "pooled images", "packed", "residual"),
+    ],
+    "dtype": [torch.float64],
 }
 
 

@@ -42,7 +42,7 @@ class Scenario:
         draws: layers draw random numbers from torch's generator.
         writes: layers write buffers, some of which are statistics of two samples or more.
         by_batch: a layer sees more than one sample.
-        sparse: gradients are sparse.
+        sparse: gradients or messages are sparse.
         alone: a layer cannot be copied, so that there are no replicas.
         on_host: a layer makes tensors on the host, which a strict device refuses.
         shared: stages share parameters or buffers.
@@ -220,6 +220,22 @@ def pictures(samples: int) -> Batch:
     return torch.randn(samples, 3, 8, 8), torch.randn(samples, 2, 8, 8)
 
 
+def masked(samples: int, by_name: bool) -> Batch:
+    ids, mask = torch.randint(9, (samples, 3)), torch.randint(2, (samples, 3)).double()
+    given = Arguments(ids=ids, mask=mask, scale=0.5) if by_name else Arguments(ids, mask)
+    return given, torch.randn(samples, 3, WIDTH)
+
+
+def embedded() -> nn.Sequential:
+    return nn.Sequential(layers.Embeds(), linear(), nn.Tanh(), linear())
+
+
+def sparse_messages() -> nn.Sequential:
+    return nn.Sequential(
+        linear(), layers.Enters(), layers.Convolves(), layers.Convolves(), layers.Leaves(), linear()
+    )
+
+
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "linear": lambda: [linear()],
@@ -243,6 +259,7 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "embedding": lambda: [layers.Tokens(sparse=False)],
     "attention": lambda: [pieces.Attention()],
     "transformer": lambda: [layers.Transformer()],
+    "residual": lambda: [layers.Forks(), layers.Joins()],
 }
 WRITING: dict[str, Callable[[], list[nn.Module]]] = {
     "batch norm": lambda: [nn.BatchNorm1d(WIDTH)],
@@ -267,6 +284,9 @@ CHAINS: dict[str, Scenario] = {
         for how in WAYS_TO_MOVE
     },
     "ways by its input": Scenario(among_others(lambda: [pieces.Branches()]), by_batch=True),
+    "packed": Scenario(
+        among_others(lambda: [layers.Packs(), nn.Identity(), layers.Unpacks()]), by_batch=True
+    ),
     "sparse embedding": Scenario(among_others(lambda: [layers.Tokens(sparse=True)]), sparse=True),
     "old weight norm": Scenario(among_others(lambda: [nn.utils.weight_norm(linear())]), alone=True),
     "old spectral norm": Scenario(
@@ -315,6 +335,9 @@ SCENARIOS: dict[str, Scenario] = {
         )
         for layout in ("channels last", "transposed", "strided", "expanded")
     },
+    "arguments": Scenario(embedded, lambda samples: masked(samples, False)),
+    "keywords": Scenario(embedded, lambda samples: masked(samples, True)),
+    "sparse messages": Scenario(sparse_messages, sparse=True),
     "pooled images": Scenario(pooled_images, images("contiguous"), CROSS_ENTROPY, draws=True, writes=True),
     "many sorts": Scenario(many_sorts, writes=True),
     "all at once": Scenario(searched.network, draws=True, writes=True),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 import schedules
 from tests.pipeline.conformance.runners import (
     BACKENDS,
+    CUDA,
     DRAWN,
     LATE,
     LOSSES,
@@ -57,11 +58,16 @@ def called_step(model: nn.Module, x: Any, y: Tensor, loss_fn: Callable[..., Tens
     return loss
 
 
-def check(mode: Mode, seed: int = 0) -> None:
+def check(mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None = None) -> None:
     """Two steps: gradients of parameters and inputs, buffers, losses and weights are those of the plain model.
 
     They are those of micro-batches one after the other, bit for bit. In float64, where layers neither draw nor write
-    buffers, they are those of the whole mini-batch up to rounding.
+    buffers, they are those of the whole mini-batch up to rounding. Kernels of CUDA round in their own way.
+
+    Args:
+        mode: what is trained, and how.
+        seed: of the parameters.
+        change: is called with the model of the pipeline.
     """
     what = mode.what
     loss_fn, mean = (what.loss, True) if what.loss else LOSSES[mode.loss]
@@ -70,13 +76,16 @@ def check(mode: Mode, seed: int = 0) -> None:
     optimizers = [sgd(each.parameters()) for each in (reference, whole, model)]
     by_stage = mode.runner == "optimizers of stages"
     rounding = ROUNDING[mode.dtype]
-    is_late = mode.home in LATE
-    # Dropout on a simulated device draws other numbers than on the CPU.
-    beside = "vdev:7" if is_late and what.draws else "cpu"
+    if change:
+        change(model)
+    is_late, on_cuda = mode.home in LATE, mode.home in CUDA
+    same: Callable[..., None] = partial(plain.assert_close, relative=1e-9) if on_cuda else plain.assert_same
+    # Dropout on a device draws other numbers than on the CPU.
+    beside = ("vdev:7" if is_late else "cuda:0" if on_cuda else "cpu") if what.draws else "cpu"
     reference.to(beside)
     with mode.pipeline(model) as pipe, late() if is_late else nullcontext():
         ends = [pipe.plan.cluster.device(pipe.plan.stages[end].device).torch_device for end in (0, -1)]
-        first, last = ends if is_late else ("cpu", "cpu")
+        first, last = ends if mode.device_of else ("cpu", "cpu")
         for step in range(COMPILED_STEPS if mode.runner in BACKENDS else STEPS):
             x, y = as_dtype(what.batch(mode.sizes[0] + step), mode.dtype)
             parts = min(mode.sizes[1], mode.sizes[0] + step)
@@ -87,14 +96,14 @@ def check(mode: Mode, seed: int = 0) -> None:
                 loss.backward()
                 expected = called_step(reference, theirs, y, loss_fn, parts)
             else:
-                loss = plain.call(functools.partial(pipe.step, target=moved(y, last)), ours)
+                loss = plain.call(partial(pipe.step, target=moved(y, last)), ours)
                 torch.manual_seed(step)
                 expected = plain.micro_batched_step(
                     reference, theirs, moved(y, beside), loss_fn, parts, mean, what.draws, replica_of(mode)
                 )
             loss = loss.detach().cpu()
             plain.assert_near(loss.double(), expected.detach().cpu().double(), rounding, "loss")
-            plain.assert_same(left(model, ours), left(reference, theirs))
+            same(left(model, ours), left(reference, theirs))
             if undivided:
                 plain.assert_near(loss, plain.whole_step(whole, others, y, loss_fn), rounding, "loss")
                 plain.assert_close(left(model, ours), left(whole, others), rounding)
@@ -102,9 +111,9 @@ def check(mode: Mode, seed: int = 0) -> None:
                 optimizer.step()
                 if by_stage:
                     optimizer.zero_grad()
-            plain.assert_same(on_cpu(model.named_buffers()), on_cpu(reference.named_buffers()))
+            same(on_cpu(model.named_buffers()), on_cpu(reference.named_buffers()))
     if not by_stage:
-        plain.assert_same(on_cpu(model.named_parameters()), on_cpu(reference.named_parameters()))
+        same(on_cpu(model.named_parameters()), on_cpu(reference.named_parameters()))
 
 
 def made(mode: Mode, seed: int) -> nn.Module:
@@ -117,16 +126,20 @@ def moved(nest: Any, device: Any) -> Any:
 
 
 def on_cpu(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in named}
+    """Return tensors on the CPU, none of them sparse, counts in the type of the others."""
+    return {name: dense(tensor.detach()).cpu().double() for name, tensor in named}
+
+
+def dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def left(model: nn.Module, x: Any) -> dict[str, Tensor | None]:
     """The gradients of parameters and inputs on the CPU, none of them sparse."""
-    inputs = {f"input {place}": leaf.grad for place, leaf in enumerate(pytree.tree_leaves(x))}
+    leaves = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+    inputs = {f"input {place}": leaf.grad for place, leaf in enumerate(leaves)}
     return {
-        name: gradient
-        if gradient is None
-        else (gradient.to_dense() if gradient.is_sparse else gradient).cpu()
+        name: None if gradient is None else dense(gradient).cpu()
         for name, gradient in (plain.gradients(model) | inputs).items()
     }
 

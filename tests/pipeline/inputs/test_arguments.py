@@ -31,44 +31,10 @@ def network() -> nn.Sequential:
     return plain.in_double([Embed(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)])
 
 
-def called(model: nn.Module, given: Arguments) -> Tensor:
-    """The plain model: its first layer with all arguments, the others with one value."""
-    first, *others = model.children()
-    value = first(*given.args, **given.kwargs)
-    for layer in others:
-        value = layer(value)
-    return value
-
-
 IDS = torch.randint(9, (7, 5))
 MASK = torch.randint(2, (7, 5)).double()
 TARGET = torch.randn(7, 5, 2).double()
 LOSS = nn.MSELoss()
-FORMS: dict[str, tuple[Arguments, dict[str, Any]]] = {
-    "keyword": (Arguments(IDS, attention_mask=MASK), {}),
-    "positional": (Arguments(IDS, MASK), {}),
-    "only keywords": (Arguments(ids=IDS, attention_mask=MASK, scale=0.5), {}),
-    "recomputed": (Arguments(IDS, attention_mask=MASK), {"recompute": "always"}),
-    "compiled": (Arguments(IDS, MASK), {"compile": {"backend": "eager"}}),
-}
-
-
-@pytest.mark.parametrize("form", [*list(FORMS)[:-1], pytest.param("compiled", marks=pytest.mark.slow)])
-def test_steps_and_forwards_call_the_first_layer_with_all_arguments(form):
-    given, how = FORMS[form]
-    model = network()
-    reference = plain.twin(model)
-    with cut_by_hand(model, [2], loss_fn=LOSS, **how) as pipe:
-        for _ in range(2):
-            loss = pipe.step(*given.args, target=TARGET, **given.kwargs)
-            expected = LOSS(called(reference, given), TARGET)
-            expected.backward()
-            plain.assert_near(loss, expected.detach())
-        with torch.no_grad():
-            plain.assert_near(pipe(*given.args, **given.kwargs), called(reference, given))
-        LOSS(pipe(given), TARGET).backward()
-    LOSS(called(reference, given), TARGET).backward()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +45,7 @@ def test_auto_takes_a_sample_in_every_form(sample):
     reference = plain.twin(model)
     with Pipeline.auto(model, sample, target=TARGET, loss_fn=LOSS, micro_batches=2) as pipe:
         pipe.step(*given.args, target=TARGET, **given.kwargs)
-    LOSS(called(reference, given), TARGET).backward()
+    LOSS(plain.call(reference, given), TARGET).backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
