@@ -150,6 +150,11 @@ def elementwise(operation: Operation) -> list[Rows]:
     return [broadcast(operation, operation.results[0].dim())]
 
 
+def _converted(operation: Operation) -> list[Rows]:
+    """A conversion. Another tensor only says what to."""
+    return [operation.rows[1]]
+
+
 def broadcast(operation: Operation, dims: int) -> Rows:
     """Return where the samples are in a result with the shape that the arguments of a call broadcast to.
 
@@ -263,12 +268,13 @@ def _rules() -> Iterator[tuple[frozenset[str], Callable[[Operation], list[Rows]]
             "subtract rsub mul multiply div divide true_divide floor_divide remainder reciprocal round floor ceil eq "
             "ne lt le gt ge less greater less_equal greater_equal not_equal logical_and logical_or logical_xor "
             "logical_not bitwise_and bitwise_or bitwise_not isnan isinf isfinite nan_to_num where masked_fill lerp "
-            "logaddexp hypot float double half bfloat16 long int bool type to type_as cpu cuda clone contiguous "
+            "logaddexp hypot float double half bfloat16 long int bool type cpu cuda clone contiguous "
             "detach zeros_like ones_like full_like expand_as __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ "
             "__or__ __xor__ __invert__ __rsub__ __rdiv__ __rpow__ __radd__ __rmul__ __truediv__ __rtruediv__ __pow__"
         ),
         elementwise,
     )
+    yield words("to type_as"), _converted
     yield (
         words("transpose permute movedim swapaxes t T mT unsqueeze squeeze narrow select expand unbind"),
         kept,

@@ -21,7 +21,7 @@ _PRODUCTS = words("mul multiply __rmul__ __imul__")
 _SUMS = words("add __radd__ __iadd__")
 _DIFFERENCES = words("sub subtract rsub __rsub__ __isub__")
 _CONVERSIONS = words(
-    "to float double half bfloat16 long int type cpu cuda clone contiguous squeeze view reshape detach sum mean"
+    "to type_as float double half bfloat16 long int type cpu cuda clone contiguous squeeze view reshape detach sum mean"
 )
 _NOT_PLAIN = "multiplies or divides by a sum over samples, or adds a number to one and divides by it"
 _NO_SUM = (
@@ -112,11 +112,11 @@ def combined(operation: Operation) -> Sum | Divisor:
     Raises:
         LostError: it is no sum of such terms times numbers, so that micro-batches of the result would not add up.
     """
-    if any(rows for _, rows in operation.operands):
-        raise LostError("combines a sum over samples with single samples")
     name, first = operation.call.name, operation.states[0]
     if name in _CONVERSIONS and isinstance(first, Sum | Divisor) and not operation.results[0].dim():
         return _converted(operation, first)
+    if any(rows for _, rows in operation.operands):
+        raise LostError("combines a sum over samples with single samples")
     if isinstance(first, Sum) and name in ("neg", "negative"):
         return first.times(-1)
     if isinstance(first, Sum) and name in ("clamp", "clip", "clamp_min"):

@@ -61,6 +61,8 @@ RIGHT: dict[str, Callable[..., Any]] = {
         torch.arange(len(x), device=x.device), y.clamp(min=0)
     ].mean(),
     "one value of each sample": lambda x, y: x[torch.arange(x.shape[0]), y.clamp(min=0)].square().mean(),
+    "a mask in the dtype of the samples": lambda x, y: (x.square() * (y >= 0).to(x)[:, None]).mean(),
+    "a count in the dtype of the samples": lambda x, y: (x * (y >= 0)[:, None]).sum() / (y >= 0).sum().to(x),
     "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
     "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),
     "divided by a length": lambda x, y: x.square().sum() / len(y),
