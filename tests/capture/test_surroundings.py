@@ -261,6 +261,68 @@ def test_a_change_of_a_global_that_code_of_a_held_object_reads_is_noticed(monkey
     _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0), kind=READERS[name])
 
 
+class _OfClasses(type):
+    gain = 1.0
+
+
+class _Gives:
+    value = 1.0
+
+    def __get__(self, owner: Any, kind: Any = None) -> float:
+        return self.value
+
+
+class _Inherited(metaclass=_OfClasses):
+    scale = 1.0
+    given = _Gives()
+
+
+class _Inherits(_Inherited):
+    pass
+
+
+def _defaulted(scale: float = 1.0) -> float:
+    return scale
+
+
+NAMES = ("other", "scale")
+HELD: dict[str, tuple[Any, Callable[[Any], float], Any, str, Any]] = {
+    "the class of an object": (_Inherits(), lambda held: held.scale, _Inherited, "scale", 2.0),
+    "a base class": ([_Inherits], lambda held: held[0].scale, _Inherited, "scale", 2.0),
+    "a class in a namespace": (
+        types.SimpleNamespace(inner={"kind": OfClass}),
+        lambda held: held.inner["kind"].scale,
+        OfClass,
+        "scale",
+        2.0,
+    ),
+    "a metaclass": (_Inherits, lambda held: held.gain, _OfClasses, "gain", 2.0),
+    "a descriptor": (_Inherits(), lambda held: held.given, _Gives, "value", 2.0),
+    "a name in a table": (_Inherits(), lambda held: getattr(held, NAMES[1]), _Inherited, "scale", 2.0),
+    "a default": (_defaulted, lambda held: held(), _defaulted, "__defaults__", (2.0,)),
+}
+
+
+class _ReadsHeld(nn.Module):
+    def __init__(self, held: Any, read: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.held, self.read = held, read
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * self.read(self.held)
+        return x
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_change_of_a_class_or_a_default_is_noticed(monkeypatch, name):
+    held, read, owner, attribute, value = HELD[name]
+    _assert_right_after(
+        lambda _: monkeypatch.setattr(owner, attribute, value), kind=lambda: _ReadsHeld(held, read)
+    )
+
+
 def test_a_change_in_another_file_is_noticed(monkeypatch):
     _assert_right_after(lambda _: monkeypatch.setitem(other_file.SCALE, "all", 2.0))
 

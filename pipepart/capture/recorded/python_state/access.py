@@ -23,8 +23,8 @@ from ....autograd.in_place import version
 PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 """Values that nothing changes."""
 
-CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger, type)
-"""Objects that are not looked into. What code names of a class or a Python module is found by that name."""
+CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger)
+"""Objects that are not looked into."""
 
 COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 """Collections of Python itself; subclasses may do anything when they are used."""
@@ -48,6 +48,7 @@ _VALUES = "<values>"
 _COMPILER = ("torch._dynamo", "torch._functorch", "torch._inductor")
 
 Contents = dict[Any, Any]
+_METHODS = frozenset((FunctionType, property, staticmethod, classmethod))
 ATOMS = frozenset(kind for kind in PLAIN if kind not in (Enum, np.generic))
 MISSING = object()
 
@@ -83,6 +84,8 @@ def access_to(value: Any) -> Access | None:
         return None  # changes with every call
     if issubclass(kind, dict | list | set | deque):
         return _COLLECTION if len(value) <= ITEMS else _LARGE
+    if issubclass(kind, type):
+        return _CLASS if value.__module__ not in ("builtins", "torch") else None
     if issubclass(kind, FunctionType):
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         holds = value.__closure__ or any(type(default) not in ATOMS for default in defaults)
@@ -143,6 +146,14 @@ def _fill_cells(value: FunctionType, was: Contents) -> None:
             cell.cell_contents = was[name]
 
 
+def _of_class(kind: type) -> Contents:
+    return {
+        name: item
+        for name, item in vars(kind).items()
+        if type(item) in ATOMS or (type(item) not in _METHODS and isinstance(item, PLAIN))
+    }
+
+
 def _fill_object(value: Any, was: Contents) -> None:
     slots = _slots(value)
     rebind(getattr(value, "__dict__", {}), {**was, **attributes(value)}.keys() - slots, was)
@@ -169,6 +180,7 @@ MODULE = Access(_of_module, leave)
 _COLLECTION = Access(_of_collection, _fill)
 _LARGE = Access(lambda value: {"length": len(value)}, leave)
 _FUNCTION = Access(_of_function, _fill_cells)
+_CLASS = Access(_of_class, lambda kind, was: rebind(kind, {**_of_class(kind), **was}, was))
 _OBJECT = Access(attributes, _fill_object)
 _TENSOR = Access(lambda tensor: {_VALUES: version(tensor)}, leave)
 _ARRAY = Access(

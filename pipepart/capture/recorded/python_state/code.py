@@ -27,7 +27,17 @@ _FEW = 16
 """Entries of the largest collection whose functions are followed; larger ones are tables of alternatives."""
 
 _OPERATORS = {name for name in dir(int) if name.startswith("__") and name not in dir(object)}
-_OPERATORS |= {"__call__", "__getitem__", "__getattr__"}
+_OPERATORS |= {
+    "__call__",
+    "__getitem__",
+    "__getattr__",
+    "__get__",
+    "__contains__",
+    "__iter__",
+    "__next__",
+    "__len__",
+}
+_OPERATORS |= {"__enter__", "__exit__"}
 """Methods of an object that code calls without their names."""
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
@@ -57,13 +67,21 @@ class Code:
         self._seen: dict[int, Any] = {}  # objects and collections, kept so that no other one gets the id
         self._owners: list[Mapping[str, Any]] = [held]  # what has attributes of these names
         self._owners += [vars(base) for kind in kinds for base in kind.__mro__ if _is_users_class(base)]
-        bases = [base for kind in kinds for base in kind.__mro__]
-        named: dict[int, Any] = {id(base): base for base in bases}  # classes and modules that it names
+        named: dict[int, Any] = {}  # classes and modules that it names, and the classes of objects
+        named.update((id(base), base) for kind in kinds for base in kind.__mro__)
         waiting = [*forwards]
         while waiting:
             value = waiting.pop()
             if isinstance(value, type | ModuleType):
                 named[id(value)] = value
+            bases = (
+                *inspect.getmro(type(value)),
+                *(inspect.getmro(value) if isinstance(value, type) else ()),
+            )
+            named.update((id(base), base) for base in bases if _is_users_class(base))
+            if type(value) is str and value.isidentifier() and value not in self.names:  # for getattr
+                self.names.add(value)
+                waiting += [owner[value] for owner in self._owners if value in owner]
             function, parts = _function_of(value)
             waiting += parts or self._parts_of(value)
             if function is None or function in self.functions:
@@ -158,7 +176,7 @@ class Code:
 def _values(table: Mapping[str, Any], names: set[str]) -> Iterator[str]:
     """Return those of the names that a class or module binds to values."""
     for name in sorted(names & table.keys()):
-        if not isinstance(table[name], (*CLOSED, property, staticmethod, classmethod, FunctionType)):
+        if not isinstance(table[name], (*CLOSED, type, property, staticmethod, classmethod, FunctionType)):
             yield name
 
 

@@ -97,6 +97,9 @@ class Surroundings:
             yield Holder("", None, module, _of_open(self.code_of(module).names), module)
         for code in codes:
             yield from code.holders(recorded=True)
+        functions = [function for code in codes for function in code.functions]
+        defaults = Access(lambda _: {function: function.__defaults__ for function in functions}, leave)
+        yield Holder("", None, self._model, defaults)
         is_open = set(opened)
         others = [vars(module) for module in self._model.modules() if module not in is_open]
         yield Holder("", None, self._model, _of_whole(others, frozenset(names - TABLES)))
