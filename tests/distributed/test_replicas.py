@@ -68,7 +68,7 @@ def unlike() -> dict[str, Any]:
         mesh = pipe.mesh
         assert mesh is not None
         dist.barrier(mesh.get_group("dp"))
-        place = {"at": tuple(mesh.get_coordinate()), "mesh": (mesh.mesh.tolist(), mesh.mesh_dim_names)}
+        place = {"at": tuple(mesh.get_coordinate() or ()), "mesh": (mesh.mesh.tolist(), mesh.mesh_dim_names)}
         return {"made": made, "trained": trained, "loaded": copied(pipe), **place}
 
 
