@@ -29,9 +29,8 @@ SECONDS = 10.0  # time of a search, if the request does not set it
 _SHORT_LAYERS, _SHORT_DEVICES = 50, 16
 _SHORT_EFFORT, _SHORT_OPERATIONS = 0.9, 200_000
 _LIMITED_FACTOR = 1.3  # times the effort if memory is limited: many candidates have no plan
-_OTHERS_SHARE = (
-    0.3  # of the effort, again, for schedules that were not tried on as many devices as the best plan has
-)
+# Share of the effort, beside it, for schedules that were not tried on as many devices as the best plan has.
+_OTHERS_SHARE = 0.3
 _JOINT_STARTS = 4  # plans that the joint search starts from, each with a different placement
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
