@@ -50,17 +50,19 @@ def test_the_modes_have_every_home_and_stash_and_the_most_schedules():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "replicas", "target_on"),
+    ("schedule", "replicas", "target_on", "devices"),
     [
-        ("1f1b", 2, "vdev:0"),
-        ("gpipe", 2, "cpu"),
-        ("chimera", 1, "vdev:1"),
-        ("1f1b", 1, "cpu"),
-        ("1f1b", 1, "vdev:0"),
+        ("1f1b", 2, "vdev:0", [*TWO, *TWO[::-1]]),
+        ("gpipe", 2, "cpu", [*TWO, *TWO[::-1]]),
+        ("1f1b", 2, "vdev:1", [*TWO, "cpu", "cpu"]),
+        ("1f1b", 2, "vdev:0", ["cpu", "cpu", *TWO]),
+        ("chimera", 1, "vdev:1", TWO),
+        ("1f1b", 1, "cpu", TWO),
+        ("1f1b", 1, "vdev:0", TWO),
     ],
 )
 def test_targets_are_counted_wherever_they_are_and_on_the_streams_of_each_replica(
-    schedule, replicas, target_on
+    schedule, replicas, target_on, devices
 ):
     """A mean over classes with weights, some targets ignored: the counts are tensors of the devices."""
     model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)])
@@ -69,7 +71,7 @@ def test_targets_are_counted_wherever_they_are_and_on_the_streams_of_each_replic
     plan = plan_by_hand(list("012"), [2], micro_batches=4, schedule=schedule, replicas=replicas)
     x, y = torch.randn(12, 4).double(), torch.tensor([0, 1, 2, -1, -1, -1, 2, 1, 0, -1, 2, 2])
     expected = plain.whole_step(reference, x, y, loss_fn)
-    with Pipeline(model, on_devices(plan, [*TWO, *TWO[::-1]][: len(plan.cluster)]), loss_fn) as pipe, late():
+    with Pipeline(model, on_devices(plan, devices), loss_fn) as pipe, late():
         loss = pipe.step(x.to("vdev:0"), target=y.to(target_on))
         plain.assert_near(loss.cpu(), expected)
         plain.assert_close(gradients(model), plain.gradients(reference))

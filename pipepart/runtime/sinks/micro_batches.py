@@ -63,7 +63,8 @@ class MicroBatchLossSink(LossSink):
         several = shared_out or replicas > 1
         self._losses = [MiniBatchLoss(loss, _of_group(batch, group), several) for group in groups]
         self._another = partial(MiniBatchLoss, loss, batch, several) if replicas > 1 else None
-        self._by_worker: dict[int, MiniBatchLoss] = {}  # by thread, of several last stages on accelerators
+        # Of several last stages, by the thread of a worker on an accelerator; None for those on the CPU.
+        self._by_worker: dict[int | None, MiniBatchLoss] = {}
         self._places = [
             (part, number)
             for part, group in zip(self._losses, groups, strict=True)
@@ -94,13 +95,16 @@ class MicroBatchLossSink(LossSink):
         return tuple(map(graph_cut.root, roots))
 
     def _use_own_loss(self, micro_batch: int, output: Any) -> None:
-        """Let a worker on an accelerator have its own loss for a micro-batch. Called with ``receiving`` held."""
+        """Let each worker on an accelerator have its own loss, and those on the CPU another one.
+
+        A worker would else read totals that another one computes on its own stream. Called with ``receiving`` held.
+        """
         assert self._another is not None
-        if any(has_streams(tensor.device) for tensor in tensors(output)):
-            worker, number = threading.get_ident(), self._places[micro_batch][1]
-            if worker not in self._by_worker:
-                self._by_worker[worker] = self._another() if self._by_worker else self._losses[0]
-            self._places[micro_batch] = self._by_worker[worker], number
+        on_stream = any(has_streams(tensor.device) for tensor in tensors(output))
+        worker, number = threading.get_ident() if on_stream else None, self._places[micro_batch][1]
+        if worker not in self._by_worker:
+            self._by_worker[worker] = self._another() if self._by_worker else self._losses[0]
+        self._places[micro_batch] = self._by_worker[worker], number
 
     def _merge(self) -> None:
         """Let the first loss have the micro-batches of all workers, after all were received."""
@@ -141,7 +145,7 @@ class MicroBatchLossSink(LossSink):
             factor = self._known.correction
         else:
             with self._lock:
-                if self._by_worker and self.certain:
+                if len(self._by_worker) > 1 and self.certain:
                     return 1.0  # the streams of one worker need not wait for the others
                 self._merge()
                 factor = self._losses[0].correction()
