@@ -151,8 +151,8 @@ class Convolutional(nn.Module):
 
 
 def slow(costs: Costs) -> Costs:
-    """The costs with a second for each forward, beside which the sums of gradients take no time."""
-    second = {"forward": Timing(seconds=1.0)}
+    """The costs with a second for each forward, on any device, beside which the sums of gradients take no time."""
+    second = {"forward": Timing(seconds=1.0), "slowdown": 1.0}
     return costs.model_copy(update={"layers": tuple(one.model_copy(update=second) for one in costs.layers)})
 
 
