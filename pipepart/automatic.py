@@ -13,7 +13,7 @@ from .capture import chain_of, holds_meta
 from .cluster import Cluster, as_cluster
 from .data.arguments import Arguments, check_arguments
 from .data.split import Splitter, micro_batches_of
-from .distributed import check_function
+from .distributed import check_parallelize_given
 from .input_error import InputTypeError
 from .loss import declared_reduction
 from .measure import profile
@@ -58,7 +58,7 @@ def plan_for(
     declared_reduction(loss_fn)
     options = PlanOptions(**keywords)
     check_options(options, cluster)
-    check_function(parallelize, options.tensor, options.shard, len(cluster), under_torchrun())
+    check_parallelize_given(parallelize, options.tensor, options.shard, len(cluster), under_torchrun())
     if not with_optimizers:
         refuse_asynchronous(options.schedule)
     chain = chain_of(model, layers=layers)

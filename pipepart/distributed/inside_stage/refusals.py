@@ -21,7 +21,7 @@ Layers = Mapping[str, nn.Module]
 Place = tuple[nn.Module, str]  # a module, and the name of one of its parameters
 
 
-def check_function(
+def check_parallelize_given(
     parallelize: Parallelize | None, tensor: int, shard: bool, devices: int, under_torchrun: bool
 ) -> None:
     """Check the function that parallelizes layers against the plan, or the wanted plan, and the processes.
@@ -68,7 +68,7 @@ def check_parallelize(
         TypeError: it is no function.
         ValueError: the plan, or an option, cannot be combined with it; or the plan needs it.
     """
-    check_function(parallelize, plan.tensor, plan.shard, len(plan.cluster), under_torchrun)
+    check_parallelize_given(parallelize, plan.tensor, plan.shard, len(plan.cluster), under_torchrun)
     if parallelize is None:
         return
     if plan.asynchronous:

@@ -124,7 +124,7 @@ class ChainProblem:
         speeds = sorted((device.speed for device in self._cluster.devices), reverse=True)
         return self._costs.total_seconds / sum(speeds[: self._stages])
 
-    def _ends_within_seconds(self, limit: float) -> list[int]:
+    def _longest_ends(self, limit: float) -> list[int]:
         """Return [layers]: the last end of a stage from each layer on, on the fastest and largest device."""
         seconds = limit * max(kind.speed for kind in self._types)
         memory = max(kind.memory for kind in self._types) if self._limited else math.inf
@@ -132,9 +132,9 @@ class ChainProblem:
 
     def _least_load(self, space: Space, guess: float) -> float | None:
         """Return the smallest bottleneck of a cut that fits, starting from a guess; None if no cut fits."""
-        step, longest = max(abs(guess), 1e-9), self._ends_within_seconds(math.inf)
+        step, longest = max(abs(guess), 1e-9), self._longest_ends(math.inf)
         while True:
-            ends = self._ends_within_seconds(guess)
+            ends = self._longest_ends(guess)
             bottleneck = self._intervals(space, self._load, ends, np.maximum).value
             if bottleneck <= guess or (ends == longest and not math.isfinite(bottleneck)):
                 return bottleneck if math.isfinite(bottleneck) else None
@@ -150,7 +150,7 @@ class ChainProblem:
             penalty = load * (1 + _EVENNESS * load / limit) if limit else load
             return np.where(load <= limit * (1 + _SAME), penalty, np.inf)
 
-        ends = self._ends_within_seconds(limit)
+        ends = self._longest_ends(limit)
         first_layers, types = self._intervals(space, value, ends, np.add).stages()
         return ChainCut(first_layers, devices_of(space.groups, types), bound)
 

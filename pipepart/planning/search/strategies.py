@@ -165,8 +165,8 @@ def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: C
     skipped = _try_in_turn(results, candidates, effort, clock)
     if results.plans:
         others = _first_of_others(results, skipped)
-        left = _try_in_turn(results, others, _OTHERS_SHARE * effort, clock)
-        skipped = [each for each in skipped if each in left or each not in others]
+        done = {*others}.difference(_try_in_turn(results, others, _OTHERS_SHARE * effort, clock))
+        skipped = [candidate for candidate in skipped if candidate not in done]
     # 1F1B needs the least memory, so it is planned even if the effort is spent.
     frugal = [each for each in skipped if _is_frugal(each, clock)][:1]
     if any(candidate.schedule == "1f1b" for candidate in results.plans):

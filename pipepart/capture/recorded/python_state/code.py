@@ -36,8 +36,9 @@ _OPERATORS |= {
     "__iter__",
     "__next__",
     "__len__",
+    "__enter__",
+    "__exit__",
 }
-_OPERATORS |= {"__enter__", "__exit__"}
 """Methods of an object that code calls without their names."""
 
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
