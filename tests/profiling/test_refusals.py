@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def loss_fn(output: Tensor) -> Tensor:
     raise AssertionError("the loss was computed")
 
 
-def sharded(layers: dict[str, nn.Module], mesh: Any) -> None:
+def sharded(layers: Mapping[str, nn.Module], mesh: Any) -> None:
     for layer in layers.values():
         fully_shard(layer, mesh=mesh["dp"])
 

@@ -6,7 +6,7 @@ import re
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def recomputing(plan: Plan, *modes: Mode) -> Plan:
 def test_what_engines_do_not_run_is_refused(profile: Profile) -> None:
     plan = planned(profile, cut_before=["layers.3"])
     swapped = by_hand([0, 1], [3], ["0F1,0F0,0B0,0B1", "1F1,1F0,1B0,1B1"], 2)
-    cases: list[tuple[Sequence[str], Plan, str]] = [
+    cases: list[tuple[Iterable[str], Plan, str]] = [
         (ENGINES, plan.model_copy(update={"schedule": "pipedream"}), "asynchronous"),
         (ENGINES, plan.model_copy(update={"schedule": "chimera"}), "two copies"),
         (ENGINES, with_batch_loss(plan), "reduction='batch'"),
