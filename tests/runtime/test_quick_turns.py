@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def _beside_another_thread():
     sys.setswitchinterval(before)
 
 
-def switch_intervals(sets: float | None = None) -> list[float]:
+def switch_intervals(sets: float | None = None) -> list[Any]:
     """Return those within each forward of a step, and behind it; a layer sets another one if told to."""
     seen: list[float] = []
 

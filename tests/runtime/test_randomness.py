@@ -69,8 +69,8 @@ def test_attention_without_dropout_draws_nothing():
     """Operations that could draw but are told not to leave the caller's random numbers alone."""
 
     def attend(x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        query, key, value = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
     attention = Calls(lambda x: checkpoint(attend, x, use_reentrant=False))
     model = nn.Sequential(nn.Linear(8, 24), attention, nn.Linear(8, 1))
