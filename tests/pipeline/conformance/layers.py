@@ -56,11 +56,15 @@ def _enlarge(module: nn.Module, coming: Any, going: Any) -> Any:
     return None if coming[0] is None else (coming[0] * 1.5,)
 
 
+def _shrink(module: nn.Module, given: Any, output: Any) -> Any:
+    return output * 0.75
+
+
 def hooked() -> nn.Linear:
     """A layer with hooks of every kind, all of which change what they see."""
     layer = linear()
     layer.register_forward_pre_hook(lambda module, given: (given[0] * 1.5,))
-    layer.register_forward_hook(lambda module, given, output: output * 0.75)
+    layer.register_forward_hook(_shrink)
     layer.register_full_backward_pre_hook(lambda module, going: (going[0] * 2,))
     layer.register_full_backward_hook(_enlarge)
     layer.weight.register_hook(lambda gradient: gradient / 2)
