@@ -71,6 +71,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "buffers": _other_buffers,
     TO_DOUBLE: nn.Module.double,
     "settings": _other_settings,
+    "evaluation": nn.Module.eval,
 }
 
 
