@@ -1,5 +1,6 @@
 """Replicas of the model train as one, follow what the user does with the model, and refuse what cannot be copied."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.pipeline.conformance.layers import OwnGenerator
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.replicas import IN_TURN, batch, model_for
+from tests.support.two_parts import Calls
 
 LOSS = nn.MSELoss()
 X, Y = batch()
@@ -176,3 +178,28 @@ class Locked(nn.Identity):
 def test_a_layer_that_cannot_be_copied_is_refused_by_name(make, says):
     with pytest.raises(ValueError, match=says):
         cut(around(make()))
+
+
+def test_a_backward_that_failed_in_a_copy_leaves_nothing_to_the_next_backward():
+    """Of an output from before, so that no forward comes in between."""
+    calls = iter(range(4))
+
+    def fail(gradient: Tensor) -> None:
+        if threading.current_thread().name.endswith("virtual:3") and next(calls) == 1:
+            raise ArithmeticError("when the copy has gradients")
+
+    def hooked(x: Tensor) -> Tensor:
+        y = x * 1
+        y.register_hook(fail)
+        return y
+
+    model = plain.in_double([nn.Linear(3, 4), nn.Tanh(), Calls(hooked), nn.Linear(4, 4)])
+    reference = plain.twin(model)
+    with cut(model) as pipe:
+        fails, succeeds = pipe(X), pipe(X)
+        with pytest.raises(ArithmeticError):
+            fails.sum().backward()
+        pipe.zero_grad()
+        succeeds.sum().backward()
+    reference(X).sum().backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))
