@@ -191,6 +191,14 @@ def test_what_waits_and_what_does_not_has_the_same_bits(name: str):
     assert_same_as_fused(model, samples, case.waits, case.context)
 
 
+@splits
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_parameter_with_a_hook_does_not_wait(kind: str):
+    model = two_layers()
+    getattr(model[2].weight, kind)(lambda _: None)
+    assert train(model, inputs(7, 6), True).waited == 2  # of the other layer, in two micro-batches
+
+
 def test_hooks_that_wait_for_several_gradients_are_called():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))

@@ -12,7 +12,6 @@ from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late, sample
 from tests.support.recorded import chain_for
-from tests.support.replicas import IN_TURN
 from tests.support.skipping import WIDTH, Hourglass
 from tests.support.two_parts import Calls
 
@@ -264,7 +263,7 @@ def replicas(scaled: bool = False) -> None:
     model = chain()
     reference = plain.twin(model)
     x, y = sample(8, 5)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, replica_of=IN_TURN)
+    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, replica_of=(0, 1, 0, 1))
     scaler = torch.amp.GradScaler("vdev", init_scale=4.0) if scaled else None
     with cut_on(TWO * 2, model, [3], nn.MSELoss(), replicas=2) as pipe, late():
         pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)
