@@ -40,7 +40,6 @@ from .offload import copy_queues
 from .order import Order, Orders
 from .sinks import LossSink, OutputSink
 from .stage import Stage
-from .state.batch_norm import DeferredBatchNorm
 from .step import Step
 from .transport.compress import compressed_links
 from .transport.cuda import Streams
@@ -61,7 +60,6 @@ class Engine:
         plan: has the devices.
         stages: all stages of the plan's schedule.
         orders: the orders of actions.
-        batch_norms: BatchNorm layers whose statistics are updated once per step.
         emulation: of virtual devices, if they are emulated.
         timeout: a step is given up if no action ends for this many seconds; None for no limit.
         links: to other ranks, if the workers are those of several; the engine has its own rank's only.
@@ -75,7 +73,6 @@ class Engine:
         plan: Plan,
         stages: Sequence[Stage],
         orders: Orders,
-        batch_norms: DeferredBatchNorm,
         emulation: Emulation | None = None,
         timeout: float | None = None,
         links: Links | None = None,
@@ -84,7 +81,6 @@ class Engine:
         self._plan = plan
         self._stages = stages
         self._orders = orders
-        self._batch_norms = batch_norms
         self._emulation = emulation
         self._timeout = timeout
         self._claim_lock = threading.Lock()
@@ -163,7 +159,7 @@ class Engine:
                 self._claim = held = self._claim or claim
             if held is not claim and not (is_backward and held == claim):
                 raise RuntimeError(_BUSY)
-            return self._batch_norms.gathering(run)
+            return run()
         except BaseException as error:
             if self._links is not None and self._links.ranks.midway:  # the others would wait for this rank
                 self._leave_ranks(error)

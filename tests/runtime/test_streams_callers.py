@@ -104,19 +104,6 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
                 assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
 
 
-def test_running_statistics_may_be_of_the_whole_mini_batch():
-    model = plain.in_double([nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Tanh()])
-    reference = plain.twin(model)
-    with cut_on(TWO, model, [1], nn.MSELoss(), deferred_batch_norm=True) as pipe:
-        x, y = sample(8, 4)
-        with late():
-            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-            reference(x)
-            ours, theirs = state(model), state(reference)
-            plain.assert_near(ours["0.running_mean"], theirs["0.running_mean"], 1e-12)
-            plain.assert_near(ours["0.running_var"], theirs["0.running_var"], 1e-6)
-
-
 def test_the_step_after_one_that_failed_gives_the_right_numbers():
     model = chain()
     reference = plain.twin(model)
@@ -142,7 +129,7 @@ def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, sched
     """After the first steps, in which what layers and loss do is found out."""
     model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])
     with cut_on(
-        TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute, deferred_batch_norm=True
+        TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute
     ) as pipe:
         x, y = sample(8, 4)
         x, y = x.to("vdev:0"), y.to("vdev:1")

@@ -124,8 +124,8 @@ def test_statistics_are_gathered_and_losses_added_at_every_step():
     model = plain.in_double([linear(), nn.BatchNorm1d(WIDTH), linear(), Calls(add), linear()])
     other = plain.twin(model)
     with (
-        cut(model, [2], backend, deferred_batch_norm=True) as pipe,
-        cut_by_hand(other, [2], loss_fn=LOSS, deferred_batch_norm=True) as plainly,
+        cut(model, [2], backend) as pipe,
+        cut_by_hand(other, [2], loss_fn=LOSS) as plainly,
     ):
         for _ in range(3):
             assert pipe.step(X, target=Y) == plainly.step(X, target=Y)
