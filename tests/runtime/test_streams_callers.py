@@ -16,7 +16,7 @@ from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.chains import on_devices, plan_by_hand
 from tests.support.delayed import DelayedTraining, batches, borders_of
-from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, sample, state
+from tests.support.on_devices import SHARED, TWO, cut_on, gradients, late, sample
 from tests.support.pieces import Fails
 
 # The devices are compiled at their first use on a machine.
@@ -128,9 +128,7 @@ class Looked(Exception):
 def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, schedule, recompute):
     """After the first steps, in which what layers and loss do is found out."""
     model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])
-    with cut_on(
-        TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute
-    ) as pipe:
+    with cut_on(TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute) as pipe:
         x, y = sample(8, 4)
         x, y = x.to("vdev:0"), y.to("vdev:1")
         for _ in range(2):
