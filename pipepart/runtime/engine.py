@@ -29,7 +29,7 @@ from ..autograd.own_copy import tensors
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
-from ..workers.process_settings import others_run, quick_turns
+from ..workers.process_settings import deep_calls, others_run, quick_turns
 from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
 from .actions import Emulation
@@ -48,6 +48,10 @@ from .transport.pinned import PinnedCopies
 from .transport.skips import Routes
 
 _BUSY = "the pipeline is busy: another thread, or a layer inside it, is in a step"
+_NESTED = (
+    "the pipeline is busy: another thread is in a backward. It may be one of torch, which takes a further thread where "
+    "many hundred backwards begin within each other: go backward from fewer outputs at a time"
+)
 R = TypeVar("R")
 
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in
@@ -158,7 +162,7 @@ class Engine:
             with self._claim_lock:
                 self._claim = held = self._claim or claim
             if held is not claim and not (is_backward and held == claim):
-                raise RuntimeError(_BUSY)
+                raise RuntimeError(_NESTED if is_backward and held.is_backward else _BUSY)
             return run()
         except BaseException as error:
             if self._links is not None and self._links.ranks.midway:  # the others would wait for this rank
@@ -235,7 +239,7 @@ class Engine:
 
         def run() -> Step:
             parts = len(forward.input_gradients)
-            with nullcontext() if self._streams is None else self._streams.nested():
+            with nullcontext() if self._streams is None else self._streams.nested(), deep_calls:
                 step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
                 self.execute(step, on_workers)
             return step

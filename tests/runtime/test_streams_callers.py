@@ -82,6 +82,16 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
         plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
 
 
+def test_a_loss_has_many_outputs_each_of_whose_backwards_begins_within_another():
+    model = chain(2)
+    reference = plain.twin(model)
+    x = sample(4, 4)[0]
+    with cut_on(TWO, model, [2], micro_batches=2) as pipe:
+        torch.stack([pipe(x.to("vdev:0") + index).sum() for index in range(100)]).sum().backward()
+        torch.stack([reference(x + index).sum() for index in range(100)]).sum().backward()
+        plain.assert_close(gradients(model), plain.gradients(reference))
+
+
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
     def adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
