@@ -144,8 +144,8 @@ class ReadsWithin(Blocks):
 
 
 class Scaled(nn.Linear):
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
         self.scale = torch.rand(4)
 
 
