@@ -187,28 +187,6 @@ def test_an_interrupt_within_no_grad_leaves_gradients_enabled():
             pipe.step(x, target=y)
 
 
-def test_an_interrupt_in_a_drop_in_forward_and_backward():
-    printed = run("""
-        model = network()
-        x = torch.randn(8, 4)
-        with cut_by_hand(model, [2, 4], micro_batches=4) as pipe:
-            for where in ("forward", "backward"):
-                layer = model[4]
-                layer.calls, layer.at, layer.where = 0, 1, where
-                try:
-                    pipe(x).sum().backward()
-                except KeyboardInterrupt:
-                    print(where)
-                layer.at = None
-                reference = plain.twin(model)
-                pipe.zero_grad()
-                pipe(x).sum().backward()
-                reference(x).sum().backward()
-                plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
-    """)
-    assert printed.split() == ["forward", "backward"]
-
-
 def test_a_second_interrupt_gives_up_a_layer_that_does_not_return():
     printed = run("""
         class Stuck(nn.Module):
@@ -241,34 +219,3 @@ def test_a_second_interrupt_gives_up_a_layer_that_does_not_return():
         "interrupted",
         "the pipeline is closed: a layer did not return after an interrupt",
     ]
-
-
-def test_an_interrupt_while_profiling_gives_the_model_back_first():
-    printed = run("""
-        class Armed(nn.Module):
-            fired = False
-
-            def __init__(self):
-                super().__init__()
-                self.linear, self.calls = nn.Linear(4, 4), 0
-
-            def forward(self, x):
-                self.calls += 1
-                if self.calls == 20 and not Armed.fired:
-                    Armed.fired = True  # once for all copies that are trained beside it
-                    os.kill(os.getpid(), signal.SIGINT)
-                return self.linear(x)
-
-        model = nn.Sequential(nn.Linear(4, 4), Armed(), nn.BatchNorm1d(4))
-        before = [*model.parameters(), *model.buffers()]
-        threads = torch.get_num_threads()
-        try:
-            pipepart.profile(model, torch.randn(8, 4), seconds=60)
-        except KeyboardInterrupt:
-            print("interrupted")
-        after = [*model.parameters(), *model.buffers()]
-        print(all(a is b for a, b in zip(before, after)), model[2].num_batches_tracked.item())
-        print(torch.get_num_threads() == threads)
-        print([thread.name for thread in threading.enumerate()])
-    """)
-    assert printed.splitlines() == ["interrupted", "True 0", "True", "['MainThread']"]

@@ -68,16 +68,6 @@ def test_running_statistics_are_those_of_the_whole_mini_batch(schedule, recomput
     assert model.state_dict()["0.norm.num_batches_tracked"] == 3 * 4
 
 
-def test_each_micro_batch_is_still_normalised_by_its_own():
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2))
-    whole = plain.twin(model)
-    x, y = torch.randn(7, 1, 6, 6), torch.randn(7, 2)
-    with deferred(model, [1, 2]) as pipe:
-        plain.check_step(pipe, x, y, LOSS)
-    whole(x)
-    plain.assert_close(statistics(model), statistics(whole), 1e-6)
-
-
 def test_a_step_that_fails_updates_nothing():
     def fail(x: Tensor) -> Tensor:
         raise ArithmeticError("on purpose")
