@@ -55,8 +55,7 @@ def test_an_interrupt_at_any_call_restores_the_model_and_frees_the_pipeline(call
     x, y = torch.randn(6, 4), torch.randn(6, 2)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 2)
     held: list[BaseException] = []
-    how: dict[str, Any] = {"loss_fn": nn.MSELoss(), "micro_batches": 2, "deferred_batch_norm": True}
-    with cut_by_hand(model, [1], **how) as pipe:
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
         engine: Any = pipe._engine
         calls: dict[str, Callable[[], object]] = {
             "exclusively": lambda: engine.exclusively(lambda: None),
@@ -66,15 +65,13 @@ def test_an_interrupt_at_any_call_restores_the_model_and_frees_the_pipeline(call
         for interrupt in interrupted(calls[call]):
             held.append(interrupt)
             assert engine._claim is None
-            assert model[1].track_running_stats
-            assert not model[1]._forward_pre_hooks
             assert all(module.training for module in model.modules())
             if call == "step":
                 pipe.zero_grad()
                 pipe.step(x, target=y)
                 plain.assert_same(plain.gradients(model), plain.gradients(reference))
                 pipe.zero_grad()
-    assert len(held) > 15
+    assert len(held) > 5
 
 
 def test_an_interrupt_within_no_grad_leaves_gradients_enabled():

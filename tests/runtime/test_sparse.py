@@ -1,7 +1,4 @@
-"""Messages between stages and ranks: sparse tensors, and what a message is sent as."""
-
-from itertools import product
-from typing import Any
+"""Sparse tensors in buffers, messages and gradients: steps have the numbers of the plain model."""
 
 import pytest
 import torch
@@ -9,7 +6,6 @@ from torch import Tensor, nn
 
 from pipepart import Cluster, Pipeline
 from pipepart.autograd.sparse import record_stream
-from pipepart.runtime.transport.wire import pack, whole_buffer
 from tests.pipeline.conformance.layers import graph
 from tests.pipeline.conformance.scenarios import sparse_messages, vectors
 from tests.support import plain
@@ -43,19 +39,3 @@ def test_streams_hold_the_dense_parts_of_a_sparse_message(monkeypatch: pytest.Mo
     assert [part.layout for part in held] == [torch.strided] * 2
     assert held[0].equal(graph().indices())
     assert held[1].equal(graph().values())
-
-
-def test_a_message_is_sent_as_its_one_tensor_only_if_its_form_is_the_known_one() -> None:
-    one = torch.randn(4, 6)
-    tensors = [
-        *(one, one.double(), one.t(), one[:2], torch.randn(6, 4), one.clone().requires_grad_()),
-        *(torch.zeros(4, 6, dtype=torch.int32), torch.randn(4, 12)[:, ::2]),
-    ]
-    messages: list[Any] = [*tensors, *([tensor] for tensor in tensors), [one, one], [None], [], (one,)]
-    for message, known in product(messages, messages):
-        (form, buffers), (known_form, _) = pack(message), pack(known)
-        found = whole_buffer(message, known_form, torch.device("cpu"))
-        assert (found is not None) == (form == known_form and form.whole)
-        if found is not None:
-            assert found.data_ptr() == buffers[0].data_ptr()
-            assert found.nbytes == buffers[0].nbytes
