@@ -1,6 +1,7 @@
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
 """If a value read by Python code between blocks changes, the next step is right or raises an error."""
 
+import operator
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Arguments
-from pipepart.capture import CaptureError
+from pipepart.capture import CaptureError, RecordedChain, chain_of
 from tests.capture import other_file
 from tests.support.recorded import piped, plainly
 
@@ -357,6 +358,65 @@ def test_a_change_behind_a_forward_that_was_replaced_is_noticed(monkeypatch, way
         model.forward = update_wrapper(hooked, old)
 
     _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0), prepare)
+
+
+class _ByName(nn.Module):
+    """Reads attributes by names that it computes, of blocks that count for themselves."""
+
+    def __init__(self, read: Callable[[Any, int], float]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([_Gains() for _ in range(3)])
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            x = block(x) * self.read(block, index)
+        return x
+
+
+class _Gains(nn.Linear):
+    calls, gain_2 = 0, 1.0
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.gain_0 = self.gain_1 = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(input)
+
+
+BY_NAME: dict[str, Callable[[Any, int], float]] = {
+    "getattr": lambda block, index: getattr(block, f"gain_{index}"),
+    "with a default": lambda block, index: getattr(block, "gain_" + str(index), block.bias.dim() / 2),
+    "vars": lambda block, index: vars(block)[f"gain_{min(index, 1)}"],
+    "attrgetter": lambda block, index: operator.attrgetter(f"gain_{index}")(block),
+    "a function that is passed on": lambda block, index: next(map(getattr, [block], [f"gain_{index}"])),
+    "hasattr": lambda block, index: 2.0 if hasattr(block, f"more_{index}") else 1.0,
+}
+
+
+def _gain(model: nn.Module) -> None:
+    block = model.get_submodule("blocks.1")
+    block.gain_1, block.more_1 = 2.0, True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_change_that_is_read_by_a_computed_name_is_noticed(name):
+    _assert_right_after(_gain, kind=lambda: _ByName(BY_NAME[name]))
+    chain = chain_of(_ByName(BY_NAME[name]), split_loss=False)
+    assert isinstance(chain, RecordedChain)
+    chain.use_fake_parameters()
+    first, again = (chain.bind((X,), {}).live.recording for _ in range(2))
+    assert first is again
+    _gain(chain.model)
+    assert chain.bind((X,), {}).live.recording is not first
+
+
+def test_a_change_of_a_class_that_is_read_by_a_computed_name_is_noticed(monkeypatch):
+    _assert_right_after(
+        lambda _: monkeypatch.setattr(_Gains, "gain_2", 2.0), kind=lambda: _ByName(BY_NAME["getattr"])
+    )
 
 
 def test_a_change_of_the_class_is_noticed(monkeypatch):

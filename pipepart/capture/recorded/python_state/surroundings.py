@@ -94,28 +94,39 @@ class Surroundings:
         for code in codes:
             names |= code.names
         for module in opened:
-            yield Holder("", None, module, _of_open(self.code_of(module).names), module)
+            yield Holder("", None, module, _of_open(self.code_of(module)), module)
         for code in codes:
             yield from code.holders(recorded=True)
         functions = [function for code in codes for function in code.functions]
         defaults = Access(lambda _: {function: function.__defaults__ for function in functions}, leave)
         yield Holder("", None, self._model, defaults)
         is_open = set(opened)
-        others = [vars(module) for module in self._model.modules() if module not in is_open]
-        yield Holder("", None, self._model, _of_whole(others, frozenset(names - TABLES)))
+        others = [module for module in self._model.modules() if module not in is_open]
+        skipped = self._stored_by(others) if any(code.computes_names for code in codes) else None
+        of_whole = _of_whole([vars(module) for module in others], frozenset(names - TABLES), skipped)
+        yield Holder("", None, self._model, of_whole)
         if "requires_grad" in names:
             yield Holder("", None, self._model, Access(_trained, leave))
 
+    def _stored_by(self, modules: Iterable[nn.Module]) -> frozenset[str]:
+        """Return the attributes that whole modules set in their own calls, and torch's own."""
+        codes = {self.code_of(module) for module in modules if not is_of_torch(type(module))}
+        return TABLES.union(*(code.stores(None) for code in codes))
 
-def _of_open(names: set[str]) -> Access:
+
+def _of_open(code: Code) -> Access:
     """Return the access to what the forward of an open module may read of that module."""
+    names = code.names
+
+    def may_read(name: str, value: Any) -> bool:
+        return code.computes_names or name in names or name == "config" or isinstance(value, PLAIN)
 
     def read(module: nn.Module) -> Contents:
         attributes = vars(module)
         contents = {
             name: value
             for name, value in attributes.items()
-            if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
+            if name not in TABLES and may_read(name, value)
         }
         for table in CALL_HOOKS:
             if attributes[table]:
@@ -131,14 +142,22 @@ def _of_open(names: set[str]) -> Access:
     return Access(read, leave)
 
 
-def _of_whole(modules: Sequence[dict[str, Any]], names: frozenset[str]) -> Access:
-    """Return the access to the attributes of whole modules that code names. One holder has those of all modules."""
+def _of_whole(
+    modules: Sequence[dict[str, Any]], names: frozenset[str], skipped: frozenset[str] | None = None
+) -> Access:
+    """Return the access to the attributes of whole modules that code reads. One holder has those of all modules.
+
+    Args:
+        modules: their attributes.
+        names: what the code names.
+        skipped: if it may read attributes of any name, those that do not count.
+    """
 
     def read(owner: Any) -> Contents:
         return {
             (place, name): attributes[name]
             for place, attributes in enumerate(modules)
-            for name in names.intersection(attributes)
+            for name in (names.intersection(attributes) if skipped is None else attributes.keys() - skipped)
         }
 
     return Access(read, leave)

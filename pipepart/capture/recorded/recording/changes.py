@@ -126,6 +126,7 @@ class Changes:
         self._model, self._surroundings, self._before = model, surroundings, before
         self._opening = opening
         self._opened = {path: module for path, module in opening.opened() if is_called(module)}
+        self._codes = [surroundings.code_of(module) for module in self._opened.values()]
         self._paths = {module: path for path, module in model.named_modules()}
         self._whole = {part for module in opening.whole for part in module.modules()}
         self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
@@ -168,16 +169,17 @@ class Changes:
         ]
         return [self._change(difference, of_whole=True) for difference in differences]
 
-    @property
-    def names(self) -> set[str]:
-        """What the code between whole modules names."""
-        codes = [self._surroundings.code_of(module) for module in self._opened.values()]
-        return set[str]().union(*(code.names for code in codes))
+    def is_named(self, change: Change) -> bool:
+        """Return True if the code between whole modules names the attribute that a value is in, or may do so."""
+        attribute = change.difference.attribute
+        return any(code.computes_names or attribute in code.names for code in self._codes)
 
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""
-        codes = (self._surroundings.code_of(module) for module in self._opened.values())
-        return change.is_attribute and not any(change.difference.key in code.reads for code in codes)
+        key = change.difference.key
+        return change.is_attribute and not any(
+            code.computes_names or key in code.reads for code in self._codes
+        )
 
     def _note_of(self, module: nn.Module, differences: Sequence[Difference]) -> None:
         """Note the changes of what a whole module holds, outside of its calls.

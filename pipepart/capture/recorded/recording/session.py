@@ -86,7 +86,7 @@ class _Run(NamedTuple):
     Attributes:
         changes: outside of the calls of the modules that hold them.
         inside: by whole modules in their own calls.
-        names: what the code between whole modules names.
+        finder: of these changes.
         changing: paths of the whole modules that are called several times and change what they hold.
     """
 
@@ -97,7 +97,7 @@ class _Run(NamedTuple):
     spec: Any
     changes: list[Change]
     inside: list[Change]
-    names: set[str]
+    finder: Changes
     changing: set[str]
 
     def uses(self, change: Change) -> bool:
@@ -109,7 +109,7 @@ class _Run(NamedTuple):
 
     def may_read(self, change: Change) -> bool:
         """Return True if the code between whole modules uses this value, or names the attribute that it is in."""
-        return change.difference.attribute in self.names or self.uses(change)
+        return self.finder.is_named(change) or self.uses(change)
 
 
 class _Session:
@@ -243,7 +243,7 @@ class _Session:
         counts = Counter(call.module for call in recorder.calls)
         changing = {path for path in changes.changing if counts[path] > 1}
         return _Run(
-            recorder, inputs, result, output, spec, differences, changes.inside(), changes.names, changing
+            recorder, inputs, result, output, spec, differences, changes.inside(), changes, changing
         )
 
     def _holders(self) -> Iterator[Holder]:
