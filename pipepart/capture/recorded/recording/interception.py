@@ -18,7 +18,6 @@ from torch import nn
 from torch.autograd.function import Function, _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..refusal import SkeletonError, line_of_user
 from .recorder import Recorder
 
 _HOOK = "_compiled_call_impl"
@@ -41,11 +40,9 @@ def routed(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]
     hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]
     with ExitStack() as stack:
         # Models keep Function.apply under other names (ste = Round.apply). Such a name calls what is replaced here only
-        # if Function.apply is Python code.
+        # if Function.apply is Python code; else TensorNumbers refuses what it returns.
         called = Function if _APPLY_IS_C else _SingleLevelFunction
         stack.enter_context(_replaced_in(called, "apply", classmethod(_apply)))
-        for kind in _with_forward(Function) if _APPLY_IS_C else ():
-            stack.enter_context(_replaced_in(kind, "forward", _refused(vars(kind)["forward"])))
         for kind, original in calls.items():
             stack.enter_context(_replaced_in(kind, "__call__", _taken(original)))
         _local.recording = recorder, whole
@@ -69,29 +66,6 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if cls is CheckpointFunction:
         return args[0](*args[2:])
     return recorder.function(_Applied(cls), cls.__name__, args, kwargs)
-
-
-def _with_forward(kind: Any) -> Iterator[Any]:
-    """Yield the subclasses of a class that define ``forward``."""
-    for subclass in kind.__subclasses__():
-        if "forward" in vars(subclass):
-            yield subclass
-        yield from _with_forward(subclass)
-
-
-def _refused(original: Any) -> Any:
-    """Return a ``forward`` of a custom autograd function that refuses a call which the recorder has not seen."""
-
-    def forward(cls: Any, *args: Any) -> Any:
-        recorder, _ = getattr(_local, "recording", None) or (None, ())
-        if recorder is not None and recorder.here:
-            raise SkeletonError(
-                f"{cls.__name__}.apply is called by another name at {line_of_user()}, which torch {torch.__version__} "
-                f"hides from a recording: write {cls.__name__}.apply(...) there"
-            )
-        return original.__get__(None, cls)(*args)
-
-    return classmethod(forward)
 
 
 def _own_call(module: nn.Module) -> type | None:

@@ -16,7 +16,7 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ from ..replay.given import Given, Ref
 from .changes import Changes
 from .conditions import Conditions
 from .reads import Reads
-from .sizes import Sizes, asking
+from .sizes import Sizes, depend_on_values, sizes_of
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 from .tensor_numbers import TensorNumbers
 
@@ -144,12 +144,11 @@ class Recorder(TorchFunctionMode):
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
-        asked = asking(name, func, args, named) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, arguments, result, varies=varies or draws, written=written, draws=draws)
-        if asked is not None:
-            self._ask_size(call, asked)
+        if varies and depend_on_values(name, args, named):
+            self._ask_sizes(call, tensors(result))
         if call.reads:
             self._reads.note(call)
         return result
@@ -250,6 +249,8 @@ class Recorder(TorchFunctionMode):
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 number = self.tensors.known(leaf)
+                if number is not None:
+                    self.tensors.note(leaf, number)
                 outs.append(Ref(self.tensors.new(leaf) if number is None else number))
             else:
                 outs.append(leaf)
@@ -272,11 +273,10 @@ class Recorder(TorchFunctionMode):
         self._sizes.note(call, leaves, own=bool(path) or custom)
         return call
 
-    def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
+    def _ask_sizes(self, call: Call, results: Sequence[Tensor]) -> None:
         """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
-        func, args, kwargs = asked
-        arguments = Given(args, kwargs, self.tensors.number)
-        self._sizes.guard(call, self._emit(func, arguments, func(*args, **kwargs), varies=True, written=[]))
+        arguments = Given((*results,), {}, self.tensors.number)
+        self._sizes.guard(call, self._emit(sizes_of, arguments, sizes_of(*results), varies=True, written=[]))
 
     def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
         """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""
