@@ -55,7 +55,8 @@ def register_dataclasses(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
         if not holds_tensors(leaf):
             continue
         if _is_plain_dataclass(leaf):
-            _register(type(leaf))
+            if type(leaf) not in pytree.SUPPORTED_NODES:  # which a leaf before it may be, too
+                _register(type(leaf))
             kinds += register_dataclasses(leaf, is_leaf)
         else:
             kinds.append(leaf)

@@ -40,8 +40,6 @@ from .meta_tensors import MovesToMeta, on_meta, to_meta
 from .roofline import Roofline
 from .timing import LayerTimer, LayerTimes
 
-_ALONE_SHARE = 0.3  # share of the time to measure without background load
-
 
 @dataclass(frozen=True)
 class Task:
@@ -265,17 +263,12 @@ def _times(task: Task, chain: LayerPass, value: Any, micro_batches: int) -> tupl
     """Return the times of the layers of ``chain``, and how often each was timed."""
     if task.roofline is not None:
         return estimate_times(chain, value, micro_batches, task.roofline), 0
-    timer = LayerTimer(chain, task.device)
     if task.one_at_a_time:
+        timer = LayerTimer(chain, task.device)
         timer.measure(value, task.seconds / len(task.chain.layers))
-        return timer.timings(micro_batches), timer.repeats
-    others = task.devices_at_once - 1
-    timer.measure(value, task.seconds * (_ALONE_SHARE if others else 1.0))
-    times = timer.timings(micro_batches)
-    with background_load(task.chain.layers, value, others, task.threads) as loaded:
-        if loaded:
-            loaded_timer = LayerTimer(chain, task.device)
-            loaded_timer.measure(value, task.seconds * (1 - _ALONE_SHARE))
-            beside = loaded_timer.timings(micro_batches)
-            times = [alone.slower_by(slower) for alone, slower in zip(times, beside, strict=True)]
-    return times, timer.repeats
+    else:
+        others = task.devices_at_once - 1
+        with background_load(task.chain.layers, value, others, task.threads) as load:
+            timer = LayerTimer(chain, task.device, load)
+            timer.measure(value, task.seconds)
+    return timer.timings(micro_batches), timer.repeats

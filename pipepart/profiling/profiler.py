@@ -90,9 +90,9 @@ def profile(
         device: the device to measure on; by default that of the model, or the CPU for a model on the meta device. If
             the model is on another device, layers are measured one at a time on copies of their tensors, and the model
             is not moved. Tensors on the meta device become small random numbers or zeros.
-        devices: number of virtual devices that will share the CPU. Layers are timed alone, and then while copies of
-            the model keep the cores of the other devices busy: at most ``cores // threads - 1`` copies. Not used on an
-            accelerator, or if layers are measured one at a time.
+        devices: number of virtual devices that will share the CPU. Layers are timed in turns, alone and while copies
+            of the model keep the cores of the other devices busy: at most ``cores // threads - 1`` copies. Not used
+            on an accelerator, or if layers are measured one at a time.
         threads: intra-operation threads of each device on the CPU; by default torch's number divided by ``devices``,
             as :meth:`Cluster.virtual` does.
         seconds: time to spend on each size; each layer is timed at least 12 times, even if this takes longer.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..autograd import graph_cut
 from ..autograd.split_backward import WeightGradients
+from .background_load import BackgroundLoad
 from .costs import Timing
 from .layer_pass import LayerPass, Observer, entrance
 
@@ -50,19 +53,25 @@ class LayerTimer:
     """Runs passes over a chain and records the seconds of each layer.
 
     Four kinds of passes alternate: a whole or a split backward, each for the first micro-batch of a step, whose
-    parameters have no gradients yet, and for a later micro-batch, which adds to gradients.
+    parameters have no gradients yet, and for a later micro-batch, which adds to gradients. They run alone and beside a
+    load in turns: the pace of a machine changes within seconds, and so would the ratio of a time now to one then.
+
+    Args:
+        chain: the layers.
+        device: on which they run.
+        load: trains copies of them meanwhile, every other turn; None: they always run alone.
     """
 
-    def __init__(self, chain: LayerPass, device: torch.device) -> None:
+    def __init__(self, chain: LayerPass, device: torch.device, load: BackgroundLoad | None = None) -> None:
         self._chain = chain
         self._clock = _HostClock() if device.type == "cpu" else _EventClock(device)
-        # Seconds, [passes][layers], of the forward, the whole backward, and both parts of the split backward.
-        self._seconds: dict[str, list[list[float]]] = {"forward": [], "whole": [], "input": [], "weight": []}
+        self._load = load
+        self._alone, self._beside = _Samples(), _Samples()
 
     @property
     def repeats(self) -> int:
-        """Number of timed passes."""
-        return len(self._seconds["forward"])
+        """Number of timed passes without load."""
+        return len(self._alone.forward)
 
     def measure(self, micro_batch: Any, budget: float) -> None:
         """Run passes for ``budget`` seconds, but at least 3 and at most 50 of each kind."""
@@ -71,10 +80,10 @@ class LayerTimer:
             self._chain.run(micro_batch, Observer(), split=split)
         start = time.perf_counter()
         for count in range(1, maximum + 1):
-            for split in (False, True):
-                self._chain.zero_grad()
-                self._time(micro_batch, split)
-                self._time(micro_batch, split)
+            self._turn(micro_batch, self._alone)
+            if self._load is not None:
+                with self._load.running():
+                    self._turn(micro_batch, self._beside)
             if count >= minimum and time.perf_counter() - start >= budget:
                 break
 
@@ -83,32 +92,56 @@ class LayerTimer:
 
         The time of a backward is the mean over the ``micro_batches`` of a step. The first of them adds to no gradients.
         """
+        alone = self._alone.timings(self._chain.calls, micro_batches)
+        if self._load is None:
+            return alone
+        beside = self._beside.timings(self._chain.calls, micro_batches)
+        return [times.slower_by(loaded) for times, loaded in zip(alone, beside, strict=True)]
 
-        def backward(part: str) -> Seconds:
-            first, later = np.array(self._seconds[part][::2]), np.array(self._seconds[part][1::2])
+    def _turn(self, micro_batch: Any, samples: _Samples) -> None:
+        """Time each of the four kinds of passes once."""
+        for split in (False, True):
+            self._chain.zero_grad()
+            self._time(micro_batch, split, samples)
+            self._time(micro_batch, split, samples)
+
+    def _time(self, micro_batch: Any, split: bool, samples: _Samples) -> None:
+        marks = _Marks(self._clock)
+        self._chain.run(micro_batch, marks, split=split)
+        self._clock.wait()
+        layers, engine = len(self._chain.calls), self._clock.engine_seconds
+        samples.forward.append(marks.seconds("forward", "output", layers))
+        backward = marks.seconds("backward", "middle", layers, engine)
+        (samples.input if split else samples.whole).append(backward)
+        if split:
+            samples.weight.append(marks.seconds("deferred", "end", layers, engine))
+
+
+@dataclass
+class _Samples:
+    """Seconds, [passes][layers], of the forward, the whole backward, and both parts of the split backward."""
+
+    forward: list[list[float]] = field(default_factory=list)
+    whole: list[list[float]] = field(default_factory=list)
+    input: list[list[float]] = field(default_factory=list)
+    weight: list[list[float]] = field(default_factory=list)
+
+    def timings(self, calls: Sequence[Callable[..., Any]], micro_batches: int) -> list[LayerTimes]:
+        """Return the times of each of the layers."""
+
+        def backward(samples: list[list[float]]) -> Seconds:
+            first, later = np.array(samples[::2]), np.array(samples[1::2])
             return (first + (micro_batches - 1) * later) / micro_batches
 
-        forward, whole = np.array(self._seconds["forward"]), backward("whole")
-        inputs, weights = backward("input"), backward("weight")
+        forward, whole = np.array(self.forward), backward(self.whole)
+        inputs, weights = backward(self.input), backward(self.weight)
         times: list[LayerTimes] = []
-        for index, module in enumerate(self._chain.calls):
+        for index, module in enumerate(calls):
             parts = _timing(whole[:, index]), Timing(), 0.0
             if isinstance(module, nn.Module) and any(p.requires_grad for p in module.parameters()):
                 parts = _split(whole[:, index], inputs[:, index], weights[:, index])
             times.append(LayerTimes(_timing(forward[:, index]), *parts))
         return times
-
-    def _time(self, micro_batch: Any, split: bool) -> None:
-        marks = _Marks(self._clock)
-        self._chain.run(micro_batch, marks, split=split)
-        self._clock.wait()
-        layers, engine = len(self._chain.calls), self._clock.engine_seconds
-        self._seconds["forward"].append(marks.seconds("forward", "output", layers))
-        self._seconds["input" if split else "whole"].append(
-            marks.seconds("backward", "middle", layers, engine)
-        )
-        if split:
-            self._seconds["weight"].append(marks.seconds("deferred", "end", layers, engine))
 
 
 class _HostClock:

@@ -1,10 +1,12 @@
-# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false
-"""Models whose code is awkward: functions, hooks, control flow, conversions, and what goes between blocks."""
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+"""Models whose code is awkward: functions, hooks, control flow, writes in place, and what is passed to blocks."""
 
 from __future__ import annotations
 
+import itertools
+import types
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.awkward import Base, D, blocks, refused, right
+from tests.support.awkward import Base, D, refused, refused_if, right
 
 
 class _Double(torch.autograd.Function):
+    """With a gradient that is not its own."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
@@ -26,38 +30,93 @@ class _Double(torch.autograd.Function):
 
 
 @right
-class FunctionBetweenBlocks(Base):
+class Functions(Base):
+    """In a block, and between blocks."""
+
+    class Block(nn.Linear):
+        def forward(self, input):
+            return _Double.apply(super().forward(input))
+
     def forward(self, x):
         for block in self.blocks:
             x = _Double.apply(torch.tanh(block(x)))
         return x
 
 
-@right
-class FunctionInBlock(Base):
+double = _Double.apply
+# Since torch 2.14 apply is no Python code, and calls of it by another name are not seen.
+of_an_alias = (
+    right if hasattr(_Double.apply, "__func__") else refused(r"_Double\.apply is called by another name")
+)
+
+
+@of_an_alias
+class AliasOfAFunction(Base):
     def make(self):
-        class Block(nn.Linear):
-            def forward(self, input):
-                return _Double.apply(super().forward(input))
+        self.scale = nn.Parameter(torch.rand(D))
 
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+    def forward(self, x):
+        x = double(x * self.scale)
+        for block in self.blocks:
+            x = double(block(x))
+        return x
+
+
+class _Held(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.run(x)
+        y.backward(gradients[0])
+        return None, x.grad
 
 
 @right
-class FullBackwardHook(Base):
+class FunctionWithAFunction(Base):
+    def forward(self, x):
+        mask = x.detach() > 0
+        x = self.blocks[0](x)
+        x = _Held.apply(self.function(mask), x)
+        return self.blocks[2](self.blocks[1](x))
+
+    def function(self, mask):
+        return lambda h: torch.tanh(h) * 2
+
+
+for _name, _message, _function in (
+    (
+        "FunctionWithAClosure",
+        "holds on to a tensor",
+        lambda self, mask: lambda h: h * mask,
+    ),
+    (
+        "FunctionThatCallsABlock",
+        r"calls module 'blocks\.1'",
+        lambda self, mask: lambda h, block=self.blocks[1]: block(h),
+    ),
+):
+    _message = rf"_Held\(\) at .* is given a function that {_message}"
+    refused_if(_name, _message, FunctionWithAFunction, function=_function)
+
+
+@right
+class Hooks(Base):
+    """On blocks, on the tensor between them, forward and backward."""
+
     def make(self):
+        self.blocks[1].register_forward_hook(lambda module, args, out: out * 3)
         for block in self.blocks[1:]:
             block.register_full_backward_hook(lambda module, ins, outs: (ins[0] * 2,))
 
-
-@right
-class ForwardHook(Base):
-    def make(self):
-        self.blocks[1].register_forward_hook(lambda module, args, out: out * 3)
-
-
-@right
-class HookOnTensor(Base):
     def forward(self, x):
         x = self.blocks[0](x)
         x.register_hook(lambda gradient: gradient * 2)
@@ -65,96 +124,142 @@ class HookOnTensor(Base):
 
 
 @right
-class CheckpointBetween(Base):
-    def forward(self, x):
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return x
-
-
-@right
-class ReentrantCheckpoint(Base):
+class Checkpoints(Base):
     def forward(self, x):
         x = self.blocks[0](x)
-        for block in self.blocks[1:]:
-            x = checkpoint(block, x, use_reentrant=True)
-        return x
+        x = checkpoint(self.blocks[1], x, use_reentrant=False)
+        return checkpoint(self.blocks[2], x, use_reentrant=True)
+
+
+class Registered(nn.Linear):
+    """Its subclasses must say a word, and are listed."""
+
+    kinds: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, *, word: str) -> None:
+        assert word not in cls.kinds
+        cls.kinds[word] = cls
+
+
+class RegisteredBlock(Registered, word="block"):
+    pass
+
+
+class OwnCall(nn.Linear):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs) * 2
+
+
+class OwnCallAgain(OwnCall):
+    pass
 
 
 @right
-class IfOnArgument(Base):
-    def forward(self, x):
-        return super().forward(x) * (2 if x.sum() > 0 else 3)
+class AsksForTheClass(Base):
+    """The call of some blocks is their own."""
 
-
-@refused("gave (True|False), and (True|False) when the model was recorded")
-class IfBetweenBlocks(Base):
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-            x = x * 2 if (x.sum() * 1e4).long() % 2 == 0 else x * 3
-        return x
-
-
-@right
-class NumpyInPart(Base):
     def make(self):
-        class Part(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = blocks(2)
-
-            def forward(self, x):
-                scale = torch.from_numpy(np.abs(x.detach().numpy()) + 1)
-                return self.inner[1](self.inner[0](x) / scale)
-
-        self.part = Part()
+        self.blocks = nn.ModuleList([kind(D, D) for kind in (RegisteredBlock, OwnCallAgain, OwnCall)])
 
     def forward(self, x):
-        return self.part(super().forward(x))
+        factors = {RegisteredBlock: 0.5, nn.Linear: 2.0}
+        for block in self.blocks:
+            x = block(x) * factors.get(type(block), 2.0) + (1.0 if type(block) is OwnCall else 0.5)
+        return x
 
 
-@refused("move|Move")
-class FromNumpyBetween(Base):
+@right
+class AsksForRequiresGrad(Base):
+    """Of a parameter, and of all: within a property of the block, which is read."""
+
+    class Block(nn.Linear):
+        factor = property(lambda self: 1.5 if self.weight.requires_grad else 0.5)
+
+    def make(self):
+        self.blocks[0].weight.requires_grad_(False)
+
     def forward(self, x):
-        x = self.blocks[0](x)
-        scale = torch.from_numpy(np.abs(x.detach().numpy()) + 1)
-        return self.blocks[1](x / scale)
-
-
-@refused("comes from nowhere")
-class VmapBetween(Base):
-    def forward(self, x):
-        return torch.vmap(lambda row: row * 2)(super().forward(x))
+        for block in self.blocks:
+            x = block(x) * (1 if block.weight.requires_grad else 2) * block.factor
+        return x * 2 if torch.is_grad_enabled() else x
 
 
 @right
 class MethodOfBlock(Base):
-    def make(self):
-        class Block(nn.Linear):
-            def half(self, x):
-                return F.linear(x, self.weight) / 2
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+    class Block(nn.Linear):
+        def half(self, x):
+            return F.linear(x, self.weight) / 2
 
     def forward(self, x):
         return self.blocks[2].half(self.blocks[1](self.blocks[0].forward(x)))
 
 
 @right
-class PassesLists(Base):
+class CallsAnotherBlockFromABlock(Base):
+    """By a list, so that it is no part of it. Both write its buffers, so they are in one stage."""
+
     def make(self):
         class Block(nn.Linear):
-            def forward(self, parts):
-                return [super(Block, self).forward(part) for part in reversed(parts)]
+            def forward(self, input):
+                return super().forward(input) + self.others[0](input)
 
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+        self.blocks = nn.ModuleList([nn.BatchNorm1d(D), nn.Linear(D, D), Block(D, D)])
+        self.blocks[2].others = [self.blocks[0]]
 
     def forward(self, x):
-        parts = [x, x * 2]
+        x = torch.cat([x, -x, x * 2, x + 1])
+        return super().forward(x)[: len(x) // 4]
+
+
+@right
+class WalksByAGenerator(Base):
+    def steps(self, x):
         for block in self.blocks:
-            parts = block(parts)
-        return torch.cat(parts, 1)
+            x = torch.tanh(block(x))
+            yield x
+
+    def forward(self, x):
+        return sum(self.steps(x))
+
+
+@right
+class NoBlocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), torch.jit.script(nn.Linear(D, D))
+        self.gate = nn.Bilinear(D, D, D)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.gate(self.second(y), x) + y
+
+
+@refused("comes from nowhere")
+class VmapBetween(Base):
+    def after(self, x):
+        return torch.vmap(lambda row: row * 2)(x)
+
+
+@right
+class WritesBetween(Base):
+    """Through a view, into the output of a block, into an argument, and by blocks themselves."""
+
+    def make(self):
+        for index in (0, 2):
+            parts = nn.Linear(D, D), nn.ReLU(inplace=True), nn.Linear(D, D)
+            self.blocks[index] = nn.Sequential(*parts)
+        self.last = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.blocks[0](x)
+        head = y[:, :2]
+        z = self.blocks[1](y.clone())
+        head.mul_(2)
+        y[:, 3] = z[:, 1]
+        with torch.no_grad():
+            scale = torch.empty_like(y)
+            torch.abs(y.detach(), out=scale)
+        return self.last(self.blocks[2]((z + y) * scale) * 2)
 
 
 @right
@@ -163,7 +268,7 @@ class Shapes(Base):
         rows, columns = x.shape
         x = self.blocks[0](x).view(rows, 2, columns // 2).transpose(1, 2)
         x = x.reshape(rows, -1) / x.size(-1) + torch.arange(columns, device=x.device)
-        return self.blocks[2](self.blocks[1](x))
+        return self.blocks[2](self.blocks[1](x)).type(torch.float32)
 
 
 @right
@@ -174,27 +279,14 @@ class LoopOverSizes(Base):
 
 
 @right
-class NoGradBetween(Base):
+class ModesBetween(Base):
     def forward(self, x):
         with torch.no_grad():
             frozen = self.blocks[0](x)
-        return self.blocks[2](self.blocks[1](x) + frozen)
-
-
-@right
-class AutocastBetween(Base):
-    def forward(self, x):
-        x = self.blocks[0](x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = self.blocks[1](x)
+            x = self.blocks[1](x + frozen)
             x = x @ self.blocks[2].weight
         return self.blocks[2](x.float())
-
-
-@right
-class Scripted(Base):
-    def make(self):
-        self.blocks[1] = torch.jit.script(nn.Linear(D, D))
 
 
 @right
@@ -207,60 +299,89 @@ class PicksAndScatters(Base):
         return self.blocks[2](self.blocks[1](y) + torch.where(x > 0, x, y))
 
 
+@dataclass
+class _Scale:
+    scale: Tensor
+    name: str = "scale"
+
+
 @right
-class ManyOutputs(Base):
-    def make(self):
-        @dataclass
-        class Both:
-            one: Tensor
-            two: Tensor
-            name: str
+class NestsOfBlocks(Base):
+    """Blocks take and return lists, and dataclasses of tensors."""
 
-        class Block(nn.Linear):
-            def forward(self, x):
-                y = super().forward(x)
-                return Both(y, y * 2, "b")
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+    class Block(nn.Linear):
+        def forward(self, parts):
+            made = [nn.Linear.forward(self, part.scale) for part in reversed(parts)]
+            return [_Scale(one, parts[0].name) for one in made]
 
     def forward(self, x):
+        parts = [_Scale(x), _Scale(x * 2)]
         for block in self.blocks:
-            both = block(x)
-            x = both.one * both.two if both.name == "b" else both.one
+            parts = block(parts)
+        return torch.cat([part.scale for part in parts if part.name == "scale"], 1)
+
+
+class TakesAValue(Base):
+    """Blocks that take any value, and make a number or a function of it."""
+
+    class Block(nn.Linear):
+        def forward(self, x, value):
+            y = super().forward(x)
+            if isinstance(value, set):
+                return x if 1 in value else y
+            if callable(value):
+                return value(y)
+            return y * getattr(value, "scale", value)
+
+    def forward(self, x):
+        for index, block in enumerate(self.blocks):
+            x = block(x, self.value(index, x))
         return x
 
 
 @right
-class NoBlocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
-        self.gate = nn.Bilinear(D, D, D)
+class PassesValues(TakesAValue):
+    """Numbers of numpy, an object, a dataclass with a tensor, functions of torch and over a dict, and sets."""
 
-    def forward(self, x):
-        y = self.first(x)
-        return self.gate(self.second(y), x) + y
-
-
-class TakesAFunction(Base):
     def make(self):
-        class Block(nn.Linear):
-            def forward(self, x, then):
-                return then(super().forward(x))
+        self.blocks.extend([self.Block(D, D) for _ in range(5)])
 
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+    def value(self, index, x):
+        table = {2: index + 0.5}
+        return (
+            np.int64(2),
+            np.linspace(0, 1, 3)[1],
+            types.SimpleNamespace(scale=index + 0.5, names={"a", "b"}, table={"x": [1, 2]}),
+            _Scale(self.blocks[index].bias.sum()),
+            torch.tanh,
+            lambda y: y * table[2],
+            {1},
+            {2},
+        )[index]
 
 
-@refused("is given a function")
-class PassesAClosure(TakesAFunction):
+_counter = itertools.count(1)
+for _name, _what, _value in (
+    ("AClosure", "a function", lambda self, index, x: lambda y: y + x),
+    ("AnIterator", "a function at", lambda self, index, x: lambda y, numbers=_counter: y * next(numbers)),
+    (
+        "OptionsWithATensor",
+        "a SimpleNamespace",
+        lambda self, index, x: types.SimpleNamespace(scale=torch.tensor(1.0)),
+    ),
+):
+    refused_if(f"Passes{_name}", f"is given {_what}", TakesAValue, value=_value)
+
+
+@refused("changes a list, a dict or an object that it is given")
+class FillsOptions(Base):
+    class Block(nn.Linear):
+        def forward(self, x, options):
+            options.scale += 1.0
+            return super().forward(x) * options.scale
+
     def forward(self, x):
-        y = self.blocks[0](x, torch.tanh)
-        return self.blocks[1](y, lambda one: one + y)
-
-
-@right
-class PassesAFunction(TakesAFunction):
-    def forward(self, x):
+        options = types.SimpleNamespace(scale=0.0)
         for block in self.blocks:
-            x = block(x, F.relu)
-        return x.type(torch.float32)
+            x = block(x, options)
+        return x

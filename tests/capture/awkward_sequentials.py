@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,11 +31,13 @@ def SequentialInItsOwnOrder():
     return _Backwards(nn.Linear(D, D), nn.Sequential(_Backwards(nn.Tanh(), nn.Linear(D, D))), nn.Linear(D, D))
 
 
-class _Fills(nn.Linear):
+class _OfMemo(nn.Linear):
     def __init__(self, memo: Any) -> None:
         super().__init__(D, D)
         self.memo = memo
 
+
+class _Fills(_OfMemo):
     def forward(self, x):
         if isinstance(self.memo, Tensor):
             self.memo.copy_(x.detach().mean())
@@ -45,28 +46,26 @@ class _Fills(nn.Linear):
         return super().forward(x)
 
 
-class _Takes(_Fills):
+class _Takes(_OfMemo):
     def forward(self, x):
-        return nn.Linear.forward(self, x) * (
-            self.memo if isinstance(self.memo, Tensor) else self.memo["mean"]
-        )
+        memo = self.memo[0].memo if isinstance(self.memo, list) else self.memo
+        return super().forward(x) * (memo if isinstance(memo, Tensor) else memo["mean"])
 
 
-@refused("memo of module '2' changes outside of the calls of that module")
-def SequentialOverADict():
-    memo: dict[str, Tensor] = {}
-    return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))
+for _place, _memo in (("memo", {}), ("memo", torch.zeros(())), (r"memo\[0\]\.memo", [])):
+
+    def _sequential(memo=_memo):
+        first = _Fills({} if isinstance(memo, list) else memo)
+        return nn.Sequential(first, nn.Linear(D, D), _Takes([first] if isinstance(memo, list) else memo))
+
+    _sequential.__name__ = f"SequentialOverA{type(_memo).__name__}"
+    refused(f"{_place} of module '2' changes outside of the calls of that module")(_sequential)
 
 
-@refused("memo of module '2' changes outside of the calls of that module")
-def SequentialOverATensor():
-    memo = torch.zeros(())
-    return nn.Sequential(_Fills(memo), nn.Linear(D, D), _Takes(memo))
-
-
-class _ReadsAnother(_Fills):
-    def forward(self, x):
-        return nn.Linear.forward(self, x) * self.memo[0].memo["mean"]
+@right
+def SequentialOverATable():
+    table = torch.rand(D)
+    return nn.Sequential(_Takes(table), nn.Tanh(), _Takes(table))
 
 
 class _Counted(nn.Linear):
@@ -115,66 +114,37 @@ def _in_a_closure():
     return InAClosure
 
 
-def _counting_in(place: str, make: Callable[[], type[_Counted]]) -> None:
-    def sequential():
+for _place, _make in (
+    (r"_InAClass\.calls", lambda: _InAClass),
+    (r"awkward_sequentials\._calls", lambda: _InAGlobal),
+    (r"count\[0\]\[\d\]", lambda: _InADefault),
+    ("calls", _in_a_closure),
+):
+
+    def _counting(make=_make):
         kind = make()
         return nn.Sequential(kind(), nn.Tanh(), kind())
 
-    sequential.__name__ = f"SequentialThatCountsIn{make().__name__}"
-    refused(f"{place} changes outside of the calls of that module")(sequential)
+    _counting.__name__ = f"SequentialThatCountsIn{_make().__name__}"
+    refused(f"{_place} changes outside of the calls of that module")(_counting)
 
 
-_counting_in(r"_InAClass\.calls", lambda: _InAClass)
-_counting_in(r"awkward_sequentials\._calls", lambda: _InAGlobal)
-_counting_in(r"count\[0\]\[\d\]", lambda: _InADefault)
-_counting_in("calls", _in_a_closure)
+class _Keeps(_Counted):
+    """Counts in a number of its own, and keeps a list. Right without recompute, if all calls are in one stage."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, []
 
-@refused("memo\\[0\\]\\.memo of module '2' changes outside of the calls of that module")
-def SequentialOverAnotherLayer():
-    first = _Fills({})
-    return nn.Sequential(first, nn.Linear(D, D), _ReadsAnother([first]))
+    def forward(self, x):
+        self.seen.append(x.detach().mean())
+        return super().forward(x) * (1 + self.seen[-2:][0])
+
+    def count(self):
+        self.calls += 1
+        return self.calls
 
 
 def SequentialCallsALayerThatCountsTwice():
-    """Both calls are in one stage. Right without recompute."""
-
-    class Counts(nn.Linear):
-        calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            return super().forward(x) * self.calls
-
-    counts = Counts(D, D)
+    counts = _Keeps()
     return nn.Sequential(nn.Linear(D, D), counts, nn.Tanh(), counts)
-
-
-def SequentialCallsALayerTwiceThatKeepsAList():
-    """Both calls are in one stage. Right without recompute."""
-
-    class Keeps(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(D, D)
-            self.seen: list[Tensor] = []
-
-        def forward(self, x):
-            self.seen.append(x.detach().mean())
-            return super().forward(x) * (1 + self.seen[-2:][0])
-
-    keeps = Keeps()
-    return nn.Sequential(nn.Linear(D, D), keeps, nn.Tanh(), keeps)
-
-
-@right
-def SequentialOverATable():
-    class Block(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(D, D)
-            self.table = table
-
-        def forward(self, x):
-            return super().forward(x) * self.table
-
-    table = torch.rand(D)
-    return nn.Sequential(Block(), nn.Tanh(), Block())

@@ -1,9 +1,14 @@
-# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false
-"""Models whose state is awkward: counters, lists, buffers, draws, and writes in place."""
+# pyright: basic, reportCallIssue=false, reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+"""Models whose own state is awkward: counters, draws, caches, clocks, buffers, weights, and what autograd keeps."""
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,37 +16,111 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from tests.support.awkward import Base, D, blocks, refused, right
+from tests.capture.awkward_blocks import Settings, Slots
+from tests.support.awkward import Base, D, blocks, refused, refused_if, right
+
+COUNTS: Any = weakref.WeakKeyDictionary()
+FORWARDS = {"count": 0}
 
 
-@right
-class AsksForRequiresGrad(Base):
-    def make(self):
-        self.blocks[0].weight.requires_grad_(False)
+def _slots(self, x):
+    self.held.count += 1
+    return x * self.held.count
+
+
+def _dataclass(self, x):
+    self.held.seen.append(len(x))
+    return x * len(self.held.seen)
+
+
+def _weak_keys(self, x):
+    COUNTS[self] = COUNTS.get(self, 0) + 1
+    return x * COUNTS[self]
+
+
+def _attribute(self, x):
+    self.count = self.count + 1
+    return x * self.count
+
+
+def _dict(self, x):
+    vars(self)["count"] = self.count + 1
+    return x * self.count
+
+
+def _list(self, x):
+    self.held.append(len(self.held))
+    return x * len(self.held)
+
+
+def _global(self, x):
+    FORWARDS["count"] += 1
+    return x * FORWARDS["count"]
+
+
+def _closure() -> Callable[[], int]:
+    seen: list[int] = []
+
+    def count() -> int:
+        seen.append(1)
+        return len(seen)
+
+    return count
+
+
+IN_A_REPLAY = r"is given 1 in one forward and \d+ in the next one"
+AT = r"mul\(\) at capture/awkward_state\.py:\d+ "
+RANDOM = "random numbers of Python's random or of numpy"
+# What a model holds, and what it does after its blocks.
+for _name, _message, _hold, _after in (
+    ("CountsInAnAttribute", r"sets self\.count", None, _attribute),
+    ("CountsThroughItsDict", r"sets self\.count", None, _dict),
+    ("CountsInAList", r"changes self\.held", list, _list),
+    ("CountsInSlots", r"changes self\.held", Slots, _slots),
+    ("CountsInADataclass", r"changes self\.held", Settings, _dataclass),
+    ("CountsInAGlobal", r"sets awkward_state\.FORWARDS\.count", None, _global),
+    ("CountsByWeakKeys", "COUNTS", None, _weak_keys),
+    (
+        "CountsInAClosure",
+        r"which a replay would not repeat|is given \d in one forward",
+        _closure,
+        lambda self, x: x * self.held(),
+    ),
+    ("CountsInAnIterator", AT + IN_A_REPLAY, itertools.count, lambda self, x: x * (1 + next(self.held))),
+    (
+        "CountsInAGenerator",
+        IN_A_REPLAY,
+        lambda: (number for number in range(1, 10**6)),
+        lambda self, x: x * next(self.held),
+    ),
+    ("ReadsTheClock", AT + r"is given .* a clock", None, lambda self, x: x * (time.perf_counter() % 1)),
+    ("DrawsFromPython", RANDOM, None, lambda self, x: x * random.random()),
+    ("DrawsFromNumpy", RANDOM, None, lambda self, x: x * float(np.random.rand())),
+    (
+        "DrawsFromAGeneratorOfItsOwn",
+        r"draws from self\.held",
+        lambda: np.random.default_rng(0),
+        lambda self, x: x * float(self.held.random()),
+    ),
+):
+
+    def _make(self, hold=_hold):
+        self.held = hold and hold()
+
+    refused_if(_name, _message, make=_make, after=_after, count=0)
+
+
+class Halves(nn.Module):
+    """Binds a buffer anew in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = blocks(2)
+        self.register_buffer("state", torch.ones(D))
 
     def forward(self, x):
-        for block in self.blocks:
-            x = block(x) * (1 if block.weight.requires_grad else 2)
-        return x
-
-
-@refused(r"sets self\.calls")
-class CounterBetweenBlocks(Base):
-    calls = 0
-
-    def forward(self, x):
-        self.calls = self.calls + 1
-        return super().forward(x) * self.calls
-
-
-@refused("changes self.seen")
-class ListBetweenBlocks(Base):
-    def make(self):
-        self.seen = []
-
-    def forward(self, x):
-        self.seen.append(len(self.seen))
-        return super().forward(x) * len(self.seen)
+        self.state = self.state * 0.5
+        return self.inner[1](self.inner[0](x)) * self.state
 
 
 @refused("sets self.state")
@@ -49,154 +128,110 @@ class BufferBoundAnew(Base):
     def make(self):
         self.register_buffer("state", torch.ones(D))
 
-    def forward(self, x):
-        self.state = self.state * 0.5
-        return super().forward(x) * self.state
+    forward: Any = Halves.forward
+    inner = property(lambda self: self.blocks)
 
 
 @right
-class BufferBoundAnewInPart(Base):
-    def make(self):
-        class Part(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = blocks(2)
-                self.register_buffer("state", torch.ones(D))
-
-            def forward(self, x):
-                self.state = self.state * 0.5
-                return self.inner[1](self.inner[0](x)) * self.state
-
-        self.part = Part()
-        self.last = nn.Linear(D, D)
-        del self.blocks
-
-    def forward(self, x):
-        return self.last(self.part(x))
-
-
-@right
-class BufferWrittenInPlace(Base):
+class BufferBoundAnewInAPartAndWrittenOutside(Base):
     def make(self):
         self.register_buffer("state", torch.ones(D))
+        self.blocks[1] = Halves()
 
     def forward(self, x):
         self.state.mul_(0.5)
         return super().forward(x) * self.state
 
 
-@refused("random numbers of Python's random or of numpy")
-class PythonRandom(Base):
-    def forward(self, x):
-        return super().forward(x) * random.random()
+@refused(r"registers self\.table.* Register it in __init__")
+class RegistersABuffer(Base):
+    def before(self, x):
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.full((D,), 0.5))
+
+    def after(self, x):
+        return x * self.table
 
 
-@refused("random numbers of Python's random or of numpy")
-class NumpyRandom(Base):
-    def forward(self, x):
-        x = self.blocks[0](x) * float(np.random.rand())
-        return self.blocks[1](x)
+class Remembers(Base):
+    """Uses what it left in the forward before."""
+
+    memory = None
+
+    def make(self):
+        self.default = torch.ones(D)
+
+    def after(self, x):
+        x = self.use(x)
+        self.memory = x.detach().mean(0)
+        return x
+
+
+for _name, _use in (
+    ("ReadsTheLastForward", lambda self, x: x if self.memory is None else x + self.memory.mean()),
+    (
+        "ReadsTheLastForwardInPlaceOfADefault",
+        lambda self, x: x * (self.default if self.memory is None else self.memory),
+    ),
+    (
+        "ReadsTheLastForwardInPlaceOfItsOutput",
+        lambda self, x: x * (x if self.memory is None else self.memory),
+    ),
+):
+    refused_if(_name, "reads again what it has set as self.memory", Remembers, use=_use)
+
+
+@refused(r"reads again what it has set as")
+class CachesValuesByShape(Base):
+    def make(self):
+        self.means: dict[Any, Any] = {}
+
+    def after(self, x):
+        if x.shape not in self.means:
+            self.means[x.shape] = x.detach().mean(0)
+        return x * self.means[x.shape]
 
 
 @right
-class ViewWrittenLater(Base):
-    def forward(self, x):
-        y = self.blocks[0](x)
-        head = y[:, :2]
-        z = self.blocks[1](y.clone())
-        head.mul_(2)
-        return self.blocks[2](z + y)
+class CachesMasksByShape(Base):
+    """What is set up once, and does not depend on values: on the model, and in a default."""
+
+    def make(self):
+        self.masks: dict[Any, Any] = {}
+
+    def forward(self, x, masks={}):  # noqa: B006
+        if x.shape not in self.masks:
+            self.masks[x.shape] = torch.ones(x.shape[-1]).cumsum(0)
+        if x.shape[-1] not in masks:
+            masks[x.shape[-1]] = torch.ones(x.shape[-1]).cumsum(0)
+        return super().forward(x) * self.masks[x.shape] * masks[x.shape[-1]]
 
 
-@right
-class WriteIntoBlocksOutput(Base):
-    def forward(self, x):
-        y = self.blocks[0](x)
-        z = self.blocks[1](y * 1)
-        y[:, 0] = z[:, 1]
-        return self.blocks[2](y)
+@refused(r"leaves a value for others in self\.aux.*Return it with the output")
+class LeavesALossForOthers(Base):
+    def make(self):
+        self.aux = torch.zeros(())
 
-
-@right
-class OutArgument(Base):
     def forward(self, x):
         x = self.blocks[1](self.blocks[0](x))
-        with torch.no_grad():
-            scale = torch.empty_like(x)
-            torch.abs(x.detach(), out=scale)
-        return self.blocks[2](x * scale)
+        self.aux = x.pow(2).mean()
+        return self.blocks[2](x)
 
 
-@right
-class InPlaceActivations(Base):
-    def make(self):
-        self.blocks = nn.ModuleList(
-            [nn.Sequential(nn.Linear(D, D), nn.ReLU(inplace=True), nn.Linear(D, D)) for _ in range(2)]
-        )
-        self.last = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        return self.last(super().forward(x) * 2)
-
-
-@right
-class WeightUsedDirectly(Base):
-    def forward(self, x):
-        return F.linear(super().forward(x), self.blocks[0].weight)
-
-
-@right
-class OwnParameters(Base):
-    def make(self):
-        self.scale = nn.Parameter(torch.rand(D))
-        self.extra = nn.ParameterList([nn.Parameter(torch.rand(D)) for _ in range(3)])
-
-    def forward(self, x):
-        x = x * self.scale
-        for block, extra in zip(self.blocks, self.extra, strict=True):
-            x = block(x) + extra
-        return x * self.scale
-
-
-@right
-class PlainTensors(Base):
-    def make(self):
-        self.table = torch.rand(D)
-        self.tables = {"a": [torch.rand(D), torch.rand(D)]}
-
-    def forward(self, x):
-        return super().forward(x + self.table) * self.tables["a"][1]
-
-
-@right
-class KeepsOutputsAside(Base):
-    def make(self):
-        class Block(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(D, D)
-
-            def forward(self, x):
-                self.aside = self.linear(x)
-                return torch.tanh(self.aside)
-
-        self.blocks = nn.ModuleList([Block() for _ in range(3)])
-
-    def forward(self, x):
-        x = super().forward(x)
-        return x + sum(block.aside.square() for block in self.blocks)
+@refused(r"item\(\) at .* reads a value that modules compute")
+class LeavesANumberForOthers(Base):
+    def after(self, x):
+        self.last = x.detach().mean().item()
+        return x
 
 
 @refused("changes a list, a dict or an object")
 class FillsAList(Base):
-    def make(self):
-        class Block(nn.Linear):
-            def forward(self, x, seen):
-                x = super().forward(x)
-                seen.append(x)
-                return x
-
-        self.blocks = nn.ModuleList([Block(D, D) for _ in range(3)])
+    class Block(nn.Linear):
+        def forward(self, x, seen):
+            x = super().forward(x)
+            seen.append(x)
+            return x
 
     def forward(self, x):
         seen: list[Tensor] = []
@@ -206,43 +241,93 @@ class FillsAList(Base):
 
 
 @right
+class OwnTensors(Base):
+    """Parameters, those of a list of Python and of a block, and plain tensors in a nest."""
+
+    def make(self):
+        self.scale = nn.Parameter(torch.rand(D))
+        self.extra = nn.ParameterList([nn.Parameter(torch.rand(D)) for _ in range(3)])
+        self.scales = [nn.Parameter(torch.rand(D)) for _ in range(3)]
+        self.table, self.tables = torch.rand(D), {"a": [torch.rand(D), torch.rand(D)]}
+
+    def forward(self, x):
+        x = (x + self.table) * self.scale
+        for block, extra, scale in zip(self.blocks, self.extra, self.scales, strict=True):
+            x = block(x) * scale + extra
+        x = F.linear(x, self.blocks[0].weight) * self.scale * self.tables["a"][1]
+        return torch.cat([x, self.scale[None].expand(len(x), -1)], 1)
+
+
+@right
 class Parametrized(Base):
     def make(self):
         parametrizations.weight_norm(self.blocks[0])
         parametrizations.orthogonal(self.blocks[1])
 
 
-@refused("reads again what it has set as self.memory")
-class ReadsTheLastForwardInPlaceOfADefault(Base):
-    memory = None
+@refused(r"data at capture/awkward_state\.py:\d+ changes the parameter 'followers\.0\.weight'")
+class MovingAverageOfWeights(Base):
+    def make(self):
+        self.followers = blocks().requires_grad_(False)
+
+    def forward(self, x):
+        for leader, follower in zip(self.blocks.parameters(), self.followers.parameters(), strict=True):
+            follower.data = follower.data * 0.9 + leader.data * 0.1
+        return super().forward(x) + self.followers[0](x)
+
+
+@refused(r"requires_grad_\(\) at capture/awkward_state\.py:\d+ changes the parameter 'blocks\.1\.weight'")
+class FreezesWithinTheForward(Base):
+    def before(self, x):
+        self.blocks[1].requires_grad_(False)
+
+    def after(self, x):
+        self.blocks[1].requires_grad_(True)
+        return x
+
+
+class OtherWeights(Base):
+    """The adapter starts with zeros: the outputs are those of the block itself."""
 
     def make(self):
-        self.default = torch.ones(D)
+        self.down, self.up = nn.Parameter(torch.randn(D, 2)), nn.Parameter(torch.zeros(2, D))
 
     def forward(self, x):
-        x = super().forward(x) * (self.default if self.memory is None else self.memory)
-        self.memory = x.detach().mean(0)
-        return x
+        x = self.blocks[0](x)
+        return self.blocks[2](torch.func.functional_call(self.blocks[1], self.adapted(), (x,)))
 
 
-@refused("reads again what it has set as self.memory")
-class ReadsTheLastForwardInPlaceOfItsOutput(Base):
-    memory = None
+for _name, _adapted in (
+    ("OtherWeightsInACall", lambda self: {name: t * 0.5 for name, t in self.blocks[1].named_parameters()}),
+    (
+        "OtherWeightsOfTheSameNumbers",
+        lambda self: {"weight": self.blocks[1].weight + self.down @ self.up},
+    ),
+):
+    _message = r"weight of module 'blocks\.1' changes outside of the calls of that module"
+    refused_if(_name, _message, OtherWeights, adapted=_adapted)
 
+
+@refused(r"register_hook\(\) at .* holds on to a tensor or an object of this forward")
+class HookOverATensor(Base):
     def forward(self, x):
-        x = super().forward(x)
-        x = x * (x if self.memory is None else self.memory)
-        self.memory = x.detach()
-        return x
+        x = self.blocks[0](x)
+        y = self.blocks[1](x)
+        y.register_hook(lambda gradient: gradient * x.detach().abs())
+        return self.blocks[2](y)
 
 
-@refused("reads again what it has set as self.memory")
-class RemembersTheLastForward(Base):
-    memory = None
-
+@refused(r"gives another gradient of 'blocks\.0\.weight' than the model")
+class HooksOnSavedTensors(Base):
     def forward(self, x):
-        x = super().forward(x)
-        if self.memory is not None:
-            x = x + self.memory.mean()
-        self.memory = x.detach()
-        return x
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+            x = torch.tanh(self.blocks[0](x))
+        return self.blocks[2](self.blocks[1](x))
+
+
+@refused(r"gives other numbers than the model")
+class ChoosesAKernel(Base):
+    def forward(self, x):
+        q, k, v = (block(x)[None, None] for block in self.blocks)
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v)[0, 0]

@@ -1,4 +1,4 @@
-"""Tiny models of 18 families of transformers, each with a mini-batch of four samples and labels."""
+"""Tiny models of 24 families of transformers, each with a mini-batch of four samples and labels."""
 
 from __future__ import annotations
 
@@ -107,6 +107,19 @@ def _pairs() -> Sample:
     }
 
 
+def _illustrated() -> Sample:
+    """Sentences, each with a picture of four parts in the place of words."""
+    ids = words(4, 9).clamp(max=_IDS - 2)
+    ids[:, 1:5] = _IDS - 1
+    return {
+        "input_ids": ids,
+        "labels": ids.masked_fill(ids == _IDS - 1, -100),
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": noise(4, 3, 16, 16),
+    }
+
+
+_WORDS: dict[str, Any] = {**_TEXT, **_SIZES, "use_cache": False}
 _VISION: dict[str, Any] = {**_SIZES, "image_size": 16, "patch_size": 4}
 
 FAMILIES: dict[str, Family] = {
@@ -201,6 +214,22 @@ FAMILIES: dict[str, Family] = {
         num_heads=[2, 2],
         window_size=4,
         num_labels=5,
+    ),
+    "rwkv": _family("RwkvForCausalLM", text, **_WORDS, attention_hidden_size=16),
+    "mamba2": _family(
+        "Mamba2ForCausalLM", text, **_WORDS, num_heads=4, head_dim=8, state_size=8, n_groups=1, chunk_size=8
+    ),
+    "deberta": _family(
+        "DebertaForMaskedLM", text, **_WORDS, relative_attention=True, pos_att_type=["c2p", "p2c"]
+    ),
+    "longformer": _family("LongformerForMaskedLM", lambda: text(12), **_WORDS, attention_window=4),
+    "modernbert": _family("ModernBertForMaskedLM", text, **_WORDS, cls_token_id=1, sep_token_id=2),
+    "llava": _family(
+        "LlavaForConditionalGeneration",
+        _illustrated,
+        text_config={"model_type": "llama", **_TEXT, **_SIZES, **_KEYS},
+        vision_config={"model_type": "clip_vision_model", **_SIZES, "image_size": 16, "patch_size": 8},
+        image_token_index=_IDS - 1,
     ),
     "wav2vec2": _family(
         "Wav2Vec2ForCTC",

@@ -1,4 +1,4 @@
-"""18 families of transformers, cut into stages: loss and gradients are those of plain micro-batches, bit for bit."""
+"""24 families of transformers, cut into stages: loss and gradients are those of plain micro-batches, bit for bit."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings of a model that change between steps: checkpointing, attention, what is trained, adapters, arguments."""
+"""What changes between the steps of a pipeline: settings, arguments, adapters, and what is saved and loaded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tests.support.recorded import differing, piped, plainly
 
 
 def assert_alike(model: Any, sample: Any, changes: list[Callable[[Any], Any]], **how: Any) -> None:
-    """Assert that a step after each change is that of the plain model with that change."""
+    """Assert that a step after each change, which may give another sample, is that of the plain model."""
     (plain,) = deep_copies(model)
     with piped(model, sample, stages=3, **how) as pipe:
         for change in changes:
-            for one in (model, plain):
+            for one in (plain, model):
                 one.zero_grad()
-                change(one)
+                given = change(one)
+                sample = given if isinstance(given, dict) else sample
             pipe.step(**sample)
             plainly(plain, sample)
             assert differing(model, plain) == []
@@ -58,35 +59,83 @@ def test_parts_are_frozen_and_thawed():
         return change
 
     paths = ("model.embed_tokens", "model.layers.0", "model.layers.2", "lm_head", "model")
-    assert_alike(
-        model, sample, [*map(freezing, paths), lambda one: one.requires_grad_(True)], schedule="zb-h1"
-    )
-
-
-@pytest.mark.slow
-def test_adapters_are_switched():
-    peft: Any = pytest.importorskip("peft")
-    model, sample = build("gpt2")
-    settings = peft.LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0, init_lora_weights=False)
-    model = peft.get_peft_model(model, settings)
-    model.add_adapter("other", settings)
-    assert_alike(
-        model, sample, [lambda one, name=name: one.set_adapter(name) for name in ("other", "default")]
-    )
+    thawed = [*map(freezing, paths), lambda one: one.requires_grad_(True)]
+    assert_alike(model, sample, thawed, schedule="zb-h1")
 
 
 def test_arguments_and_lengths_differ_at_every_step():
-    model, sample = build("llama")
-    (plain,) = deep_copies(model)
-    with piped(model, sample, stages=3, strict=True) as pipe:
-        for length, extra in ((10, ""), (6, "position_ids"), (13, ""), (8, "inputs_embeds"), (6, "")):
-            given: dict[str, Any] = {**text(length)}
+    def given(length: int, extra: str = "") -> Callable[[Any], dict[str, Any]]:
+        def change(one: Any) -> dict[str, Any]:
+            sample: dict[str, Any] = {**text(length)}
             if extra == "position_ids":
-                given[extra] = torch.arange(length).expand(4, -1)
+                sample[extra] = torch.arange(length).expand(4, -1)
             if extra == "inputs_embeds":
-                given[extra] = model.get_input_embeddings()(given.pop("input_ids")).detach()
-            for one in (model, plain):
-                one.zero_grad()
-            pipe.step(**given)
-            plainly(plain, given)
-            assert differing(model, plain) == []
+                sample[extra] = one.get_input_embeddings()(sample.pop("input_ids")).detach()
+            return sample
+
+        return change
+
+    changes = [given(10), given(6, "position_ids"), given(13), given(8, "inputs_embeds"), given(6)]
+    assert_alike(*build("llama"), changes, strict=True)
+
+
+TARGETS: dict[str, list[str]] = {"llama": ["q_proj"], "gpt2": ["c_attn"], "bert": ["query"], "t5": ["q", "v"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_adapters_are_trained_and_switched(name):
+    peft: Any = pytest.importorskip("peft")
+    model, sample = build(name)
+    settings = peft.LoraConfig(
+        r=2, lora_alpha=4, target_modules=TARGETS[name], lora_dropout=0.0, init_lora_weights=False
+    )
+    model = peft.get_peft_model(model, settings)
+    model.add_adapter("other", settings)
+    names = ("default", "other", "default")
+    assert_alike(model, sample, [lambda one, name=name: one.set_adapter(name) for name in names])
+
+
+def trained(pipe: Any, sample: Any) -> None:
+    """Train two steps."""
+    optimizer = torch.optim.AdamW([p for p in pipe.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pipe.step(**sample)
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", quick(["gpt2"], ["gpt2", "t5", "vit"]))
+def test_a_trained_model_is_saved_and_loaded_bit_for_bit(name, tmp_path):
+    model, sample = build(name)
+    with piped(model, sample, stages=3, strict=True) as pipe:
+        trained(pipe, sample)
+        model.save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path)
+        assert list(again.state_dict()) == list(pipe.state_dict())
+        assert all(map(torch.equal, again.state_dict().values(), pipe.state_dict().values()))
+        with piped(again.eval(), sample, stages=1) as other:
+            assert torch.equal(pipe.evaluate(**sample), other.evaluate(**sample))
+
+
+@pytest.mark.slow
+def test_an_adapter_is_saved_loaded_switched_off_and_merged(tmp_path):
+    peft: Any = pytest.importorskip("peft")
+    (model, sample), (base, _), (bare, _) = build("llama"), build("llama"), build("llama")
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    adapted = peft.get_peft_model(model, settings)
+    with piped(adapted, sample, stages=3) as pipe, torch.no_grad():
+        with torch.enable_grad():
+            trained(pipe, sample)
+        pipe.module.save_pretrained(tmp_path)  # type: ignore[operator]
+        again = peft.PeftModel.from_pretrained(base, tmp_path)
+        own = pipe(**sample).logits
+        torch.testing.assert_close(again(**sample).logits, own, rtol=1e-5, atol=1e-6)
+        with adapted.disable_adapter():
+            off = pipe(**sample).logits
+        torch.testing.assert_close(bare(**sample).logits, off, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(own, off)
+    merged = adapted.merge_and_unload()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(**sample).logits, own, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@
 import operator
 import types
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from enum import Enum
 from functools import partial, update_wrapper
 from typing import Any
@@ -153,15 +153,10 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
 }
 
 
-def _assert_right_after(
-    change: Callable[[Any], Any],
-    prepare: Callable[[Any], Any] = lambda _: None,
-    kind: Callable[[], nn.Module] = Model,
-) -> None:
+def _assert_right_after(change: Callable[[Any], Any], kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, plain = kind(), kind()
     plain.load_state_dict(model.state_dict())
-    prepare(model)
     with piped(model, X, loss_fn=loss_fn) as pipe:
         pipe.step(X, target=Y)
         model.zero_grad()
@@ -173,19 +168,6 @@ def _assert_right_after(
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
         assert one.grad is None or other.grad is None or torch.equal(one.grad, other.grad)
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_of_the_model_is_noticed(name):
-    _assert_right_after(CHANGES[name])
-
-
-def test_a_change_of_a_global_is_noticed(monkeypatch):
-    _assert_right_after(lambda _: monkeypatch.setitem(globals(), "SCALE", 2.0))
-
-
-def test_a_change_inside_a_global_that_a_method_reads_is_noticed(monkeypatch):
-    _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0))
 
 
 class _Reads:
@@ -227,39 +209,13 @@ class _Holds(nn.Module):
         return self.held.times(x)
 
 
-class _Calls(_Holds):
-    def after(self, x: Tensor) -> Tensor:
-        return self.held(x)
-
-
-class _Multiplies(_Holds):
-    def after(self, x: Tensor) -> Tensor:
-        return self.held * x
-
-
-class _CallsTheFirst(_Holds):
-    def after(self, x: Tensor) -> Tensor:
-        return self.held[0].times(x)
-
-
 class _CallsItsBaseClass(_Holds):
     def after(self, x: Tensor) -> Tensor:
         return super().after(x)
 
 
-READERS: dict[str, Callable[[], nn.Module]] = {
-    "a method of an object": lambda: _Holds(_Reads()),
-    "a method of a base class": lambda: _Holds(_OfReads()),
-    "a method of an object in a list": lambda: _CallsTheFirst([_Reads()]),
-    "an operator": lambda: _Multiplies(_Operator()),
-    "a decorated function": lambda: _Calls(_decorated(torch.tanh)),
-    "a method of the model's base class": lambda: _CallsItsBaseClass(_Reads()),
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_a_change_of_a_global_that_code_of_a_held_object_reads_is_noticed(monkeypatch, name):
-    _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0), kind=READERS[name])
+def _holding(held: Any, after: Callable[[Any, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: type("Holds", (_Holds,), {"after": after})(held)
 
 
 class _OfClasses(type):
@@ -287,53 +243,15 @@ def _defaulted(scale: float = 1.0) -> float:
 
 
 NAMES = ("other", "scale")
-HELD: dict[str, tuple[Any, Callable[[Any], float], Any, str, Any]] = {
-    "the class of an object": (_Inherits(), lambda held: held.scale, _Inherited, "scale", 2.0),
-    "a base class": ([_Inherits], lambda held: held[0].scale, _Inherited, "scale", 2.0),
-    "a class in a namespace": (
-        types.SimpleNamespace(inner={"kind": OfClass}),
-        lambda held: held.inner["kind"].scale,
-        OfClass,
-        "scale",
-        2.0,
-    ),
-    "a metaclass": (_Inherits, lambda held: held.gain, _OfClasses, "gain", 2.0),
-    "a descriptor": (_Inherits(), lambda held: held.given, _Gives, "value", 2.0),
-    "a name in a table": (_Inherits(), lambda held: getattr(held, NAMES[1]), _Inherited, "scale", 2.0),
-    "a default": (_defaulted, lambda held: held(), _defaulted, "__defaults__", (2.0,)),
-}
 
 
-class _ReadsHeld(nn.Module):
+class _ReadsHeld(_Holds):
     def __init__(self, held: Any, read: Callable[[Any], float]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
-        self.held, self.read = held, read
+        super().__init__(held)
+        self.read = read
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x)) * self.read(self.held)
-        return x
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_a_change_of_a_class_or_a_default_is_noticed(monkeypatch, name):
-    held, read, owner, attribute, value = HELD[name]
-    _assert_right_after(
-        lambda _: monkeypatch.setattr(owner, attribute, value), kind=lambda: _ReadsHeld(held, read)
-    )
-
-
-def test_a_change_in_another_file_is_noticed(monkeypatch):
-    _assert_right_after(lambda _: monkeypatch.setitem(other_file.SCALE, "all", 2.0))
-
-
-def test_a_change_of_a_context_variable_is_noticed():
-    token = FACTOR.set(1.0)
-    try:
-        _assert_right_after(lambda _: FACTOR.set(2.0))
-    finally:
-        FACTOR.reset(token)
+    def after(self, x: Tensor) -> Tensor:
+        return x * self.read(self.held)
 
 
 class _Hooked:
@@ -350,14 +268,14 @@ def _hooked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._old_forward(*args, **kwargs)
 
 
-@pytest.mark.parametrize("way", ["partial", "object"])
-def test_a_change_behind_a_forward_that_was_replaced_is_noticed(monkeypatch, way):
-    def prepare(model: Any) -> None:
+def _replaced(way: Callable[[Any], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model: Any = Model()
         model._old_forward = old = model.forward
-        hooked = partial(_hooked, model) if way == "partial" else _Hooked(old)
-        model.forward = update_wrapper(hooked, old)
+        model.forward = update_wrapper(way(model), old)
+        return model
 
-    _assert_right_after(lambda _: monkeypatch.setitem(SCALES, "all", 2.0), prepare)
+    return make
 
 
 class _ByName(nn.Module):
@@ -396,14 +314,76 @@ BY_NAME: dict[str, Callable[[Any, int], float]] = {
 }
 
 
-def _gain(model: nn.Module) -> None:
-    block = model.get_submodule("blocks.1")
-    block.gain_1, block.more_1 = 2.0, True  # type: ignore[assignment]
+def _gain(model: Any) -> None:
+    model.blocks[1].gain_1, model.blocks[1].more_1 = 2.0, True
+
+
+def _attribute(owner: Any, name: str, value: Any = 2.0) -> Callable[[pytest.MonkeyPatch], Any]:
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+ALL = (SCALES, "all")
+# Makes of a model, and the global dict and key or the attribute that changes.
+OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, str] | Callable[[pytest.MonkeyPatch], Any]]] = {
+    "a global": (Model, (globals(), "SCALE")),
+    "inside a global that a method reads": (Model, ALL),
+    "in another file": (Model, (other_file.SCALE, "all")),
+    "a context variable": (Model, lambda _: FACTOR.set(2.0)),
+    "the class": (Model, _attribute(Model, "of_class")),
+    "the class of blocks": (Model, _attribute(Block, "of_blocks")),
+    "a class that is held": (Model, _attribute(OfClass, "scale")),
+    "a method of an object": (lambda: _Holds(_Reads()), ALL),
+    "a method of a base class": (lambda: _Holds(_OfReads()), ALL),
+    "a method of the model's base class": (lambda: _CallsItsBaseClass(_Reads()), ALL),
+    "a method of an object in a list": (_holding([_Reads()], lambda self, x: self.held[0].times(x)), ALL),
+    "an operator": (_holding(_Operator(), lambda self, x: self.held * x), ALL),
+    "a decorated function": (_holding(_decorated(torch.tanh), lambda self, x: self.held(x)), ALL),
+    "the class of an object": (
+        lambda: _ReadsHeld(_Inherits(), lambda held: held.scale),
+        _attribute(_Inherited, "scale"),
+    ),
+    "a base class": (
+        lambda: _ReadsHeld([_Inherits], lambda held: held[0].scale),
+        _attribute(_Inherited, "scale"),
+    ),
+    "a class in a namespace": (
+        lambda: _ReadsHeld(
+            types.SimpleNamespace(inner={"kind": OfClass}), lambda held: held.inner["kind"].scale
+        ),
+        _attribute(OfClass, "scale"),
+    ),
+    "a metaclass": (lambda: _ReadsHeld(_Inherits, lambda held: held.gain), _attribute(_OfClasses, "gain")),
+    "a descriptor": (lambda: _ReadsHeld(_Inherits(), lambda held: held.given), _attribute(_Gives, "value")),
+    "a name in a table": (
+        lambda: _ReadsHeld(_Inherits(), lambda held: getattr(held, NAMES[1])),
+        _attribute(_Inherited, "scale"),
+    ),
+    "a default": (
+        lambda: _ReadsHeld(_defaulted, lambda held: held()),
+        _attribute(_defaulted, "__defaults__", (2.0,)),
+    ),
+    "behind a forward that is a partial": (_replaced(lambda model: partial(_hooked, model)), ALL),
+    "behind a forward that is an object": (_replaced(lambda model: _Hooked(model.forward)), ALL),
+    "a class by a computed name": (lambda: _ByName(BY_NAME["getattr"]), _attribute(_Gains, "gain_2")),
+}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *OUTSIDE])
+def test_a_change_is_noticed(name, monkeypatch):
+    kind, where = OUTSIDE[name] if name in OUTSIDE else (Model, CHANGES[name])
+
+    def change(model: Any) -> None:
+        if isinstance(where, tuple):
+            monkeypatch.setitem(*where, 2.0)
+        else:
+            where(model if name in CHANGES else monkeypatch)
+
+    copy_context().run(_assert_right_after, change, kind)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_change_that_is_read_by_a_computed_name_is_noticed(name):
-    _assert_right_after(_gain, kind=lambda: _ByName(BY_NAME[name]))
+    _assert_right_after(_gain, lambda: _ByName(BY_NAME[name]))
     chain = chain_of(_ByName(BY_NAME[name]), split_loss=False)
     assert isinstance(chain, RecordedChain)
     chain.use_fake_parameters()
@@ -411,21 +391,6 @@ def test_a_change_that_is_read_by_a_computed_name_is_noticed(name):
     assert first is again
     _gain(chain.model)
     assert chain.bind((X,), {}).live.recording is not first
-
-
-def test_a_change_of_a_class_that_is_read_by_a_computed_name_is_noticed(monkeypatch):
-    _assert_right_after(
-        lambda _: monkeypatch.setattr(_Gains, "gain_2", 2.0), kind=lambda: _ByName(BY_NAME["getattr"])
-    )
-
-
-def test_a_change_of_the_class_is_noticed(monkeypatch):
-    _assert_right_after(lambda _: monkeypatch.setattr(Model, "of_class", 2.0))
-
-
-@pytest.mark.parametrize(("kind", "name"), [(Block, "of_blocks"), (OfClass, "scale")])
-def test_a_change_of_other_classes_is_noticed(monkeypatch, kind, name):
-    _assert_right_after(lambda _: monkeypatch.setattr(kind, name, 2.0))
 
 
 def test_another_order_of_the_blocks_is_refused():
@@ -442,26 +407,16 @@ class _Both(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
 
-    def forward(self, x: Tensor, y: Tensor, options: Any = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, options: Any) -> Tensor:
         for block in self.blocks:
-            x = torch.tanh(block(x)) * (1.0 if options is None else options.scale)
+            x = torch.tanh(block(x)) * options.scale
         return x + y
 
 
 @pytest.mark.parametrize("first", [X, Y])
-def test_an_argument_that_is_given_twice_is_another_call(first):
-    model = _Both()
-    with piped(model, (X, first), loss_fn=loss_fn) as pipe, torch.no_grad():
-        for second in (X, Y):
-            assert torch.equal(
-                pipe(X, second), torch.cat([model(X[:4], second[:4]), model(X[4:], second[4:])])
-            )
-
-
-def test_a_change_inside_an_argument_is_noticed():
-    model = _Both()
-    options = types.SimpleNamespace(scale=1.0)
-    with piped(model, Arguments(X, Y, options), loss_fn=loss_fn) as pipe, torch.no_grad():
-        for options.scale in (1.0, 2.0):
-            expected = torch.cat([model(X[:4], Y[:4], options), model(X[4:], Y[4:], options)])
-            assert torch.equal(pipe(X, Y, options), expected)
+def test_an_argument_that_is_given_twice_or_changes_inside_is_another_call(first):
+    model, options = _Both(), types.SimpleNamespace(scale=1.0)
+    with piped(model, Arguments(X, first, options), loss_fn=loss_fn) as pipe, torch.no_grad():
+        for second, options.scale in ((X, 1.0), (Y, 1.0), (Y, 2.0)):
+            expected = torch.cat([model(X[:4], second[:4], options), model(X[4:], second[4:], options)])
+            assert torch.equal(pipe(X, second, options), expected)

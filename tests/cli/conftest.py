@@ -64,20 +64,8 @@ def swapped_loss():
     return layers(), torch.randn(12, 8), nn.MSELoss(), torch.randn(12, 4)
 
 
-def other_target():
-    return layers(), torch.randn(12, 8), torch.randn(11, 4), nn.MSELoss()
-
-
-def no_forward():
-    return nn.ModuleList([nn.Linear(8, 4)]), torch.randn(12, 8)
-
-
 def breaks():
     raise ValueError("no data on this disk")
-
-
-def loader():
-    return layers(), torch.utils.data.DataLoader([1, 2])
 
 
 class Tagger(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -22,38 +23,55 @@ def planned(run: Run, saved: str) -> Callable[[str], Plan]:
 
 
 Planned = Callable[[str], Plan]
+DESCRIBED = Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
+
+# Options, and the cluster and the keywords that they stand for.
+OPTIONS: dict[str, tuple[Cluster, dict[str, Any]]] = {
+    "--devices 2 --schedule gpipe --micro-batches 4": (
+        Cluster.virtual(2),
+        {"schedule": "gpipe", "micro_batches": 4},
+    ),
+    "--devices cpu,cpu,cpu --schedule 1f1b --stages 2 --recompute always": (
+        Cluster.of(["cpu"] * 3),
+        {"schedule": "1f1b", "stages": 2, "recompute": "always"},
+    ),
+    "--device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule interleaved-1f1b --chunks 2": (
+        DESCRIBED,
+        {"schedule": "interleaved-1f1b", "chunks": 2},
+    ),
+    "--cluster cluster.json --memory 1GiB --schedule zb-v --replicas 1 --offload never": (
+        DESCRIBED.with_memory("1GiB"),
+        {"schedule": "zb-v", "replicas": 1, "offload": "never"},
+    ),
+    "--devices 2 --reduction batch --allow-split-ties": (
+        Cluster.virtual(2),
+        {"reduction": "batch", "allow_split_ties": True},
+    ),
+    "--devices 2 --schedule 1f1b --cut-before 1": (
+        Cluster.virtual(2),
+        {"schedule": "1f1b", "cut_before": ["1"]},
+    ),
+    "--devices 2 --schedule 1f1b --colocate 1,2 --colocate 2,3,4": (
+        Cluster.virtual(2),
+        {"schedule": "1f1b", "colocate": [["1", "2"], ["2", "3", "4"]]},
+    ),
+    "--cluster cluster.json --stages 2 --compress link=int8 --schedule 1f1b": (
+        DESCRIBED,
+        {"schedule": "1f1b", "stages": 2, "compress": {"link": "int8"}},
+    ),
+    "--cluster cluster.json --stages 2 --compress bf16 --schedule 1f1b": (
+        DESCRIBED,
+        {"schedule": "1f1b", "stages": 2, "compress": "bf16"},
+    ),
+}
 
 
-def test_the_plan_is_that_of_the_library_and_is_printed_whole(run: Run, planned: Planned) -> None:
-    made = planned("--devices 2 --schedule gpipe --micro-batches 4 -o plan.json")
-    expected = plan(Profile.load("saved.json"), Cluster.virtual(2), schedule="gpipe", micro_batches=4)
-    assert made == expected == Plan.load("plan.json")
-    shown = run("plan saved.json --devices 2").stdout
-    for title in ("Plan", "Stages: time", "Devices: memory", "Alternatives", "Predicted timeline"):
-        assert title in shown
-
-
-def test_described_devices_are_planned_for(planned: Planned) -> None:
-    cluster = planned("--device 1GiB --device 2GiB@0.5 --bandwidth 1GB/s --schedule 1f1b").cluster
-    assert cluster == Cluster.parse(["1GiB", "2GiB@0.5"], link="1GB/s")
-    cluster.save("cluster.json")
-    cluster = planned("--cluster cluster.json --memory 1GiB --schedule 1f1b").cluster
-    assert [device.memory_bytes for device in cluster.devices] == [2**30] * 2
-
-
-def test_devices_micro_batches_stages_and_reductions_are_those_asked_for(planned: Planned) -> None:
-    made = planned("--devices cpu,cpu,cpu --stages 2 --micro-batches 2 --schedule 1f1b")
-    assert [one.name for one in made.cluster.devices] == [one.name for one in Cluster.of(["cpu"] * 3).devices]
-    assert (len(made.stages), made.micro_batches) == (2, 2)
-    made = planned("--devices 2 --reduction batch")
-    assert (made.schedule, made.constraints.reduction) == ("gpipe", "batch")
-
-
-def test_cuts_are_given_and_layers_kept_together(planned: Planned) -> None:
-    options = "--devices 2 --schedule 1f1b --stages 2"
-    by_hand = planned(f"{options} --cut-before 1")
-    assert [stage.layers for stage in by_hand.stages] == [("0",), ("1", "2", "3", "4")]
-    assert planned(f"{options} --colocate 1,2 --colocate 2,3,4").stages == by_hand.stages
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_plan_is_that_of_the_library(planned: Planned, options: str) -> None:
+    cluster, keywords = OPTIONS[options]
+    DESCRIBED.save("cluster.json")
+    made = planned(f"{options} -o plan.json")
+    assert made == plan(Profile.load("saved.json"), cluster, **keywords) == Plan.load("plan.json")
 
 
 @pytest.mark.parametrize(
@@ -87,15 +105,6 @@ def test_each_line_of_options_for_a_model_that_does_not_fit_gives_the_plan_that_
             format_seconds(predicted.step_seconds),
             format_bytes(max(predicted.memory_bytes)),
         )
-
-
-def test_messages_are_compressed(run: Run, planned: Planned) -> None:
-    options = "--device 1GiB --device 1GiB --bandwidth 1GB/s --stages 2 --compress int8 --schedule 1f1b"
-    shown = run(f"plan saved.json {options}").stdout
-    assert "activations and gradients as int8: not the numbers of plain training" in shown
-    assert "--compress int8" in shown
-    named = planned("--devices 2 --stages 2 --compress link=bf16 --schedule 1f1b")
-    assert named.cluster.compressed == {"link": "bf16"}
 
 
 def test_auto_measures_sizes_that_the_mini_batch_has(run: Run, directory: Path) -> None:

@@ -16,13 +16,6 @@ Run = Callable[..., Result]
 SPEED = "--roofline cpu:50GFLOP/s,10GB/s,10us"
 
 
-def test_a_table_of_the_layers_is_printed(run: Run) -> None:
-    shown = run("profile models.py:whole --time-budget 0 --micro-batches 1,2").stdout
-    for text in ("Sizes profiled", "micro-batch of 12 samples", "loss"):
-        assert text in shown
-    assert shown.count("Linear") == 3
-
-
 def test_json_alone_stands_on_standard_output_and_in_the_file(run: Run) -> None:
     options = "--micro-batches 3,2 --optimizer sgd --threads 1 --json -o profile.json"
     result = run(f"profile models:whole --time-budget 0 {options}")  # a module of the current directory

@@ -56,13 +56,9 @@ def test_names_that_options_repeat_to_start_quickly_are_those_there_are(run: Run
     assert run("--version").stdout.startswith("pipepart ")
 
 
-def test_each_command_has_examples_that_name_it_and_a_whole_sentence_in_the_list(run: Run) -> None:
-    listed = run("-h").stdout
-    assert listed == run("--help").stdout
-    assert [each for each in app.registered_commands if f"│ {each.name} " not in listed] == []
-    assert "..." not in listed.partition("Commands")[2]
+def test_each_command_has_examples_that_name_it(run: Run) -> None:
     for command in app.registered_commands:
-        examples = run(f"{command.name} --help").stdout.partition("Examples:")[2]
+        examples = run(f"{command.name} -h").stdout.partition("Examples:")[2]
         assert examples.strip().startswith(f"pipepart {command.name} ")
 
 

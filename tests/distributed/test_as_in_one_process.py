@@ -15,10 +15,7 @@ from pipepart.runtime.engine import Engine
 from pipepart.runtime.transport import ordered
 from schedules import Kind
 from tests.distributed.cases.chains import drawn_for_ranks, in_any_order, in_mode, mode
-from tests.distributed.cases.layers import (
-    language_models,
-    tied_and_recorded,
-)
+from tests.distributed.cases.layers import tied_and_recorded
 from tests.distributed.cases.losses import divided_by_what_all_micro_batches_count
 from tests.distributed.cases.registry import CASES, Case, Function, params
 from tests.pipeline.conformance.runners import SCHEDULES
@@ -39,12 +36,6 @@ def test_values_from_files(tmp_path):
     files = pytest.importorskip("safetensors.torch")
     files.save_model(Tied(), str(tmp_path / "model.safetensors"))
     assert_as_in_one_process(tied_and_recorded, 3, "files", tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_language_models_of_transformers(kind):
-    assert_as_in_one_process(language_models, 3, kind)
 
 
 def without_tags(function: Function, *args: Any) -> Mapping[str, Any]:

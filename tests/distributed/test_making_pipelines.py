@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import distribute_tensor
 
 import pipepart
 from pipepart import CaptureError, Pipeline
@@ -35,6 +37,7 @@ from tests.support.ranks import Failed, ranks
 
 X, Y = torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)
 MSE = nn.MSELoss()
+cut = partial(cut_by_hand, loss_fn=MSE, timeout=TIMEOUT)
 
 
 def model(replaced: dict[int, nn.Module] | None = None) -> nn.Sequential:
@@ -76,18 +79,16 @@ OTHERS: dict[str, tuple[Callable[[], dict[int, nn.Module]], dict[str, Any], str]
 }  # fmt: skip
 
 
-def made(name: str) -> None:
-    layers, options, message = OTHERS[name]
-    if rank() != 1:
-        layers, options = dict, {}
-    given = {"loss_fn": nn.CrossEntropyLoss(), "optimizer": torch.optim.Adam, "timeout": 60.0, **options}
-    with pytest.raises(ValueError, match=message):
-        cut_by_hand(model(layers()), [1, 3], **given)
+def made() -> None:
+    for layers, options, message in OTHERS.values():
+        own, changed = (layers, options) if rank() == 1 else (dict, {})
+        given = {"loss_fn": nn.CrossEntropyLoss(), "optimizer": torch.optim.Adam, "timeout": 60.0, **changed}
+        with pytest.raises(ValueError, match=message):
+            cut_by_hand(model(own()), [1, 3], **given)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_all(name):
-    ranks(3).run(made, name)
+def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_all():
+    ranks(3).run(made)
 
 
 def told(seed_by_rank: bool) -> list[str]:
@@ -109,23 +110,6 @@ def test_other_initial_values_on_one_rank_are_told_once():
     assert second == []
 
 
-def other_plans() -> None:
-    small(micro_batches=3 + rank())
-
-
-def squeezed() -> None:
-    cut_by_hand(classifier(), [], loss_fn=MSE, replicas=4, micro_batches=4, timeout=TIMEOUT)
-
-
-def other_options() -> None:
-    options = {"micro_batches": 2 + rank(), "schedule": "1f1b"}
-    Pipeline.auto(model(), X, target=Y, loss_fn=nn.CrossEntropyLoss(), **options)
-
-
-def odd_devices() -> None:
-    cut_by_hand(chain(3), [1, 2], loss_fn=MSE)
-
-
 def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pipeline:
     """A pipeline on devices with limits."""
     with cut_by_hand(chain(2), [1], micro_batches=2) as pipe:
@@ -133,70 +117,101 @@ def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pip
     return Pipeline(layers, plan, MSE, **options)
 
 
-def emulated() -> None:
-    limited(pipepart.Cluster.virtual(2, link="1GB/s"), chain(2))
-
-
-def fails_on_one() -> None:
-    cut_by_hand(chain(2), [1], loss_fn=MSE, optimizer=(lambda parameters: None) if rank() else adam)
-
-
-def two_copies() -> None:
-    cut_by_hand(chain(2), [1], loss_fn=MSE, micro_batches=4, schedule="chimera", timeout=TIMEOUT)
-
-
 def hooked() -> None:
     layers = classifier()
     next(layers.parameters()).register_hook(lambda gradient: gradient)
     x, y = labelled((12,))[0]
-    how: dict[str, Any] = {"replicas": 2, "micro_batches": 4, "timeout": TIMEOUT}
-    with cut_by_hand(layers, [2], loss_fn=nn.CrossEntropyLoss(), **how) as pipe:
+    with cut(layers, [2], loss_fn=nn.CrossEntropyLoss(), replicas=2, micro_batches=4) as pipe:
         pipe.step(x, target=y)
 
 
-def of_a_recorded_model(kind: type[nn.Module], verify: str = "first") -> None:
+def sparse_between_ranks() -> None:
+    x, y = drawn_batches([6])[0]
+    with cut(sparse_messages().double(), [3]) as pipe:
+        pipe.step(x, target=y)
+
+
+def recorded(kind: type[nn.Module], verify: str = "first") -> None:
     args, plain = (torch.randn(4, 4), torch.ones(4)), Blocks if kind is Alternating else kind
     with cut_recorded(plain(), kind(), args, 2, nn.functional.mse_loss, verify=verify) as pipe:
         pipe.step(*args, target=args[0])
 
 
-def sparse_between_ranks() -> None:
-    x, y = drawn_batches([6])[0]
-    with cut_by_hand(sparse_messages().double(), [3], loss_fn=MSE, timeout=TIMEOUT) as pipe:
-        pipe.step(x, target=y)
+def distributed_tensor(kind: str) -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    layer = layers.get_submodule("1.0")
+    tensor = distribute_tensor(torch.zeros(2, 2), DeviceMesh("cpu", [0, 1]))
+    if kind == "parameter":
+        layer.weight = nn.Parameter(tensor)
+    else:
+        del layer.weight
+        layer.register_buffer("weight", tensor)
+    cut(layers, [1])
 
 
-REFUSED: list[tuple[int, Callable[..., None], tuple[Any, ...], str]] = [
-    (2, other_options, (), "micro_batches is 3 on rank 1, and micro_batches is 2 on rank 0"),
-    (3, other_plans, (), r"the plan is \w+ on rank 1, .* or use Pipeline.auto"),
-    (2, odd_devices, (), "3 devices and torchrun started 2 processes"),
-    (2, emulated, (), "the links of the plan's cluster are emulated.*one process"),
-    (2, fails_on_one, (), "return a torch"),
-    (2, two_copies, (), "runs two copies of the model in one process"),
-    (4, hooked, (), "has a hook, which would see the gradients of one copy"),
-    (2, squeezed, (), "each of the 4 replicas needs processes of its own"),
-    (2, sparse_between_ranks, (), "only plain tensors can go to"),
-    (2, of_a_recorded_model, (Blocks, "always"), 'verify="always" runs the whole model'),
-    (2, of_a_recorded_model, (AsksBetween,), r"bool.* reads values of tensors at .*models\.py:\d+"),
-    (2, of_a_recorded_model, (AsksWhatItWrote,), r"bool.* reads values of tensors at .*models\.py:\d+"),
-    (
+def of_auto() -> None:
+    options = {"micro_batches": 2 + rank(), "schedule": "1f1b"}
+    Pipeline.auto(model(), X, target=Y, loss_fn=nn.CrossEntropyLoss(), **options)
+
+
+READS = r"bool.* reads values of tensors at .*models\.py:\d+"
+# The number of ranks, what they do, and what every one raises.
+REFUSED: dict[str, tuple[int, Callable[[], Any], str]] = {
+    "options": (2, of_auto, "micro_batches is 3 on rank 1, and micro_batches is 2 on rank 0"),
+    "plans": (
+        3,
+        lambda: small(micro_batches=3 + rank()),
+        r"the plan is \w+ on rank 1, .* or use Pipeline.auto",
+    ),
+    "devices": (2, lambda: cut(chain(3), [1, 2]), "3 devices and torchrun started 2 processes"),
+    "links": (
         2,
-        of_a_recorded_model,
-        (ReadsWithin,),
+        lambda: limited(pipepart.Cluster.virtual(2, link="1GB/s"), chain(2)),
+        "the links of the plan's cluster are emulated.*one process",
+    ),
+    "no optimizer on one": (
+        2,
+        lambda: cut(chain(2), [1], optimizer=(lambda parameters: None) if rank() else adam),
+        "return a torch",
+    ),
+    "two copies": (
+        2,
+        lambda: cut(chain(2), [1], micro_batches=4, schedule="chimera"),
+        "runs two copies of the model in one process",
+    ),
+    "hook": (4, hooked, "has a hook, which would see the gradients of one copy"),
+    "replicas of one process": (
+        2,
+        lambda: cut(classifier(), [], replicas=4, micro_batches=4),
+        "each of the 4 replicas needs processes of its own",
+    ),
+    "sparse message": (2, sparse_between_ranks, "only plain tensors can go to"),
+    "always verified": (2, lambda: recorded(Blocks, "always"), 'verify="always" runs the whole model'),
+    "asks between layers": (2, lambda: recorded(AsksBetween), READS),
+    "asks what it wrote": (2, lambda: recorded(AsksWhatItWrote), READS),
+    "reads within": (
+        2,
+        lambda: recorded(ReadsWithin),
         r"layer 'blocks\.1' reads values of tensors at .*models\.py:\d+",
     ),
-    (
+    "alternates": (
         2,
-        of_a_recorded_model,
-        (Alternating,),
+        lambda: recorded(Alternating),
         r"two recordings of Alternating differ.*given \d in one forward",
     ),
-]
+    "parameter over ranks": (2, lambda: distributed_tensor("parameter"), r"'1\.0\.weight' is a DTensor"),
+    "buffer over ranks": (2, lambda: distributed_tensor("buffer"), r"'1\.0\.weight' is a DTensor"),
+}
 
 
-@pytest.mark.parametrize(("size", "case", "args", "message"), REFUSED)
-def test_what_one_rank_refuses_is_refused_on_all(size, case, args, message):
-    for one in ranks(size).outcomes(case, *args):
+def refused(name: str) -> None:
+    REFUSED[name][1]()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_one_rank_refuses_is_refused_on_all(name):
+    size, _, message = REFUSED[name]
+    for one in ranks(size).outcomes(refused, name):
         assert isinstance(one, Failed)
         assert isinstance(one.error, (ValueError, TypeError, RuntimeError))
         assert re.search(message, str(one.error)), one.traceback
@@ -217,15 +232,10 @@ def test_a_memory_limit_ends_the_step_on_all_ranks():
 
 def shares() -> tuple[int, int, int]:
     """Bytes that a rank holds of a deferred model, of its own stage, and of the whole model."""
-
-    def make() -> nn.Sequential:
-        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
-
-    plain, model = twins(make)
-    how: dict[str, Any] = {"initialize": reset_parameters, "timeout": TIMEOUT}
-    with cut_by_hand(model, [2, 4], loss_fn=nn.functional.mse_loss, **how) as pipe:
+    plain, deferred = twins(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))))
+    with cut(deferred, [2, 4], loss_fn=nn.functional.mse_loss, initialize=reset_parameters) as pipe:
         pipe.step(torch.randn(4, 16), target=torch.randn(4, 16))
-        held = sum(tensor.nbytes for tensor in model.parameters() if not tensor.is_meta)
+        held = sum(tensor.nbytes for tensor in deferred.parameters() if not tensor.is_meta)
         own = sum(tensor.nbytes for tensor in pipe.state_dict().values())
     return held, own, sum(tensor.nbytes for tensor in plain.parameters())
 

@@ -52,22 +52,6 @@ class Reader:
         return self.messages
 
 
-def test_messages_that_ranks_write_at_once_are_read_in_one_order(logs: list[MessageLog]):
-    readers = [Reader(40), Reader(40), Reader(40)]
-    channels = [log.open(reader) for log, reader in zip(logs, readers, strict=True)]
-
-    def write(rank: int) -> None:
-        for number in range(20):
-            channels[rank].send({"kind": "note", "rank": rank, "number": number})
-
-    on_each(3, write)
-    read = [[(one["rank"], one["number"]) for one in reader.wait()] for reader in readers]
-    for rank, own in enumerate(read):  # a rank does not read its own
-        assert sorted(own) == [(other, number) for other in range(3) if other != rank for number in range(20)]
-    shared = [[one for one in read[rank] if one[0] == 2] for rank in (0, 1)]
-    assert shared[0] == shared[1] == [(2, number) for number in range(20)]
-
-
 def test_an_exchange_gives_the_values_of_all_ranks_and_keeps_none(logs: list[MessageLog], store: Any):
     rounds = 30
     readers = [Reader(rounds), Reader(rounds), Reader(rounds)]

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 from pipepart.data.split import MicroBatches, are_regular, sizes, split
 from pipepart.loss import MiniBatchLoss, Reduction, StepLoss, value_of
 from tests.support import plain
+from tests.support.plain import copied
 
 
 def check(loss_fn: Any, output: Any, target: Any, micro_batches: int, dimension: int = 0) -> None:
@@ -16,9 +17,9 @@ def check(loss_fn: Any, output: Any, target: Any, micro_batches: int, dimension:
 
     Backwards begin behind each forward, as under 1f1b with one stage, or behind the last forward, as under gpipe.
     """
-    theirs, leaves = whole(loss_fn, output, target)
+    theirs, leaves = whole(loss_fn, output, copied(target))
     for all_forwards_first in (False, True):
-        ours, mine = by_parts(loss_fn, output, target, micro_batches, dimension, all_forwards_first)
+        ours, mine = by_parts(loss_fn, output, copied(target), micro_batches, dimension, all_forwards_first)
         assert ours.isfinite() == theirs.isfinite()
         if theirs.isfinite():
             torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)

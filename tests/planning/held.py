@@ -1,12 +1,15 @@
-"""What stages and devices hold, added up action by action and layer by layer: an oracle for the planner's formula."""
+"""What stages and devices hold and take, added up layer by layer: an oracle for the planner's formulas."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import schedules
+from pipepart import Cluster
 from schedules import Kind, Schedule
 from tests.planning.problems import Layer
 
@@ -132,6 +135,37 @@ def peak(found: Sequence[Mapping[int, Moment]], stages: Mapping[int, Held], olde
     """The most that a device holds: its stages by number, with the older versions of their weights."""
     versions = sum(stages[stage].gradients * count for stage, count in older.items())
     return versions + max(sum(stages[stage].at(one) for stage, one in moment.items()) for moment in found)
+
+
+def step_of(
+    layers: Sequence[Layer],
+    edges: Sequence[int],
+    order: Schedule,
+    cluster: Cluster,
+    names: Sequence[str],
+    loss_seconds: float = 0.0,
+) -> schedules.Timeline:
+    """The simulated step of a cut at ``edges``, with its rows on the devices of these names."""
+    spans = list(itertools.pairwise(edges))
+    speeds = [cluster.device(names[row]).speed * order.micro_batches for row in order.device_of]
+    forward, inputs, weights = (
+        [
+            sum(getattr(layer, kind) for layer in layers[start:end]) / speed
+            for (start, end), speed in zip(spans, speeds, strict=True)
+        ]
+        for kind in ("forward", "backward_input", "backward_weight")
+    )
+    forward[-1] += loss_seconds / speeds[-1]
+    links = [[cluster.link_between(one, other) for other in names] for one in names]
+    costs = schedules.StageCosts(
+        forward,
+        inputs,
+        weights,
+        latency=[[link.latency for link in row] for row in links],
+        bandwidth=[[link.bandwidth or math.inf for link in row] for row in links],
+        message_bytes=[layers[end - 1].output for _, end in spans],
+    )
+    return schedules.simulate(order, costs, contention=True)
 
 
 def goes_back(layer: Layer) -> bool:

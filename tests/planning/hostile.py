@@ -8,8 +8,9 @@ from typing import Any
 
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.cluster import PairLink
+from pipepart.planning.request import ASYNCHRONOUS, BIDIRECTIONAL, CHUNKS
 from pipepart.profiling import Costs, LiveValue
-from tests.planning.problems import Layer, profile_of
+from tests.planning.problems import Layer, profile_of, with_unequal_sizes
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ def drawn_request(seed: int, most_layers: int = 8, most_devices: int = 3) -> Req
     profile = profile_of(layers, counts, choose.choice([0.0, 3.0]), optimizer=choose.choice(["sgd", "adam"]))
     if kind == "skips":
         profile = _with_skips(choose, profile, layers)
+    elif choose.random() < 0.3:
+        profile = with_unequal_sizes(profile)
     needed = sum(4 * layer.parameters + layer.saved + layer.output for layer in layers) + 50
     cluster = _cluster(choose, choose.randint(1, most_devices), needed)
     return Request(profile, cluster, _options(choose, len(layers), len(cluster), counts))
@@ -128,7 +131,8 @@ def _options(choose: random.Random, layers: int, devices: int, counts: list[int]
     any_of: dict[str, Any] = {
         "micro_batches": choose.choice(counts),
         "recompute": choose.choice(["never", "except-last", "always"]),
-        "offload": "never",
+        "offload": choose.choice(["never", "stash"]),
+        "schedule": choose.choice([*CHUNKS, *ASYNCHRONOUS, *BIDIRECTIONAL, "search"]),
         "stages": choose.randint(1, min(layers, 2 * devices)),
         "chunks": choose.randint(1, 3),
         "replicas": choose.choice(["auto", 2]),

@@ -60,10 +60,5 @@ def move(data: Data, source: int, target: int, at: int = -1) -> None:
     own.insert(0 if source < target else len(own), layer)
 
 
-def swap(data: Data, field: str) -> None:
-    first, second = data["stages"][:2]
-    first[field], second[field] = second[field], first[field]
-
-
 def costs(data: Data) -> Data:
     return data["profile"]["costs"][0]

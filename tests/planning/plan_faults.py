@@ -7,11 +7,6 @@ from tests.planning.plan_edits import Data, costs
 # The tied plan: what is done to its file, and the faults that have to be named, all of them in one message.
 FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     # layers
-    "a layer is left out": (lambda d: d["stages"][1]["layers"].pop(), ["layer 'layer7' is in no stage"]),
-    "an unknown layer": (
-        lambda d: d["stages"][0]["layers"].append("layer99"),
-        ["stage 0 has layer 'layer99', which the model does not have"],
-    ),
     "a layer in two stages": (
         lambda d: d["stages"][0]["layers"].append("layer7"),
         ["layer 'layer7' is there 2 times: in stages 0, 1"],
@@ -21,10 +16,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         ["stage 1 has layer 'layer7' where the model runs 'layer6': stages are consecutive layers"],
     ),
     # devices
-    "an unknown device": (
-        lambda d: d["stages"][1].update(device="c"),
-        ["stage 1 is on device 'c', the cluster has ['a', 'b', 'idle']"],
-    ),
     "one device for two stages": (
         lambda d: d["stages"][1].update(device=d["stages"][0]["device"]),
         ["stages 0 and 1 are both on device", "schedule '1f1b' has them on two"],
@@ -38,18 +29,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         ["cluster: a link joins 'z', the cluster has"],
     ),
     # schedule and numbers
-    "an unknown schedule": (
-        lambda d: d.update(schedule="zigzag"),
-        ["no schedule is called 'zigzag': there are sequential, gpipe, 1f1b"],
-    ),
-    "a schedule with two stages a device": (
-        lambda d: d.update(schedule="zb-v"),
-        ["schedule 'zb-v' does not exist for this plan: zb-v needs chunks=2, got chunks=1"],
-    ),
-    "a copy with too few devices": (
-        lambda d: d.update(replica_devices=[["idle"]]),
-        ["replica 1 of the model has 1 device, it needs one for each of the 2 stages"],
-    ),
     "chunks that the schedule has not": (
         lambda d: d.update(chunks=2),
         ["schedule '1f1b' does not exist for this plan: 1f1b needs chunks=1, got chunks=2"],
@@ -71,7 +50,6 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: (d.update(colour="blue"), d["stages"][1].update(speed=1), d["cluster"].update(size=3)),
         ["colour: Extra inputs", "stages.1.speed: Extra inputs", "cluster.size: Extra inputs"],
     ),
-    "a missing field": (lambda d: d.pop("schedule"), ["schedule: Field required"]),
     # the profile inside
     "a speed that makes seconds endless": (
         lambda d: [device.update(speed=1e-320) for device in d["cluster"]["devices"]],
@@ -80,6 +58,10 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
     "costs of one number twice": (
         lambda d: d["profile"]["costs"].append(costs(d)),
         ["profile: there are two entries of costs for 4 micro-batches"],
+    ),
+    "sizes of too few micro-batches": (
+        lambda d: costs(d).update(scale=[1.0, 1.0]),
+        ["scale has 2 numbers for 4 micro-batches"],
     ),
     "memory kept by no layer": (
         lambda d: costs(d)["saved"][1].update(layers=[8], input_of=[-1]),
@@ -106,8 +88,26 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         [
             "stage 0 has layer 'more', which the model does not have",
             "layer 'layer7' is in no stage",
-            "stage 1 is on device 'nowhere'",
-            "no schedule is called 'zigzag'",
+            "stage 1 is on device 'nowhere', the cluster has ['a', 'b', 'idle']",
+            "no schedule is called 'zigzag': there are sequential, gpipe, 1f1b",
         ],
+    ),
+}
+
+
+def swap_devices(data: Data) -> None:
+    first, second = data["stages"][:2]
+    first["device"], second["device"] = second["device"], first["device"]
+
+
+# The same of the chunked plan.
+CHUNKED_FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
+    "two stages of a row on two devices": (
+        swap_devices,
+        ["has stages 0 and 3 on one device", "has stages 1 and 2 on one device"],
+    ),
+    "a stage less": (
+        lambda d: d["stages"][2]["layers"].extend(d["stages"].pop(3)["layers"]),
+        ["3 stages are not 2 (chunks) for each device"],
     ),
 }

@@ -1,5 +1,6 @@
 """Planning problems with made-up costs, and what hypothesis draws them from."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.capture import LayerInfo, SharedTensor
+from pipepart.cluster import PairLink
 from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
 
 
@@ -109,9 +111,9 @@ sizes = st.integers(0, 50)
 
 
 @st.composite
-def chains(draw: st.DrawFn, most: int = 7, sharing: bool = False) -> list[Layer]:
+def chains(draw: st.DrawFn, least: int = 1, most: int = 7, sharing: bool = False) -> list[Layer]:
     """A few layers of any costs, some of which may share a parameter with one before."""
-    count = draw(st.integers(1, most))
+    count = draw(st.integers(least, most))
     layers = [
         Layer(
             forward=draw(seconds),
@@ -134,21 +136,23 @@ def chains(draw: st.DrawFn, most: int = 7, sharing: bool = False) -> list[Layer]
 
 
 @st.composite
-def clusters(draw: st.DrawFn, limited: bool = True) -> Cluster:
-    """Up to four devices, alike or not, over a link that may cost something."""
-    count = draw(st.integers(1, 4))
-    memory = st.one_of(st.none(), st.integers(1, 900)) if limited else st.none()
+def clusters(draw: st.DrawFn, most: int = 4, limited: bool = True, pairs: bool = True) -> Cluster:
+    """A few devices of a few kinds, with memory limits or not; some pairs may have links of their own."""
+    count = draw(st.integers(1, most))
+    memory = st.one_of(st.none(), st.integers(1, 800)) if limited else st.none()
     speed = st.sampled_from([0.25, 0.5, 1.0, 2.0])
-    if draw(st.booleans()):
-        same = (draw(memory), draw(speed))
-        kinds = [same] * count
-    else:
-        kinds = [(draw(memory), draw(speed)) for _ in range(count)]
-    bandwidth = draw(st.sampled_from([None, 8.0, 64.0]))
+    kinds = draw(st.lists(st.tuples(speed, memory), min_size=1, max_size=3))
+    devices = tuple(
+        Device(name=f"device:{index}", kind="made up", speed=speed, memory_bytes=memory)
+        for index, (speed, memory) in enumerate(draw(st.sampled_from(kinds)) for _ in range(count))
+    )
+    joined = list(itertools.combinations([device.name for device in devices], 2)) if pairs else []
+    own = draw(st.lists(st.sampled_from(joined), unique=True, max_size=3)) if joined else []
+    bandwidths, latencies = st.sampled_from([None, 4.0, 64.0]), st.sampled_from([0.0, 0.125, 2.0])
     return Cluster(
-        devices=tuple(
-            Device(name=f"device:{index}", kind="made up", memory_bytes=size, speed=factor)
-            for index, (size, factor) in enumerate(kinds)
+        devices=devices,
+        link=Link(bandwidth=draw(bandwidths), latency=draw(latencies)),
+        links=tuple(
+            PairLink(between=pair, bandwidth=draw(bandwidths), latency=draw(latencies)) for pair in own
         ),
-        link=Link(bandwidth=bandwidth, latency=draw(st.sampled_from([0.0, 0.125, 2.0]))),
     )

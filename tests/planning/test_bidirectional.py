@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, plan
 from pipepart.planning import StagePlan
-from tests.planning.problems import Layer, chains, profile_of
-from tests.planning.ways import unlike
+from tests.planning.problems import Layer, chains, clusters, profile_of
 from tests.support.chains import Recompute
 
 MICRO_BATCHES = 4
@@ -45,7 +44,7 @@ def every(profile: Profile, cluster: Cluster, mode: Recompute) -> Iterator[Plan]
 
 @given(
     layers=chains(most=5),
-    cluster=unlike(most=4),
+    cluster=clusters(most=4),
     mode=st.sampled_from(["never", "always"]),
     summed=st.booleans(),
 )
@@ -78,21 +77,3 @@ def test_stages_recompute_where_the_stashes_of_both_copies_do_not_fit():
     assert short.fits
     assert any(stage.recompute != "never" for stage in short.stages)
     assert short.predicted.step_seconds > free.predicted.step_seconds
-
-
-def test_an_odd_device_is_left_out_and_one_is_too_few():
-    profile = profile_of([Layer() for _ in range(6)], [MICRO_BATCHES])
-    three = plan(profile, Cluster.virtual(3), schedule="chimera")
-    assert (len(three.stages), len(three.unused_devices)) == (2, 1)
-    with pytest.raises(
-        InfeasiblePlanError, match="chimera needs an even number of devices, got 1; 2 would do"
-    ):
-        plan(profile, Cluster.virtual(1), schedule="chimera")
-    with pytest.raises(ValueError, match="'chimera' has one stage a device, got chunks=2"):
-        plan(profile, Cluster.virtual(2), schedule="chimera", chunks=2)
-
-
-def test_replicas_have_two_copies_each():
-    profile = profile_of([Layer() for _ in range(4)], [MICRO_BATCHES])
-    two = plan(profile, Cluster.virtual(4), schedule="chimera", replicas=2)
-    assert (two.replicas, len(two.stages), two.build_schedule().replicas) == (2, 2, 4)

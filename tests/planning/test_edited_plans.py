@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import pipepart
 import schedules
-from pipepart import Plan
+from pipepart import Cluster, Plan
+from pipepart.planning import StagePlan
 from pipepart.units import counted
 from schedules import Kind
-from tests.planning.held import held_by, moments, peak
+from tests.planning.held import Held, held_by, moments, peak, step_of
 from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
 from tests.planning.problems import Layer, chains, clusters, profile_of
 
@@ -55,133 +55,73 @@ def test_of_an_edited_plan_no_best_and_no_runners_up_are_known(edit, tied, tmp_p
     assert read.alternatives == ()
 
 
-def from_scratch(
-    plan: Plan, layers: list[Layer], loss_seconds: float, input_bytes: int
-) -> schedules.Timeline:
-    """The step of a plan, simulated with costs added up layer by layer."""
-    ends, seconds, stashes, inputs, waiting = [], [], [], [], []
-    start = 0
-    for stage in plan.stages:
-        end = start + len(stage.layers)
-        speed = plan.cluster.device(stage.device).speed
-        own = layers[start:end]
-        count = plan.micro_batches
-        loss = loss_seconds if end == len(layers) else 0.0
-        seconds.append(
-            [
-                (sum(layer.forward for layer in own) + loss) / count / speed,
-                sum(layer.backward_input for layer in own) / count / speed,
-                sum(layer.backward_weight for layer in own) / count / speed,
-            ]
-        )
-        held = held_by(layers, start, end, input_bytes)
-        stashes.append(held.stash)
-        waiting.append(held.waiting)
-        inputs.append(layers[start - 1].output if start else input_bytes)
-        ends.append(end)
-        start = end
-    built = plan.build_schedule()
-    names = {row: plan.stages[stage].device for stage, row in enumerate(built.device_of)}
-    rows = [[plan.cluster.link_between(names[a], names[b]) for b in sorted(names)] for a in sorted(names)]
-    again = [stage.recompute != "never" for stage in plan.stages]
-    stage_costs = schedules.StageCosts(
-        forward=[each[0] for each in seconds],
-        backward_input=[each[1] for each in seconds],
-        backward_weight=[each[2] for each in seconds],
-        latency=[[link.latency for link in row] for row in rows],
-        bandwidth=[[link.bandwidth or math.inf for link in row] for row in rows],
-        message_bytes=[layers[end - 1].output for end in ends],
-        stash_bytes=stashes,
-        weight_stash_bytes=waiting,
-        boundary_bytes=[size if more else 0 for size, more in zip(inputs, again, strict=True)],
-        recompute=[each[0] if more else 0.0 for each, more in zip(seconds, again, strict=True)],
-    )
-    return schedules.simulate(built, stage_costs, contention=True)
-
-
-def needs(plan: Plan, layers: list[Layer], input_bytes: int, step: schedules.Timeline) -> dict[str, int]:
+def needs(plan: Plan, held: list[Held], step: schedules.Timeline) -> dict[str, int]:
     """Bytes of each device at its peak, in the step or if all stages take equal times."""
     built = plan.build_schedule()
-    ends = list(itertools.accumulate(len(stage.layers) for stage in plan.stages))
-    held = [held_by(layers, start, end, input_bytes) for start, end in itertools.pairwise([0, *ends])]
     found = {}
     for row in range(built.devices):
-        own = built.stages_of(row)
-        name = plan.stages[own[0]].device
-        stages = {stage: held[stage] for stage in own}
+        stages = {stage: held[stage] for stage in built.stages_of(row)}
+        name = plan.stages[min(stages)].device
         found[name] = max(peak(moments(built, row, times), stages, {}) for times in (step, None))
     return found
 
 
-@st.composite
-def edits(draw: st.DrawFn, plan: Plan) -> Callable[[Data], None]:
-    """A few edits that leave a plan possible but for the memory: borders, devices, recompute, schedule, limits."""
-    one_a_device = ["1f1b", "gpipe", "sequential", "eager-1f1b", "zb-h1", "zb-h2"]
-    alike = ["interleaved-1f1b", "looped-bfs"]
-    there_and_back = ["zb-v", "v-half", "v-min", "dualpipe-v"]
-    kinds = next(
-        kind for kind in (one_a_device, alike, there_and_back, [plan.schedule]) if plan.schedule in kind
-    )
-    names = [name for stage in plan.stages for name in stage.layers]
-    count = len(plan.stages)
-    borders = sorted(draw(st.permutations(range(1, len(names))))[: count - 1])
-    rows = plan.build_schedule().device_of
-    order = draw(st.permutations([device.name for device in plan.cluster.devices]))
-    modes = draw(
-        st.lists(st.sampled_from(["never", "except-last", "always"]), min_size=count, max_size=count)
-    )
-    schedule = draw(st.sampled_from(kinds))
-    limits = draw(
-        st.lists(st.one_of(st.none(), st.integers(400, 2000)), min_size=len(order), max_size=len(order))
-    )
-    chosen = draw(
-        st.sets(st.sampled_from(["borders", "devices", "recompute", "schedule", "limits"]), min_size=1)
-    )
-
-    def change(data: Data) -> None:
-        for index, (start, end) in enumerate(zip([0, *borders], [*borders, len(names)], strict=True)):
-            stage = data["stages"][index]
-            if "borders" in chosen:
-                stage["layers"] = names[start:end]
-            if "devices" in chosen:
-                stage["device"] = order[rows[index]]
-            if "recompute" in chosen:
-                stage["recompute"] = modes[index]
-        if "schedule" in chosen:
-            data["schedule"] = schedule
-        if "limits" in chosen:
-            for device, limit in zip(data["cluster"]["devices"], limits, strict=True):
-                device["memory_bytes"] = limit
-
-    return change
-
-
-EDITED = {
-    "layers": st.lists(chains(most=3), min_size=4, max_size=5).map(
-        lambda parts: list(itertools.chain(*parts))
-    ),
-    "cluster": clusters(limited=False).filter(lambda cluster: len(cluster) > 1),
-    "micro_batches": st.integers(1, 5),
-    "data": st.data(),
+# Stages a device, and the schedules that have them.
+SCHEDULES = {
+    1: ["1f1b", "gpipe", "sequential", "eager-1f1b", "zb-h1", "zb-h2"],
+    2: ["interleaved-1f1b", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v"],
 }
-AS_DRAWN = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-each_schedule = pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
 
 
-@each_schedule
-@given(**EDITED)
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=AS_DRAWN)
-def test_a_plan_that_was_edited_costs_what_its_layers_cost(
-    schedule, layers, cluster, micro_batches, data, tmp_path
-):
-    used = range(2, min(len(cluster), len(layers) // 2) + 1)
-    stages = data.draw(st.sampled_from(used)) * (2 if schedule in ("interleaved-1f1b", "zb-v") else 1)
-    profile = profile_of(layers, [micro_batches], loss_seconds=0.5, input_bytes=7)
-    plan = pipepart.plan(profile, cluster, schedule=schedule, stages=stages, recompute="never")
-    path = edited(plan, data.draw(edits(plan)), tmp_path / "plan.json")
-    raw = Plan.model_validate_json(path.read_text())  # without the figures computed anew
-    timeline = from_scratch(raw, layers, 0.5, 7)
-    bytes_ = needs(raw, layers, 7, timeline)
+@st.composite
+def by_hand(draw: st.DrawFn, layers: list[Layer], cluster: Cluster, chunks: int) -> Plan:
+    """Any cut, order of devices, schedule and recompute, and devices that may be too small."""
+    count, micro_batches = draw(st.integers(2, min(len(cluster), len(layers) // 2))), draw(st.integers(1, 5))
+    schedule = draw(st.sampled_from(SCHEDULES[chunks]))
+    rows = schedules.build(schedule, count, micro_batches, chunks).device_of
+    edges = [0, *sorted(draw(st.permutations(range(1, len(layers))))[: len(rows) - 1]), len(layers)]
+    order = draw(st.permutations(cluster.devices))
+    limits = draw(st.sampled_from([st.none(), st.one_of(st.none(), st.integers(400, 2000))]))
+    devices = tuple(device.model_copy(update={"memory_bytes": draw(limits)}) for device in cluster.devices)
+    stages = tuple(
+        StagePlan(
+            layers=tuple(f"layer{index}" for index in range(*span)),
+            device=order[row].name,
+            recompute=draw(st.sampled_from(["never", "except-last", "always"])),
+        )
+        for row, span in zip(rows, itertools.pairwise(edges), strict=True)
+    )
+    return Plan(
+        stages=stages,
+        cluster=cluster.model_copy(update={"devices": devices}),
+        schedule=schedule,
+        micro_batches=micro_batches,
+        chunks=chunks,
+        profile=profile_of(layers, [micro_batches], loss_seconds=0.5, input_bytes=7),
+    )
+
+
+@pytest.mark.parametrize("chunks", SCHEDULES)
+@given(
+    layers=chains(least=4, most=12),
+    cluster=clusters(limited=False).filter(lambda cluster: len(cluster) > 1),
+    data=st.data(),
+)
+@settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_a_plan_of_any_stages_costs_what_its_layers_cost(chunks, layers, cluster, data, tmp_path):
+    raw = data.draw(by_hand(layers, cluster, chunks))
+    raw.save(path := tmp_path / "plan.json")
+    edges = list(itertools.accumulate((len(stage.layers) for stage in raw.stages), initial=0))
+    built = raw.build_schedule()
+    names = [raw.stages[built.stages_of(row)[0]].device for row in range(built.devices)]
+    timeline = step_of(layers, edges, built, raw.cluster, names, loss_seconds=0.5)
+    held = [held_by(layers, *span, input_bytes=7) for span in itertools.pairwise(edges)]
+    bytes_ = needs(raw, held, timeline)
     limits = {device.name: device.memory_bytes or math.inf for device in raw.cluster.devices}
     short = [name for name, need in bytes_.items() if need > limits[name]]
     if short:
@@ -201,7 +141,7 @@ def test_a_plan_that_was_edited_costs_what_its_layers_cost(
     assert dict(zip(limits, read.predicted.memory_bytes, strict=True)) == dict.fromkeys(limits, 0) | bytes_
     assert read.simulate().makespan == read.predicted.step_seconds
     order = schedules.build(
-        read.schedule, devices=len(read.workers), micro_batches=micro_batches, chunks=read.chunks
+        read.schedule, devices=len(read.workers), micro_batches=read.micro_batches, chunks=chunks
     )
     assert [stage.in_flight for stage in read.stages] == in_flight(order)
     read.save(path)

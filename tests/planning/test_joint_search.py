@@ -174,31 +174,14 @@ def devices(count: int) -> Cluster:
     return Cluster(devices=named, link=Link(bandwidth=100.0, latency=0.01))
 
 
-def check(plan: Plan | None) -> Plan:
-    """A plan that runs, fits, and has the step that the simulation gives."""
-    assert plan is not None
-    schedules.check(plan.build_schedule())
-    assert plan.simulate().makespan == plan.predicted.step_seconds
-    for device, size in zip(plan.cluster.devices, plan.predicted.memory_bytes, strict=True):
-        assert size <= (device.memory_bytes or math.inf)
-    return plan
-
-
-def test_messages_that_wait_are_in_the_memory():
-    """A fast device before a slow one: layouts whose messages pile up do not fit, and the search passes them over."""
-    layers = [Layer(8, 8, 8, output=30, saved=10)] * 8
-    cluster = Cluster.parse(["10000B@4", "200B", "200B"], link=1000.0)
-    plan = check(found_for(profile_of(layers, [16]), cluster))
-    slow = ("device:1", "device:2")
-    assert any(stage.device in slow for stage in plan.stages)
-    assert plan.predicted.step_seconds < sum(8 * 3 for _ in layers) / 4.0
-
-
 def test_stages_offload_if_the_link_to_the_host_is_fast():
     """Six devices with room for four stashes each."""
     profile = profile_of([Layer(16.0, 16.0, 16.0, output=10, saved=100)] * 6, [8])
     fast, slow = (Cluster.parse(["420B"] * 6, host_link=link) for link in (1e6, 0.1))
-    keeps, offloads = (check(found_for(profile, one, operations=15_000)) for one in (slow, fast))
+    keeps, offloads = (found_for(profile, one, operations=15_000) for one in (slow, fast))
+    assert keeps is not None
+    assert offloads is not None
+    assert offloads.fits
     assert {stage.mode for stage in keeps.stages} == {"never"}
     assert "offload" in {stage.mode for stage in offloads.stages}
     assert offloads.predicted.step_seconds < 0.9 * keeps.predicted.step_seconds
@@ -215,17 +198,6 @@ def test_too_many_devices_or_micro_batches_are_left_to_named_schedules():
     profile = profile_of([Layer()] * 200, [4])
     assert found_for(profile, devices(129), operations=10**9) is None
     assert found_for(profile, devices(128), operations=40 * 3 * 4 * 128 - 1) is None
-
-
-def test_constraints_hold():
-    profile, cluster = profile_of(LAYERS, [4]), devices(3)
-    plan = check(found_for(profile, cluster, chunks=2, cut_before=["layer2", "layer5", "layer7"]))
-    assert [stage.layers[0] for stage in plan.stages] == ["layer0", "layer2", "layer5", "layer7"]
-    plan = check(found_for(profile, cluster, colocate=[["layer1", "layer4"], ["layer6", "layer7"]]))
-    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
-    assert stage_of["layer1"] == stage_of["layer4"]
-    assert stage_of["layer6"] == stage_of["layer7"]
-    assert len(check(found_for(profile, cluster, stages=3)).stages) == 3
 
 
 def test_1f1b_on_an_even_cut_takes_what_was_published():
@@ -250,36 +222,11 @@ def test_a_small_joint_optimum_is_found():
     plan = found_for(profile, Cluster.parse(["80GiB"] * 2))
     assert plan is not None
     assert plan.predicted.step_seconds == pytest.approx(34)
-    by_hand = found_for(
-        profile,
-        Cluster.parse(["80GiB"] * 2),
-        schedule="search",
-        chunks=2,
-        cut_before=["layer1", "layer3", "layer6"],
-    )
-    assert by_hand is not None
-    assert by_hand.predicted.step_seconds == pytest.approx(34)
-
-
-def test_the_bound_of_the_published_instance():
-    """The work alone is 85,194; the devices behind the first wait for the first layers."""
-    (costs,) = published().costs
-    found = step_bound(costs, [1] * 4)
-    assert found == pytest.approx(85_194 + (76 + (76 + 268) + (76 + 268 + 185)) / 4)
 
 
 @pytest.fixture(scope="module")
 def searched() -> Plan:
     return pipepart.plan(profile_of(LAYERS, [6]), Cluster.parse(["1GiB"] * 3, link=100.0), schedule="search")
-
-
-def test_it_is_played_as_it_is_written(searched):
-    order = searched.build_schedule()
-    schedules.check(order)
-    assert tuple(tuple(map(str, row)) for row in order.actions) == searched.actions
-    assert schedules.simulate(order, searched.stage_costs()).makespan == searched.predicted.step_seconds
-    bound = schedules.bound(searched.stage_costs(), len(searched.workers), 6, placement=order.device_of)
-    assert searched.predicted.step_seconds >= bound * (1 - 1e-9)
 
 
 def test_fewer_micro_batches_have_the_same_order_without_the_others(searched):

@@ -74,14 +74,6 @@ def test_the_edges_of_orders_are_counted_without_making_them(counts, stages):
         assert count_edges(groups, stages, edges - 1) >= edges
 
 
-def test_no_orders_of_many_unlike_devices_are_made_to_estimate_effort(monkeypatch):
-    """Orders of 16 unlike devices have half a million edges, which are counted in no time."""
-    candidate = candidate_of(chain(21), Cluster.parse([f"{900 + at}B@{1 + at / 16}" for at in range(16)]), 14)
-    monkeypatch.setattr(order_search, "all_orders", lambda *args, **options: pytest.fail("made"))
-    assert candidate.is_limited
-    assert candidate.effort_seconds < 1
-
-
 @pytest.mark.parametrize(("hosts", "each", "stages"), [(2, 8, 16), (3, 4, 12)])
 def test_orders_of_alike_hosts_are_proven(hosts, each, stages):
     cluster = Cluster.parse(["1GiB"], hosts=hosts, devices_per_host=each, link=1e6, network=1e5)
@@ -171,17 +163,6 @@ def test_a_plan_that_is_affordable_to_simulate_is_made_when_the_time_is_up(
         assert size > 3500 or len(made.stages) == layers
 
 
-def test_a_search_that_is_not_cut_short_finds_the_same_at_any_speed(monkeypatch):
-    """As on a machine that needs no time, and on one that needs more than the request gives it."""
-    speeds = [f"100KiB@{0.5 + index * index % 7 / 10:.1f}" for index in range(7)]
-    cluster = Cluster.parse(speeds, link=1e6)
-    profile = profile_of(chain(20, output=100), [8])
-    made = pipepart.plan(profile, cluster, schedule="1f1b", seconds=60)
-    assert not made.out_of_time
-    monkeypatch.setattr("schedules.searching.clock.time.monotonic", lambda: 0.0)
-    assert pipepart.plan(profile, cluster, schedule="1f1b", seconds=60).stages == made.stages
-
-
 @pytest.mark.slow
 def test_thousands_of_devices_are_planned_in_seconds():
     layers = [
@@ -194,6 +175,4 @@ def test_thousands_of_devices_are_planned_in_seconds():
     begin = time.process_time()
     made = pipepart.plan(profile_of(layers, [256]), cluster, schedule="1f1b", stages=64, replicas=64)
     assert (len(made.stages), made.replicas, len(made.predicted.memory_bytes)) == (64, 64, 4096)
-    assert made.simulate().makespan == made.predicted.step_seconds
     assert time.process_time() - begin < 60
-    assert math.isfinite(made.predicted.step_seconds)

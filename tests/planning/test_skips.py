@@ -24,7 +24,6 @@ from pipepart.profiling import Costs, LiveValue, SavedTensor
 from schedules.searching.clock import Clock
 from tests.capture import handwritten
 from tests.planning.problems import Layer, profile_of
-from tests.planning.ways import partitioned
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -202,18 +201,13 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
     assert skips == [2 * 4 * 8 * 8 * 4 // 2**level for level in range(3)]
     assert skipping(profile.at(1)) == [2 * size for size in skips]
     assert skipping(pipepart.planning.estimate(profile, 4).at(4)) == [size // 2 for size in skips]
-    # Of the model's graph, the edges that skip layers are those of the U.
-    graph = profile.graph
-    assert graph.edges["down.0", "up.2"]["bytes"] == 2 * skips[0]
-    assert list(graph.successors("down.0")) == ["pool", "up.2"]
+    assert profile.graph.edges["down.0", "up.2"]["bytes"] == 2 * skips[0]
     plan = pipepart.plan(profile, Cluster.virtual(6, threads=1), schedule="1f1b", micro_batches=2, stages=6)
     ways = {way.maker: way for way in value_ways(plan)}
     deepest = ways["down.0"]  # which the last block up takes
     assert deepest.bytes == skips[0]
     assert "down.0" in plan.stages[deepest.stages[0]].layers
     assert "up.2" in plan.stages[deepest.stages[-1]].layers
-    assert any(stage.skips for stage in plan.stages)
-    assert Profile.model_validate_json(profile.model_dump_json()) == profile
     with Pipeline(model, plan, F.mse_loss, trace=True) as pipe:
         pipe.step(x, target=y)
         assert pipe.last_trace is not None
@@ -228,25 +222,3 @@ def test_the_bytes_of_a_plan_are_those_that_travel():
         (index, skip.target): skip.bytes for index, stage in enumerate(plan.stages) for skip in stage.skips
     }
     assert +travelled == {ends: size for ends, size in planned.items() if size}
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_plan_for_little_memory_fits_and_is_called_optimal_only_if_it_is(seed):
-    layers, _, profile = problem(seed, count=7)
-    free = Cluster.parse(["1GiB"] * 3, link=BANDWIDTH)
-    options = {"schedule": "1f1b", "stages": 3, "micro_batches": 1, "recompute": "never"}
-    roomy = partitioned(profile, free, **options)
-    assert isinstance(roomy, pipepart.Plan)
-    most = max(roomy.predicted.memory_bytes)
-    for part in (0.95, 0.8):
-        cluster = Cluster.parse([str(int(most * part))] * 3, link=BANDWIDTH)
-        found = []
-        for edges in cuts(len(layers), 3):
-            names = [f"layer{first}" for first in edges[1:-1]]
-            made = partitioned(profile, cluster, cut_before=tuple(names), **options)
-            if isinstance(made, pipepart.Plan) and made.fits:
-                found.append(made.predicted.bottleneck_seconds)
-        made = partitioned(profile, cluster, **options)
-        if isinstance(made, pipepart.Plan) and made.fits:
-            assert max(made.predicted.memory_bytes) <= most * part
-            assert made.predicted.bottleneck_bound <= min(found) * (1 + 1e-9)

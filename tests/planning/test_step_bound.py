@@ -1,39 +1,12 @@
 """The lower bound of a step against the shortest of all: every cut, placement, order and split of backwards."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pipepart
 from pipepart import Cluster
 from pipepart.planning.costs.step_bound import step_bound
 from tests.planning import problems
 from tests.planning.problems import Layer, profile_of
-
-
-@given(problems.chains(), problems.clusters(), st.data())
-@settings(max_examples=15, deadline=None)
-def test_no_plan_is_predicted_to_be_shorter(layers, cluster, data):
-    count, replicas = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.sampled_from([1, 1, 2]))
-    schedule = data.draw(
-        st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v", "sequential"])
-    )
-    recompute = data.draw(st.sampled_from(["auto", "always"]))
-    profile = profile_of(layers, [count], loss_seconds=data.draw(problems.seconds))
-    if data.draw(st.booleans()):
-        profile = problems.with_unequal_sizes(profile)
-    try:
-        plan = pipepart.plan(
-            profile,
-            cluster,
-            schedule=schedule,
-            recompute=recompute,
-            replicas=replicas,
-            stages="auto",
-        )
-    except ValueError:
-        return
-    assert plan.step_bound <= plan.predicted.step_seconds * (1 + 1e-9)
 
 
 def test_unequal_micro_batches_wait_for_the_smallest():

@@ -11,12 +11,11 @@ from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import CHUNKS, read_request
 from pipepart.planning.search.candidate import candidates_of
 from pipepart.planning.search.parts import parts_of
-from tests.planning.problems import Layer, chains, profile_of, with_unequal_sizes
-from tests.planning.ways import unlike
+from tests.planning.problems import Layer, chains, clusters, profile_of, with_unequal_sizes
 
 CASES = {
     "layers": chains(most=6),
-    "cluster": unlike(most=3),
+    "cluster": clusters(most=3),
     "schedule": st.sampled_from([*CHUNKS, "pipedream"]),
     "recompute": st.sampled_from(["auto", "always", "except-last"]),
     "micro_batches": st.integers(1, 5),
@@ -42,6 +41,8 @@ def test_each_of_many_steps_is_that_of_the_plan(split, **drawn):
 def check(layers, cluster, schedule, recompute, micro_batches, split, unequal) -> None:
     profile = profile_of([Layer(**{**vars(layer), "split": split}) for layer in layers], [micro_batches])
     profile = with_unequal_sizes(profile) if unequal else profile
+    devices = tuple(device.model_copy(update={"action_seconds": 0.125}) for device in cluster.devices)
+    cluster = cluster.model_copy(update={"devices": devices})
     (part,) = parts_of(read_request(profile, cluster, PlanOptions(schedule=schedule, recompute=recompute)))
     for candidate in candidates_of(part):
         if candidate.impossible_reason:

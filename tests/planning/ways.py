@@ -8,11 +8,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 import schedules
-from pipepart import Cluster, Device, Link, Plan, Profile
-from pipepart.cluster import PairLink
+from pipepart import Cluster, Plan, Profile
 from pipepart.planning.infeasible import Infeasible
 from pipepart.planning.plans.options import PlanOptions
 from pipepart.planning.request import read_request
@@ -223,37 +221,6 @@ def least_shortage(layers: Sequence[Layer], cluster: Cluster, schedule: Schedule
     """What the way that comes nearest lacks; negative where it has more than it needs."""
     ways = every_way(layers, cluster, schedule, MODES.get(recompute, (recompute,)))
     return min((way.shortage for way in ways), default=math.inf)
-
-
-@st.composite
-def unlike(draw: st.DrawFn, most: int = 4) -> Cluster:
-    """A few devices of a few kinds; some pairs have links of their own."""
-    count = draw(st.integers(1, most))
-    kinds = draw(
-        st.lists(
-            st.tuples(st.sampled_from([0.25, 0.5, 1.0, 2.0]), st.one_of(st.none(), st.integers(1, 700))),
-            min_size=1,
-            max_size=3,
-        )
-    )
-    devices = tuple(
-        Device(name=f"device:{index}", kind="made up", speed=speed, memory_bytes=memory)
-        for index, (speed, memory) in enumerate(draw(st.sampled_from(kinds)) for _ in range(count))
-    )
-    pairs = list(itertools.combinations([device.name for device in devices], 2))
-    links = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)) if pairs else []
-    return Cluster(
-        devices=devices,
-        link=Link(bandwidth=draw(st.sampled_from([None, 16.0])), latency=draw(st.sampled_from([0.0, 0.25]))),
-        links=tuple(
-            PairLink(
-                between=pair,
-                bandwidth=draw(st.sampled_from([None, 4.0])),
-                latency=draw(st.sampled_from([0.0, 2.0])),
-            )
-            for pair in links
-        ),
-    )
 
 
 def enlarged(cluster: Cluster, by: int) -> Cluster:

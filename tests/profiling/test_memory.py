@@ -106,14 +106,6 @@ def test_what_the_loss_saves_counts_with_the_last_layer():
     assert costs.layers[1].saved_bytes in (ACTIVATION, 2 * ACTIVATION)  # output and target
 
 
-def test_costs_are_those_of_the_largest_micro_batch():
-    model = nn.Sequential(linear(), linear())
-    profile = pipepart.profile(model, torch.randn(10, D), micro_batches=[1, 3, 10], seconds=0)
-    assert [(costs.micro_batches, costs.samples) for costs in profile.costs] == [(1, 10), (3, 4), (10, 1)]
-    for costs in profile.costs:
-        assert [layer.saved_bytes for layer in costs.layers] == [costs.samples * D * FLOAT] * 2
-
-
 def test_a_large_intermediate_is_seen_as_needed_for_a_while():
     """Ten activations at once that nothing keeps: the peak holds them, the stash does not."""
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pipepart
-from pipepart import Cluster, Roofline
+from pipepart import Roofline
 from pipepart.planning.costs.interpolate import estimate
 from pipepart.profiling import Costs, LayerCost, Timing
 
@@ -48,21 +48,6 @@ def test_a_split_function_has_the_sizes_that_it_makes():
     assert sum(costs.scale) == pytest.approx(3)
 
 
-def test_a_step_of_unequal_micro_batches_takes_the_time_of_its_samples():
-    """On one device the step is the sum of its micro-batches; two devices get the large one first."""
-    unequal = profile([1, 8])
-    plan = pipepart.plan(unequal, Cluster.parse(["1GiB"]), micro_batches=8)
-    costs = unequal.at(8)
-    total = 8 * (sum(cost.seconds for cost in costs.layers) + costs.loss.seconds)
-    assert plan.predicted.step_seconds == pytest.approx(total)
-    two = pipepart.plan(unequal, Cluster.parse(["1GiB"] * 2), schedule="gpipe", micro_batches=8, stages=2)
-    timeline = two.simulate()
-    first, second = (
-        end - start for start, end in zip(timeline.starts[0][:2], timeline.ends[0][:2], strict=True)
-    )
-    assert first / second == pytest.approx(costs.scale[0] / costs.scale[1])
-
-
 def test_an_estimate_lies_between_the_measured_sizes_around_it():
     """Measured at 1, 2 and 16 samples: 8 samples lie between 2 and 16."""
     known = profile([1, 8, 16], batch=16)
@@ -76,10 +61,3 @@ def test_an_estimate_lies_between_the_measured_sizes_around_it():
     exact = profile(2, batch=16).at(2)
     assert [cost.output_bytes for cost in found.layers] == [cost.output_bytes for cost in exact.layers]
     assert [tensor.bytes for tensor in found.saved] == [tensor.bytes for tensor in exact.saved]
-
-
-def test_a_hand_written_scale_has_a_number_for_each_micro_batch():
-    found = profile(3)
-    wrong = found.costs[0].model_copy(update={"scale": (1.0, 1.0)})
-    with pytest.raises(ValueError, match="scale has 2 numbers for 3 micro-batches"):
-        pipepart.Profile.model_validate(found.model_copy(update={"costs": (wrong,)}).model_dump())

@@ -45,13 +45,6 @@ def test_an_uneven_cut_names_the_bottleneck_and_what_another_plan_saves() -> Non
     )
 
 
-def test_a_cut_by_hand_stays_as_it_is() -> None:
-    profile, cluster = _profile([1.0, 1.0, 1.0, 1.0]), Cluster.parse(["1GiB"] * 2)
-    pinned = plan(profile, cluster, schedule="zb-h1", cut_before=["d"])
-    edited = pinned.model_copy(update={"alternatives": ()})
-    assert not any("would save" in text for text in findings(edited))
-
-
 def test_a_long_bubble_asks_for_more_micro_batches() -> None:
     profile = _profile([1.0] * 4, counts=(4,), batch=16)
     made = _by_hand(profile, ["a", "b", "c", "d"], Cluster.parse(["1GiB"] * 4), "zb-h1")

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import networkx as nx
 
 import schedules
-from pipepart import Cluster, Plan, Profile, Trace, planning
+from pipepart import Cluster, Plan, Profile, planning
 
 _HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
@@ -75,13 +75,6 @@ def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages
     assert all("64.0 MiB" in row for row in devices)
     bare = two_stages.model_copy(update={"prediction": None, "profile": None})
     assert "virtual:0" in shown(bare).words
-
-
-def test_a_trace_shows_the_measured_step_over_the_predicted_one(two_stages: Plan):
-    words = " ".join(shown(Trace(two_stages, [two_stages.simulate()])).words)
-    for text in ("as predicted", "measured", "predicted:"):
-        assert text in words
-    assert "no whole step" in " ".join(shown(Trace(two_stages)).words)
 
 
 def test_a_schedule_and_a_large_timeline_stay_small_and_a_cut_shows_its_stages():

@@ -11,7 +11,7 @@ import pytest
 from rich.console import RenderableType
 
 import schedules
-from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, Trace, plan
+from pipepart import Cluster, Plan, Profile, Trace, plan
 from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
 from pipepart.reporting import (
@@ -23,7 +23,6 @@ from pipepart.reporting import (
     difference_reports,
     drawn_timeline,
     idle_table,
-    infeasible_report,
     layer_table,
     measured_against_plan,
     memory_table,
@@ -233,16 +232,6 @@ def test_simulated_schedules_and_clusters(printed: Printed) -> None:
         cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
     ]
     check_golden("\n".join(map(printed, shown)), "simulated.txt")
-
-
-def test_what_would_fit_is_told_as_options(printed: Printed, profile: Profile) -> None:
-    whole = plan(profile, Cluster.virtual(1), schedule="1f1b", micro_batches=4).predicted.memory_bytes[0]
-    with pytest.raises(InfeasiblePlanError) as caught:
-        plan(profile, Cluster.virtual(1, memory=whole - 1), schedule="1f1b", micro_batches=4)
-    text = printed(infeasible_report(caught.value))
-    assert text.startswith("The model does not fit: with 1 stage, 4 micro-batches")
-    assert "  1. --more-devices 1: " in text
-    assert "cluster=" not in text
 
 
 def test_all_of_a_plan_and_of_a_trace_prints(printed: Printed, two_stages: Plan) -> None:

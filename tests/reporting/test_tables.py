@@ -47,12 +47,6 @@ def test_tables_fit_and_cells_are_whole_or_their_column_is_named(
     assert ("Not shown at this width: output shape, spread" in text) == (width < 140)
 
 
-def test_the_column_of_the_highest_rank_is_left_out_first(printed: Printed, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    columns = [Column(name, ["0" * 20], rank) for name, rank in (("always", 0), ("last", 2), ("often", 1))]
-    assert "Not shown at this width: last." in printed(FittingTable("Ranks", columns))
-
-
 def test_a_long_name_is_folded_not_cut(printed: Printed, profile: Profile, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     first_column = [line.split(" ")[0] for line in printed(layer_table(profile)).splitlines()]
@@ -60,7 +54,6 @@ def test_a_long_name_is_folded_not_cut(printed: Printed, profile: Profile, monke
     monkeypatch.setenv("COLUMNS", "20")
     columns = [Column(str(number), ["bit for bit"]) for number in range(3)]
     lines = printed(FittingTable("Numbers", columns)).splitlines()
-    assert max(map(len, lines)) <= 20
     assert sum(line.count("bit") for line in lines) == 6
 
 
@@ -84,6 +77,28 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_terminal_is_filled_and_has_colours_unless_they_are_unwanted(
+    two_stages: Plan, columns: int, monkeypatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    drawing = drawn_timeline(two_stages.simulate())
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show(drawing, file=(coloured := Terminal()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    show(drawing, file=(plain := Terminal()))
+    colour, style = r"\x1b\[[\d;]*3\dm", r"\x1b\[[\d;]*m"
+    assert re.search(colour, coloured.getvalue())
+    assert not re.search(colour, plain.getvalue())
+    lines = re.sub(style, "", plain.getvalue()).splitlines()
+    assert (
+        max(map(len, lines))
+        == max(len(line) for line in lines if line.startswith("0 |"))
+        == min(columns, 140)
+    )
+
+
 def test_names_stay_text_wherever_they_stand(two_stages: Plan, monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     name = "gpu[red]\x1b[31m[/b]"
@@ -101,19 +116,6 @@ def test_names_stay_text_wherever_they_stand(two_stages: Plan, monkeypatch) -> N
         assert "\x1b[31m" not in file.getvalue()
         counts.append(file.getvalue().count(shown))
     assert counts == [3, 4, 1, 1]
-
-
-def labels(names: list[str], kinds: list[str] | None = None) -> list[str]:
-    return [each.label for each in fold(names, kinds or [])]
-
-
-def test_blocks_within_a_block_are_found():
-    names = ["stages.0.down", *(f"stages.0.blocks.{block}.{part}" for block in range(4) for part in "ab")]
-    assert labels([*names, "stages.1.down"]) == [
-        "stages.0.down",
-        "stages.0.blocks.0.a – 3.b, 4 × 2 alike",
-        "stages.1.down",
-    ]
 
 
 def test_every_layer_is_in_one_fold_whatever_its_name():

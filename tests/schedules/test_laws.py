@@ -27,13 +27,7 @@ from schedules import (
 )
 from tests.support.trace_format import check_trace_format
 
-PASSES = (
-    split_overlaps,
-    split_backward,
-    fuse_backward,
-    insert_recompute,
-    insert_reduce_grad,
-)
+PASSES = (split_overlaps, split_backward, fuse_backward, insert_recompute, insert_reduce_grad)
 CHUNKED = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "hanayo")
 SYNCHRONOUS = [name for name in names() if not name.startswith("pipedream")]
 

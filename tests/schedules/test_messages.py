@@ -92,11 +92,6 @@ def test_an_order_in_which_a_message_comes_before_what_its_sender_needs_deadlock
     assert stuck(events, order) == [0, 1]
 
 
-def test_a_message_that_is_never_sent_is_named():
-    with pytest.raises(RuntimeError, match=r"messages \['a'\] of a step are received and were never sent"):
-        message_order({0: [(False, "a")]})
-
-
 LINE = [edge for a in range(7) for edge in ((a, a + 1), (a + 1, a))]
 
 
@@ -117,5 +112,3 @@ def test_edges_connect_in_disjoint_rounds(edges, rounds):
     for part in found:
         ends = [rank for edge in part for rank in edge]
         assert len(ends) == len(set(ends))
-    with pytest.raises(ValueError, match=r"edge \(1, 1\) leads from a rank to itself"):
-        connection_rounds([(1, 1)])

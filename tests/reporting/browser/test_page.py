@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from pipepart import Plan, Trace, plan
+from pipepart import Trace, plan
 from pipepart.reporting.report import Run, report_html
 from tests.support.browser import OpenedPage
 
 Opened = Callable[..., OpenedPage]
-
-_HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{ 7 * 7 }}"
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +26,9 @@ def test_the_report_of_a_run_shows_all_sections_with_marks(report: OpenedPage):
     )
     assert len(widths) == 2 * 2 * 2 * 4
     assert min(widths) > 0
+    tips = report.page.locator("#timelines .row title").all_text_contents()
+    assert any(tip.startswith("idle for") and "until 0F0 on virtual:0 ends" in tip for tip in tips)
     assert report.page.locator("#layers svg g").count() == 10
-
-
-@pytest.mark.slow
-def test_a_report_works_without_scripts(opened: Opened, traced: Trace):
-    report = opened(traced, scripts=False)
-    assert report.page.locator("#layers tbody tr").count() == 11
-    assert report.page.locator("#layers table button").count() == 0
-    assert "linear" in report.page.locator("#layers table").inner_text().lower()
 
 
 def test_columns_sort_by_their_numbers_with_mouse_and_keys(report: OpenedPage):
@@ -65,13 +57,6 @@ def test_columns_sort_by_their_numbers_with_mouse_and_keys(report: OpenedPage):
     assert table.locator("tfoot th").inner_text() == "total"
 
 
-def test_boxes_and_gaps_tell_what_they_are(report: OpenedPage):
-    tips = report.page.locator("#timelines .row title").all_text_contents()
-    assert "0F0: forward, stage 0, micro-batch 0" in [tip.split("\n")[0] for tip in tips]
-    assert any(tip.startswith("idle for") and "until 0F0 on virtual:0 ends" in tip for tip in tips)
-    assert any("\npredicted: " in tip for tip in tips)
-
-
 def test_all_timelines_zoom_and_scroll_together(report: OpenedPage):
     views = report.page.locator(".zooms")
 
@@ -91,24 +76,6 @@ def test_all_timelines_zoom_and_scroll_together(report: OpenedPage):
     assert views.first.evaluate("view => view.scrollLeft") == 10
     report.page.get_by_role("button", name="Whole step").click()
     assert widths() == before
-
-
-def test_hostile_names_stay_text(opened: Opened, traced: Trace):
-    made = traced.plan
-    assert made.profile is not None
-    new = {info.name: f"{info.name}{_HOSTILE}" for info in made.profile.layers}
-    layers = tuple(info.model_copy(update={"name": new[info.name]}) for info in made.profile.layers)
-    stages = tuple(
-        stage.model_copy(update={"layers": tuple(new[name] for name in stage.layers)})
-        for stage in made.stages
-    )
-    profile = made.profile.model_copy(update={"layers": layers, "model": _HOSTILE})
-    update = {"profile": profile, "stages": stages}
-    named = Plan.model_validate(made.model_copy(update=update).model_dump())
-    report = opened(Trace(named, traced.steps))
-    assert _HOSTILE in report.page.locator("#layers tbody th").first.inner_text()
-    assert report.page.evaluate("window.hacked") is None
-    assert report.page.locator("main img").count() == 0
 
 
 @pytest.mark.slow

@@ -138,14 +138,6 @@ def test_the_waits_of_a_device_sum_up_to_its_idle_time(schedule: str):
             assert sum(getattr(wait, cause) for wait in row) == pytest.approx(getattr(idle, cause))
 
 
-def test_a_wait_names_the_action_of_the_other_device():
-    costs = schedules.StageCosts([1, 1], [1, 1], [1, 1], latency=0.5)
-    timeline = schedules.simulate(schedules.build("1f1b", devices=2, micro_batches=2), costs)
-    first, *_ = waits(timeline)[1]
-    found = (first.begin, first.producer, first.transfer, first.delay, str(first.source))
-    assert found == (0, 1, 0.5, 0, "0F0")
-
-
 TWO, FOUR = Cluster.virtual(2), Cluster.virtual(4)
 PLANS = {
     "1f1b": {"cluster": TWO},
