@@ -1,7 +1,6 @@
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
 """If a value read by Python code between blocks changes, the next step is right or raises an error."""
 
-import operator
 import types
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
@@ -307,8 +306,6 @@ class _Gains(nn.Linear):
 BY_NAME: dict[str, Callable[[Any, int], float]] = {
     "getattr": lambda block, index: getattr(block, f"gain_{index}"),
     "with a default": lambda block, index: getattr(block, "gain_" + str(index), block.bias.dim() / 2),
-    "vars": lambda block, index: vars(block)[f"gain_{min(index, 1)}"],
-    "attrgetter": lambda block, index: operator.attrgetter(f"gain_{index}")(block),
     "a function that is passed on": lambda block, index: next(map(getattr, [block], [f"gain_{index}"])),
     "hasattr": lambda block, index: 2.0 if hasattr(block, f"more_{index}") else 1.0,
 }

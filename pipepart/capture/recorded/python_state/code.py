@@ -5,7 +5,7 @@
     def forward(self, x):
         return scaled(x, store.get("k"))        scaled, store, get: functions of any file, and what they name in turn
         gain = getattr(block, "gain", 1.0)      "gain": words in strings count as names
-    gain = getattr(block, f"gain_{i}")      any name
+    gain = getattr(block, f"gain_{i}")      no name; what is read is noted while the model is recorded
     model.forward = partial(hooked, model)      hooked, and the forward that it wraps (accelerate)
 """
 
@@ -42,10 +42,6 @@ _OPERATORS |= {
 }
 """Methods of an object that code calls without their names."""
 
-_GETTERS = frozenset(("getattr", "hasattr"))
-_BY_NAME = frozenset(("vars", "__dict__", "__getattribute__", "attrgetter"))
-"""What reads any attribute of an object."""
-
 _NOT_FOLLOWED = frozenset(("torch", "numpy", "pipepart", *sys.stdlib_module_names))
 
 
@@ -59,16 +55,16 @@ class Code:
 
     Attributes:
         names: all that it names: attributes, globals, and variables of closures.
-        computes_names: whether it reads attributes whose names it computes, so that it may read any.
         functions: the forward, and the functions and methods that it names.
+        getters: the globals of the functions that call ``getattr`` or ``hasattr``.
     """
 
     def __init__(
         self, kinds: Sequence[type[nn.Module]], forwards: Sequence[Any], held: Mapping[str, Any]
     ) -> None:
         self.names: set[str] = set()
-        self.computes_names = False
         self.functions: dict[FunctionType, None] = {}
+        self.getters: list[dict[str, Any]] = []
         self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}  # of each file: what it names
         self._cells: list[tuple[str, CellType]] = []
         self._holders: dict[bool, list[Holder]] = {}
@@ -97,7 +93,8 @@ class Code:
             self.functions[function] = None
             written = {name for code in _codes(function.__code__) for name in _names(code)}
             self.names |= written
-            self.computes_names |= any(map(_computes_names, _codes(function.__code__)))
+            if written & {"getattr", "hasattr"}:
+                self.getters.append(function.__globals__)
             near = [function.__globals__[name] for name in written & function.__globals__.keys()]
             table, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, {}))
             names.update(dict.fromkeys(sorted(written & table.keys())))
@@ -108,12 +105,8 @@ class Code:
         self._of_classes = [
             (thing, names)
             for thing in named.values()
-            if not is_of_torch(thing) and (names := [*_values(vars(thing), self._names_in(thing))])
+            if not is_of_torch(thing) and (names := [*_values(vars(thing), self.names)])
         ]
-
-    def _names_in(self, thing: Any) -> set[str]:
-        """Return the names that the code may read in a class or module: all in a class if it computes names."""
-        return {*vars(thing)} if self.computes_names and isinstance(thing, type) else self.names
 
     def _parts_of(self, value: Any) -> list[Any]:
         """Return what code may call of a value that it names: entries, or methods and attributes by their names."""
@@ -223,36 +216,6 @@ def _names(code: CodeType) -> Iterator[str]:
     yield from (
         constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()
     )
-
-
-def _computes_names(code: CodeType) -> bool:
-    """Return True if a piece of code may read attributes whose names are not in it.
-
-    That is if it names what gives all attributes of an object, or calls ``getattr`` with anything but a word.
-    """
-    if not _BY_NAME.isdisjoint(code.co_names):
-        return True
-    if _GETTERS.isdisjoint(code.co_names):
-        return False
-    steps = [*dis.get_instructions(code)]
-    loads = [place for place, step in enumerate(steps) if step.argval in _GETTERS]
-    return not all(_is_given_a_word(steps[place + 1 :]) for place in loads)
-
-
-def _is_given_a_word(steps: Sequence[dis.Instruction]) -> bool:
-    """Return True if the code after a function was loaded calls it, and its second argument is a word in the code."""
-    depth, second = 0, ""
-    for step in steps:
-        if step.opname in ("PRECALL", "CALL") and step.arg == depth:
-            return second == "LOAD_CONST"
-        depth += dis.stack_effect(step.opcode, step.arg, jump=False)
-        if depth < 0:
-            break
-        if depth == 2:  # the argument is there, or something has been made of it
-            second = "" if second else step.opname
-        elif depth < 2:
-            second = ""
-    return False
 
 
 def _is_users_class(kind: type) -> bool:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,7 @@ class Surroundings:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._codes: dict[Any, Code] = {}
+        self._called_by_name: dict[Any, None] = {}
         self._last: tuple[Sequence[nn.Module], Found, Hashable] = (), [], None
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
@@ -75,7 +77,15 @@ class Surroundings:
     def code_of(self, module: nn.Module) -> Code:
         """Return the code of the forward of a module."""
         forward = getattr(module.forward, "__func__", module.forward)
-        return self._code(module, [forward, type(module).__call__])
+        more = self._called_by_name if module is self._model else ()
+        return self._code(module, [forward, type(module).__call__, *more])
+
+    def follow(self, function: Any) -> None:
+        """Count a function as part of the model's code, which has found it by a name that it computes."""
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType) and function not in self._called_by_name:
+            self._called_by_name[function] = None
+            self._last = (), [], None
 
     def _code(self, module: nn.Module, functions: Sequence[Any]) -> Code:
         kinds = tuple(dict.fromkeys(type(part) for part in module.modules() if not is_of_torch(type(part))))
@@ -94,39 +104,28 @@ class Surroundings:
         for code in codes:
             names |= code.names
         for module in opened:
-            yield Holder("", None, module, _of_open(self.code_of(module)), module)
+            yield Holder("", None, module, _of_open(self.code_of(module).names), module)
         for code in codes:
             yield from code.holders(recorded=True)
         functions = [function for code in codes for function in code.functions]
         defaults = Access(lambda _: {function: function.__defaults__ for function in functions}, leave)
         yield Holder("", None, self._model, defaults)
         is_open = set(opened)
-        others = [module for module in self._model.modules() if module not in is_open]
-        skipped = self._stored_by(others) if any(code.computes_names for code in codes) else None
-        of_whole = _of_whole([vars(module) for module in others], frozenset(names - TABLES), skipped)
-        yield Holder("", None, self._model, of_whole)
+        others = [vars(module) for module in self._model.modules() if module not in is_open]
+        yield Holder("", None, self._model, _of_whole(others, frozenset(names - TABLES)))
         if "requires_grad" in names:
             yield Holder("", None, self._model, Access(_trained, leave))
 
-    def _stored_by(self, modules: Iterable[nn.Module]) -> frozenset[str]:
-        """Return the attributes that whole modules set in their own calls, and torch's own."""
-        codes = {self.code_of(module) for module in modules if not is_of_torch(type(module))}
-        return TABLES.union(*(code.stores(None) for code in codes))
 
-
-def _of_open(code: Code) -> Access:
+def _of_open(names: set[str]) -> Access:
     """Return the access to what the forward of an open module may read of that module."""
-    names = code.names
-
-    def may_read(name: str, value: Any) -> bool:
-        return code.computes_names or name in names or name == "config" or isinstance(value, PLAIN)
 
     def read(module: nn.Module) -> Contents:
         attributes = vars(module)
         contents = {
             name: value
             for name, value in attributes.items()
-            if name not in TABLES and may_read(name, value)
+            if name not in TABLES and (name in names or name == "config" or isinstance(value, PLAIN))
         }
         for table in CALL_HOOKS:
             if attributes[table]:
@@ -142,22 +141,14 @@ def _of_open(code: Code) -> Access:
     return Access(read, leave)
 
 
-def _of_whole(
-    modules: Sequence[dict[str, Any]], names: frozenset[str], skipped: frozenset[str] | None = None
-) -> Access:
-    """Return the access to the attributes of whole modules that code reads. One holder has those of all modules.
-
-    Args:
-        modules: their attributes.
-        names: what the code names.
-        skipped: if it may read attributes of any name, those that do not count.
-    """
+def _of_whole(modules: Sequence[dict[str, Any]], names: frozenset[str]) -> Access:
+    """Return the access to the attributes of whole modules that code names. One holder has those of all modules."""
 
     def read(owner: Any) -> Contents:
         return {
             (place, name): attributes[name]
             for place, attributes in enumerate(modules)
-            for name in (names.intersection(attributes) if skipped is None else attributes.keys() - skipped)
+            for name in names.intersection(attributes)
         }
 
     return Access(read, leave)

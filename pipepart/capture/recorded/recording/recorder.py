@@ -16,7 +16,7 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ from ....autograd.nests import check_nest, register_dataclasses
 from ....autograd.own_copy import tensors
 from ..fake_parameters import asks_for_values
 from ..placing import at, home, together
-from ..python_state.values import value_key
+from ..python_state.values import attribute_key, value_key
 from ..refusal import (
     CaptureError,
     SkeletonError,
@@ -66,6 +66,7 @@ class Recorder(TorchFunctionMode):
         tensors: their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
         inner_calls: paths of a whole module and of another one that its code calls.
+        attributes: a key of each attribute of a module that the code has read by a name that is not in it.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Recorder(TorchFunctionMode):
         self.calls: list[Call] = []
         self.aliases: list[tuple[int, frozenset[int]]] = []
         self.inner_calls: set[tuple[str, str]] = set()
+        self.attributes: dict[tuple[nn.Module, str], Hashable] = {}
         self.inside = ""
         self._thread = threading.get_ident()
         self._held, self._whole = held, whole
@@ -194,6 +196,11 @@ class Recorder(TorchFunctionMode):
         self._conditions.note_draws()
         return result
 
+    def note_attribute(self, module: nn.Module, name: str) -> None:
+        """Note that the code reads an attribute of a module by ``getattr`` or ``hasattr``."""
+        if name not in self._changes.names and (key := attribute_key(module, name)) is not None:
+            self.attributes.setdefault((module, name), key)
+
     def note_inner_call(self, module: nn.Module) -> None:
         """Note that a whole module is called by the code of another one, unless it is a part of that."""
         caller = next((block for block, path in self._whole.items() if path == self.inside), None)
@@ -240,6 +247,7 @@ class Recorder(TorchFunctionMode):
         path: str = "",
         custom: bool = False,
     ) -> Call:
+        self._conditions.check_modes(path or getattr(func, "__name__", ""))
         wrote = frozenset(self.tensors.number(tensor) for tensor in written)
         if wrote and len(shared := self.tensors.sharing_memory(written)) > 1:
             self.aliases.append((len(self.calls), shared))

@@ -39,7 +39,9 @@ class TensorNumbers:
         self.count = 0
         self._paths, self._held = paths, held
         self._numbers: Any = WeakIdKeyDictionary()
-        self._of_custom: Any = WeakIdKeyDictionary()  # whether a custom function had made it when it got its number
+        self._of_custom: Any = (
+            WeakIdKeyDictionary()
+        )  # whether a custom function had made it when it got its number
         self._versions: dict[int, tuple[Tensor, int]] = {}  # of the state, before the forward
 
     def known(self, tensor: Tensor) -> int | None:
