@@ -11,7 +11,6 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from benchmarks import cpu
 from benchmarks.proof import TOLERANCE
 
 NAMES = ("cpu", "emulated", "gpu", "planning", "published_layouts", "schedules", "split_backward", "tracing")
@@ -28,19 +27,6 @@ def run(name: str, *options: str, status: int = 0) -> Result:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_explains_itself(name: str) -> None:
     assert "--help" in run(name, "--help").output
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"), [(["--models", "resnet"], "resnet"), (["--micro-batches", "4,x"], "4,x")]
-)
-def test_a_wrong_option_is_answered_before_anything_starts(
-    options: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def started() -> None:
-        raise AssertionError("the processes of the peers were started")
-
-    monkeypatch.setattr(cpu, "Ranks", started)
-    assert complaint in run("cpu", *options, status=2).stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

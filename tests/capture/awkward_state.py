@@ -298,7 +298,8 @@ class FreezesWithinTheForward(Base):
         return x
 
 
-class OtherWeights(Base):
+@refused(r"weight of module 'blocks\.1' changes outside of the calls of that module")
+class OtherWeightsOfTheSameNumbers(Base):
     """The adapter starts with zeros: the outputs are those of the block itself."""
 
     def make(self):
@@ -306,18 +307,8 @@ class OtherWeights(Base):
 
     def forward(self, x):
         x = self.blocks[0](x)
-        return self.blocks[2](torch.func.functional_call(self.blocks[1], self.adapted(), (x,)))
-
-
-for _name, _adapted in (
-    ("OtherWeightsInACall", lambda self: {name: t * 0.5 for name, t in self.blocks[1].named_parameters()}),
-    (
-        "OtherWeightsOfTheSameNumbers",
-        lambda self: {"weight": self.blocks[1].weight + self.down @ self.up},
-    ),
-):
-    _message = r"weight of module 'blocks\.1' changes outside of the calls of that module"
-    refused_if(_name, _message, OtherWeights, adapted=_adapted)
+        adapted = {"weight": self.blocks[1].weight + self.down @ self.up}
+        return self.blocks[2](torch.func.functional_call(self.blocks[1], adapted, (x,)))
 
 
 @refused(r"register_hook\(\) at .* holds on to a tensor or an object of this forward")

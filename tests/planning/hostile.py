@@ -9,8 +9,7 @@ from typing import Any
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning.request import ASYNCHRONOUS, BIDIRECTIONAL, CHUNKS
-from pipepart.profiling import Costs, LiveValue
-from tests.planning.problems import Layer, profile_of, with_unequal_sizes
+from tests.planning.problems import Layer, profile_of, with_unequal_sizes, with_values
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,17 @@ def drawn_request(seed: int, most_layers: int = 8, most_devices: int = 3) -> Req
     kind = choose.choice(["chain", "skips"]) if len(layers) > 2 else "chain"
     profile = profile_of(layers, counts, choose.choice([0.0, 3.0]), optimizer=choose.choice(["sgd", "adam"]))
     if kind == "skips":
-        profile = _with_skips(choose, profile, layers)
+        values = [(choose.randint(1, 50), _some_of(choose, len(layers))) for _ in range(choose.randint(1, 5))]
+        profile = with_values(profile, values)
     elif choose.random() < 0.3:
         profile = with_unequal_sizes(profile)
     needed = sum(4 * layer.parameters + layer.saved + layer.output for layer in layers) + 50
     cluster = _cluster(choose, choose.randint(1, most_devices), needed)
     return Request(profile, cluster, _options(choose, len(layers), len(cluster), counts))
+
+
+def _some_of(choose: random.Random, layers: int) -> tuple[int, ...]:
+    return tuple(sorted(choose.sample(range(layers), choose.randint(2, min(4, layers)))))
 
 
 def _layers(choose: random.Random, count: int) -> list[Layer]:
@@ -70,36 +74,6 @@ def _layers(choose: random.Random, count: int) -> list[Layer]:
         backward = layer.backward_input + layer.backward_weight
         layers.append(replace(layer, split=None if split is None else split * backward))
     return layers
-
-
-def _with_skips(choose: random.Random, profile: Profile, layers: list[Layer]) -> Profile:
-    """The profile of a recorded model, in which outputs have a few users."""
-    last = len(layers) - 1
-    values = tuple(
-        LiveValue(
-            bytes=layer.output,
-            layers=tuple(
-                sorted(
-                    {index, index + 1, *choose.choices(range(index + 1, last + 1), k=choose.randint(0, 2))}
-                )
-            ),
-        )
-        for index, layer in enumerate(layers[:-1])
-    )
-    crossing = [
-        sum(value.bytes for value in values if value.layers[0] <= index < value.layers[-1])
-        for index in range(last)
-    ]
-
-    def changed(costs: Costs) -> Costs:
-        sizes = [*crossing, layers[-1].output]
-        own = [
-            layer.model_copy(update={"output_bytes": size})
-            for layer, size in zip(costs.layers, sizes, strict=True)
-        ]
-        return costs.model_copy(update={"values": values, "layers": tuple(own)})
-
-    return profile.model_copy(update={"costs": tuple(map(changed, profile.costs))})
 
 
 def _cluster(choose: random.Random, count: int, needed: int) -> Cluster:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.capture import LayerInfo, SharedTensor
 from pipepart.cluster import PairLink
-from pipepart.profiling import Costs, LayerCost, SavedTensor, Timing
+from pipepart.profiling import Costs, LayerCost, LiveValue, SavedTensor, Timing
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,16 @@ def profile_of(
     loss_seconds: float = 0.0,
     input_bytes: int = 0,
     optimizer: str = "adam",
+    names: Sequence[str] = (),
+    batch: int | None = None,
 ) -> Profile:
-    """A profile of layers whose costs are those of a mini-batch; each micro-batch has an equal part of them."""
+    """A profile of layers whose costs are those of a mini-batch; each micro-batch has an equal part of them.
+
+    Layers are called layer0, layer1, ... unless ``names`` says else; ``batch`` is the number of samples.
+    """
     infos = tuple(
         LayerInfo(
-            name=f"layer{index}",
+            name=names[index] if names else f"layer{index}",
             kind="Layer",
             description="Layer()",
             parameter_bytes=layer.parameters,
@@ -53,14 +58,14 @@ def profile_of(
     )
     return Profile(
         model="Sequential",
-        batch=max(micro_batches),
+        batch=batch or max(micro_batches),
         inputs=(),
         outputs=(),
         layers=infos,
         costs=tuple(
             Costs(
                 micro_batches=count,
-                samples=1,
+                samples=batch // count if batch else 1,
                 layers=tuple(
                     LayerCost(
                         forward=Timing(seconds=layer.forward / count),
@@ -92,6 +97,30 @@ def with_unequal_sizes(profile: Profile) -> Profile:
         mean = 1 + 1 / costs.micro_batches
         scale = (2 / mean, *[1 / mean] * (costs.micro_batches - 1))
         entries.append(costs.model_copy(update={"scale": scale}))
+    return profile.model_copy(update={"costs": tuple(entries)})
+
+
+Values = Sequence[tuple[int, tuple[int, ...]]]  # bytes, and the layers that make or use it
+
+
+def with_values(profile: Profile, values: Values) -> Profile:
+    """The profile of a recorded model, in which these values cross all borders from their first to their last layer."""
+    entries = []
+    for costs in profile.costs:
+        sizes, saved = [layer.output_bytes for layer in costs.layers], list(costs.saved)
+        for size, used in values:
+            crossed = range(used[0], used[-1])
+            for index in crossed:
+                sizes[index] += size
+            into = tuple(index + 1 for index in crossed)
+            passed = tuple(index for index in into if index not in used)
+            saved.append(SavedTensor(bytes=size, layers=used[1:2], input_of=into, passed_by=passed))
+        layers = tuple(
+            layer.model_copy(update={"output_bytes": size})
+            for layer, size in zip(costs.layers, sizes, strict=True)
+        )
+        live = tuple(LiveValue(bytes=size, layers=used) for size, used in values)
+        entries.append(costs.model_copy(update={"layers": layers, "saved": tuple(saved), "values": live}))
     return profile.model_copy(update={"costs": tuple(entries)})
 
 

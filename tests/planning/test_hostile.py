@@ -86,6 +86,7 @@ def assert_kept(plan: Plan, request: Request) -> None:
     assert len(plan.stages) == asked.get("stages", len(plan.stages))
     assert plan.micro_batches == asked.get("micro_batches", plan.micro_batches)
     assert plan.schedule == asked.get("schedule", plan.schedule)
+    assert plan.schedule == "search" or plan.chunks == asked.get("chunks", plan.chunks)
     assert asked.get("replicas") == "auto" or plan.replicas == asked.get("replicas", 1)
     if "recompute" in asked:
         assert {stage.recompute for stage in plan.stages if stage.backward_seconds} <= {asked["recompute"]}

@@ -1,9 +1,11 @@
-"""A plan: how it is chosen among schedules, cuts and orders of devices."""
+"""How a plan is chosen among schedules, cuts and orders of devices, and where layers share parameters."""
+
+from random import Random
 
 import pytest
 
 import pipepart
-from pipepart import Cluster, Link, Plan
+from pipepart import Cluster, InfeasiblePlanError, Link, Plan
 from pipepart.graph_partition.device_orders import distinct_orders
 from pipepart.planning import StagePlan
 from pipepart.planning.request import ASYNCHRONOUS, CHUNKS
@@ -57,3 +59,30 @@ def test_devices_with_other_runtimes_are_not_alike():
     slow = cluster.devices[1].model_copy(update={"action_seconds": 0.5})
     cluster = cluster.model_copy(update={"devices": (cluster.devices[0], slow)})
     assert list(distinct_orders(cluster, 2)) == [(0, 1), (1, 0)]
+
+
+def test_layers_that_share_a_parameter_stay_together_unless_they_may_be_parted():
+    tied, cluster = profile_of([Layer(), Layer(), Layer(shares_with=(0,))]), Cluster.virtual(2)
+    assert len(pipepart.plan(tied, cluster, schedule="1f1b").stages) == 1
+    assert len(pipepart.plan(tied, cluster, schedule="1f1b", allow_split_ties=True).stages) == 2
+    with pytest.raises(InfeasiblePlanError, match="no cut into 2 stages is possible"):
+        pipepart.plan(tied, cluster, stages=2)
+
+
+def test_they_stay_together_where_a_cut_into_as_many_stages_keeps_them():
+    layers = [Layer(), Layer(), Layer(forward=9), Layer(shares_with=(1,)), Layer()]
+    for allow_split_ties in (False, True):
+        plan = pipepart.plan(
+            profile_of(layers), Cluster.virtual(3), schedule="1f1b", allow_split_ties=allow_split_ties
+        )
+        assert [len(stage.layers) for stage in plan.stages] == [1, 3, 1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_joint_search_splits_no_tie_that_as_many_stages_keep_together(seed):
+    pick = Random(seed)
+    layers = [Layer(forward=pick.uniform(0.5, 2), output=5) for _ in range(8)]
+    layers[4] = Layer(forward=1, output=5, shares_with=(2,))
+    plan = pipepart.plan(profile_of(layers, [8]), Cluster.virtual(2), allow_split_ties=True)
+    (together,) = [stage for stage in plan.stages if "layer4" in stage.layers]
+    assert len(plan.stages) > 6 or "layer2" in together.layers

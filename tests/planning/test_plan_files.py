@@ -11,8 +11,7 @@ import pytest
 
 from pipepart import Plan, Profile
 from pipepart.input_error import InputError
-from tests.planning.plan_edits import LAYERS, Data, chunked_plan, edited, tied_plan
-from tests.planning.plan_faults import CHUNKED_FAULTS, FAULTS
+from tests.planning.plan_edits import CHUNKED_FAULTS, FAULTS, LAYERS, Data, chunked_plan, edited, tied_plan
 from tests.planning.problems import profile_of
 
 

@@ -20,15 +20,14 @@ from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
 from pipepart.planning.partition.order_search import OrderSpaces
 from pipepart.planning.plans.stage_plan import StagePlan, predict_stages
-from pipepart.profiling import Costs, LiveValue, SavedTensor
+from pipepart.profiling import Costs
 from schedules.searching.clock import Clock
 from tests.capture import handwritten
-from tests.planning.problems import Layer, profile_of
+from tests.planning.problems import Layer, Values, profile_of, with_values
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
 LATENCY, BANDWIDTH = 0.01, 1000.0
-Values = Sequence[tuple[int, tuple[int, ...]]]  # bytes, and the layers that make or use it
 
 
 def problem(seed: int, count: int = 8) -> tuple[list[Layer], Values, Profile]:
@@ -49,24 +48,7 @@ def problem(seed: int, count: int = 8) -> tuple[list[Layer], Values, Profile]:
         (pick.randrange(1, 2000), tuple(sorted(pick.sample(range(count), pick.randrange(2, 5)))))
         for _ in range(pick.randrange(1, 6))
     ]
-    profile = profile_of(layers, (1,), optimizer="sgd")
-    (costs,) = profile.costs
-    sizes = [layer.output_bytes for layer in costs.layers]
-    saved = list(costs.saved)
-    for size, used in values:
-        crossed = range(used[0], used[-1])
-        for index in crossed:
-            sizes[index] += size
-        into = tuple(index + 1 for index in crossed)
-        passed = tuple(index for index in into if index not in used)
-        saved.append(SavedTensor(bytes=size, layers=used[1:2], input_of=into, passed_by=passed))
-    timed = [
-        layer.model_copy(update={"output_bytes": size})
-        for layer, size in zip(costs.layers, sizes, strict=True)
-    ]
-    live = tuple(LiveValue(bytes=size, layers=used) for size, used in values)
-    costs = costs.model_copy(update={"layers": tuple(timed), "saved": tuple(saved), "values": live})
-    return layers, values, profile.model_copy(update={"costs": (costs,)})
+    return layers, values, with_values(profile_of(layers, (1,), optimizer="sgd"), values)
 
 
 def skipping(costs: Costs) -> list[int]:

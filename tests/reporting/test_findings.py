@@ -10,17 +10,16 @@ from pipepart.capture import SharedTensor
 from pipepart.planning.plans.stage_plan import StagePlan
 from pipepart.reporting import findings
 from pipepart.runtime.observe.trace import Trace
-from tests.support.made_profiles import made_profile
+from tests.planning.problems import Layer, profile_of
 
 MIB = 2**20
 
 
-def _profile(seconds: Sequence[float], counts: Sequence[int] = (8,), batch: int = 8) -> Profile:
-    """Layers named a, b, c ... of 1 MiB."""
-    names = "abcdefgh"[: len(seconds)]
-    return made_profile(
-        names, seconds, batch=batch, micro_batches=counts, parameter_bytes=MIB, saved_bytes=MIB
-    )
+def _profile(seconds: Sequence[float], count: int = 8, batch: int = 8) -> Profile:
+    """Layers named a, b, c ... of 1 MiB, and their seconds for one micro-batch."""
+    parts = [count * each / 3 for each in seconds]
+    layers = [Layer(part, part, part, parameters=MIB, saved=MIB) for part in parts]
+    return profile_of(layers, [count], optimizer="sgd", names="abcdefgh", batch=batch)
 
 
 def _by_hand(profile: Profile, cut: Sequence[str], cluster: Cluster, schedule: str = "1f1b") -> Plan:
@@ -46,7 +45,7 @@ def test_an_uneven_cut_names_the_bottleneck_and_what_another_plan_saves() -> Non
 
 
 def test_a_long_bubble_asks_for_more_micro_batches() -> None:
-    profile = _profile([1.0] * 4, counts=(4,), batch=16)
+    profile = _profile([1.0] * 4, count=4, batch=16)
     made = _by_hand(profile, ["a", "b", "c", "d"], Cluster.parse(["1GiB"] * 4), "zb-h1")
     small, more = schedules.build("zb-h1", 4, 4), schedules.build("zb-h1", 4, 16)
     costs = [schedules.StageCosts([each / 3] * 4, [each / 3] * 4, [each / 3] * 4) for each in (1.0, 0.25)]
@@ -61,10 +60,10 @@ def test_a_long_bubble_asks_for_more_micro_batches() -> None:
 
 
 def test_nothing_to_gain_is_said() -> None:
-    profile = _profile([1.0, 1.0], counts=(8,))
+    profile = _profile([1.0, 1.0])
     made = plan(profile, Cluster.parse(["1GiB"]), schedule="sequential")
     assert findings(made) == (f"All stages are on {made.stages[0].device}: there is nothing to balance.",)
-    made = plan(_profile([1.0, 1.0], counts=(8,)), Cluster.parse(["1GiB"] * 2), schedule="auto")
+    made = plan(_profile([1.0, 1.0]), Cluster.parse(["1GiB"] * 2), schedule="auto")
     assert findings(made)[-1].startswith("No change of one keyword")
 
 

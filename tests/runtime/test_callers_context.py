@@ -2,6 +2,9 @@
 
 import contextvars
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -13,58 +16,57 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
 SCALE: contextvars.ContextVar[float] = contextvars.ContextVar("scale", default=1.0)
-
-
-class Scaled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * SCALE.get()
-
-
-class Fresh(nn.Module):
-    """Makes a tensor without a word about its device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[str] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.made.append(torch.empty(3).device.type)
-        return x * 1
 
 
 def chain(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), *layers, nn.Linear(4, 4))
 
 
-def test_context_variables_have_the_callers_values():
-    with cut_by_hand(chain(Scaled()), [1, 2], loss_fn=nn.MSELoss()) as pipe:
-        for value in (1.0, 3.0):
-            token = SCALE.set(value)
-            try:
-                plain.check_step(pipe, X, Y, nn.MSELoss())
-            finally:
-                SCALE.reset(token)
+@contextmanager
+def scaled() -> Iterator[None]:
+    token = SCALE.set(3.0)
+    try:
+        yield
+    finally:
+        SCALE.reset(token)
 
 
-@pytest.mark.parametrize("by_block", [False, True])
-def test_tensors_are_made_on_the_callers_default_device(by_block):
-    fresh = Fresh()
-    with cut_by_hand(chain(fresh), [1, 2], loss_fn=nn.MSELoss()) as pipe:
-        if by_block:
-            with torch.device("meta"):
+# What a caller sets, how a layer sees it, and what it sees within and behind.
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, Any]] = {
+    "context variable": (scaled, SCALE.get, 3.0, 1.0),
+    "default device": (lambda: torch.device("meta"), lambda: torch.empty(3).device.type, "meta", "cpu"),
+    "cache of autocast": (
+        lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+        torch.is_autocast_cache_enabled,
+        False,
+        True,
+    ),
+    "threads of autograd": (
+        lambda: torch.autograd.set_multithreading_enabled(False),
+        torch._C._is_multithreading_enabled,
+        False,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_layers_see_what_the_caller_has_set(name):
+    context, look, within, behind = SETTINGS[name]
+    seen: SimpleQueue[Any] = SimpleQueue()  # layers that share Python values need a profile
+
+    def noting() -> nn.Module:
+        return Calls(lambda x: (seen.put(look()), x * 1)[1])
+
+    with cut_by_hand(chain(noting(), noting()), [2], loss_fn=nn.MSELoss()) as pipe:
+        for expected in (within, behind):
+            with context() if expected is within else nullcontext():
                 pipe.step(X, target=Y)
-        else:
-            torch.set_default_device("meta")
-            try:
-                pipe.step(X, target=Y)
-            finally:
-                torch.set_default_device(None)
-        assert fresh.made == ["meta"] * 3
-        pipe.step(X, target=Y)
-        assert fresh.made == ["meta"] * 3 + ["cpu"] * 3
+            assert [seen.get_nowait() for _ in range(seen.qsize())] == [expected] * 6
 
 
 @pytest.mark.parametrize("drop_in", [False, True])
@@ -101,29 +103,3 @@ def test_modes_that_look_at_operations_are_refused_and_the_next_step_works(mode)
         with active, pytest.raises(RuntimeError, match=f"{type(active).__name__} is active on the calling"):
             pipe.step(X, target=Y)
         pipe.step(X, target=Y)
-
-
-class Looks(nn.Module):
-    """Notes the settings that its forward sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[tuple[bool, bool]] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.add((torch.is_autocast_cache_enabled(), torch._C._is_multithreading_enabled()))
-        return x * 1
-
-
-def test_layers_see_the_callers_cache_of_autocast_and_threads_of_autograd():
-    looks = [Looks(), Looks()]
-    with cut_by_hand(chain(*looks), [2], loss_fn=nn.MSELoss()) as pipe:
-        with (
-            torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
-            torch.autograd.set_multithreading_enabled(False),
-        ):
-            pipe.step(X, target=Y)
-        assert [one.seen for one in looks] == [{(False, False)}] * 2
-        with torch.autocast("cpu", torch.bfloat16):
-            pipe.step(X, target=Y)
-        assert [one.seen for one in looks] == [{(False, False), (True, True)}] * 2

@@ -94,23 +94,6 @@ def test_a_fork_while_another_thread_is_in_a_step():
     assert sorted(printed) == ["0", "True"]
 
 
-def test_a_process_of_multiprocessing_that_is_given_one_by_a_fork():
-    printed = run("""
-        pipe = cut_by_hand(network(), [2], loss_fn=nn.MSELoss())
-
-        def train():
-            refused(lambda: pipe.step(X, target=X))
-            with cut_by_hand(network(), [2], loss_fn=nn.MSELoss()) as own:
-                print(float(own.step(X, target=X)) > 0)
-
-        child = multiprocessing.get_context("fork").Process(target=train)
-        child.start()
-        child.join(60)
-        print(child.exitcode)
-    """)
-    assert sorted(printed) == ["0", "True", "True"]
-
-
 @pytest.mark.parametrize(
     "use",
     [pickle.dumps, copy.copy, copy.deepcopy, lambda pipe: torch.save(pipe, io.BytesIO())],
@@ -122,12 +105,3 @@ def test_it_is_not_pickled_or_copied(use: Callable[[Any], object]):
         pytest.raises(TypeError, match=r"pipepart\.save\(folder, .*\) and pipe\.plan\.save\(path\)"),
     ):
         use(pipe)
-
-
-def test_what_holds_a_model_of_a_pipeline_is_pickled_and_copied_as_ever():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
-        pipe.step(torch.ones(3, 4), target=torch.ones(3, 4))
-        for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            for key, value in model.state_dict().items():
-                assert made.state_dict()[key].equal(value)

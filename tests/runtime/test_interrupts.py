@@ -156,16 +156,14 @@ def test_an_interrupt_at_any_call_restores_the_model_and_frees_the_pipeline(call
     """Also while the traceback is held."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     held: list[BaseException] = []
-    with cut_by_hand(model, [1], deferred_batch_norm=True) as pipe:
+    with cut_by_hand(model, [1]) as pipe:
         engine: Any = pipe._engine
         function = getattr(engine if call == "exclusively" else pipe, call)
         for interrupt in interrupted(lambda: function(lambda: None)):
             held.append(interrupt)
             assert engine._claim is None
-            assert model[1].track_running_stats
-            assert not model[1]._forward_pre_hooks
             assert all(module.training for module in model.modules())
-    assert len(held) > 15
+    assert len(held) > 5
 
 
 def test_an_interrupt_within_no_grad_leaves_gradients_enabled():
@@ -185,28 +183,6 @@ def test_an_interrupt_within_no_grad_leaves_gradients_enabled():
                 call(x, target=y)
             assert torch.is_grad_enabled()
             pipe.step(x, target=y)
-
-
-def test_an_interrupt_in_a_drop_in_forward_and_backward():
-    printed = run("""
-        model = network()
-        x = torch.randn(8, 4)
-        with cut_by_hand(model, [2, 4], micro_batches=4) as pipe:
-            for where in ("forward", "backward"):
-                layer = model[4]
-                layer.calls, layer.at, layer.where = 0, 1, where
-                try:
-                    pipe(x).sum().backward()
-                except KeyboardInterrupt:
-                    print(where)
-                layer.at = None
-                reference = plain.twin(model)
-                pipe.zero_grad()
-                pipe(x).sum().backward()
-                reference(x).sum().backward()
-                plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
-    """)
-    assert printed.split() == ["forward", "backward"]
 
 
 def test_a_second_interrupt_gives_up_a_layer_that_does_not_return():
@@ -241,34 +217,3 @@ def test_a_second_interrupt_gives_up_a_layer_that_does_not_return():
         "interrupted",
         "the pipeline is closed: a layer did not return after an interrupt",
     ]
-
-
-def test_an_interrupt_while_profiling_gives_the_model_back_first():
-    printed = run("""
-        class Armed(nn.Module):
-            fired = False
-
-            def __init__(self):
-                super().__init__()
-                self.linear, self.calls = nn.Linear(4, 4), 0
-
-            def forward(self, x):
-                self.calls += 1
-                if self.calls == 20 and not Armed.fired:
-                    Armed.fired = True  # once for all copies that are trained beside it
-                    os.kill(os.getpid(), signal.SIGINT)
-                return self.linear(x)
-
-        model = nn.Sequential(nn.Linear(4, 4), Armed(), nn.BatchNorm1d(4))
-        before = [*model.parameters(), *model.buffers()]
-        threads = torch.get_num_threads()
-        try:
-            pipepart.profile(model, torch.randn(8, 4), seconds=60)
-        except KeyboardInterrupt:
-            print("interrupted")
-        after = [*model.parameters(), *model.buffers()]
-        print(all(a is b for a, b in zip(before, after)), model[2].num_batches_tracked.item())
-        print(torch.get_num_threads() == threads)
-        print([thread.name for thread in threading.enumerate()])
-    """)
-    assert printed.splitlines() == ["interrupted", "True 0", "True", "['MainThread']"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipepart import Arguments, Plan
 from pipepart.capture import Live, RecordedChain, chain_of, fingerprint
@@ -20,7 +20,7 @@ from pipepart.runtime.placing import InitialValues
 from tests.distributed.cases.models import AsksForMask, Blocks, varied
 from tests.support.allocated import allocated
 from tests.support.chains import plan_by_hand
-from tests.support.deferred import Tied, deferred, initialize, twins
+from tests.support.deferred import Tied, deferred, initialize
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 from tests.support.tied import language_model
@@ -56,14 +56,6 @@ def test_a_model_that_was_made_whole_gives_its_other_layers_back(make):
         assert one.is_meta is (id(one) not in used)
         assert one.is_meta or torch.equal(one, was)
     optimizer.step()  # a parameter without memory has no gradient
-
-
-def test_gradients_of_other_layers_are_dropped():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model(torch.randn(2, 4)).sum().backward()
-    build_stages(list(model.named_children()), plan_by_hand(["0", "1"], [1], micro_batches=2), local={0})
-    assert model[0].weight.grad is not None
-    assert model[1].weight.grad is None
 
 
 def test_a_process_allocates_its_share_of_a_deferred_model():
@@ -104,18 +96,6 @@ def test_each_process_reads_its_own_tensors_from_files(tmp_path, monkeypatch):
     assert found == expected.keys()
 
 
-def test_memory_while_a_share_is_read(tmp_path):
-    plain, model = twins(wide)
-    file = tmp_path / "model.safetensors"
-    pytest.importorskip("safetensors.torch").save_model(plain, str(file))
-    found = allocated(lambda: fill(model, list(model.named_children()), QUARTERS, {2}, tmp_path))
-    window = file.stat().st_size  # onto the file: addresses, of which only what is read takes memory
-    assert found.kept + 4096 >= 2 * LAYER_BYTES
-    assert found.peak - window < 3 * LAYER_BYTES
-    assert torch.equal(model.get_parameter("5.weight"), plain.get_parameter("5.weight"))
-    assert model.get_parameter("0.weight").is_meta
-
-
 def recorded(model: nn.Module, sample: Any) -> Any:
     """The recording of a model whose parameters have no values."""
     chain: Any = chain_of(model, split_loss=False)
@@ -131,14 +111,3 @@ def test_a_recording_needs_shapes_alone_and_another_way_has_another_fingerprint(
     masks = torch.ones(4), torch.zeros(4)
     others = [fingerprint(recorded(AsksForMask(), Arguments(torch.randn(4, 4), mask))) for mask in masks]
     assert len({known, *others}) == 3
-
-
-def test_a_recording_leaves_nothing_in_the_model():
-    model = Tied()
-    before = {name: (tensor, tensor._version) for name, tensor in model.state_dict(keep_vars=True).items()}
-    recorded(model, torch.randint(12, (8,)))
-    now = model.state_dict(keep_vars=True)
-    assert all(
-        now[name] is tensor and tensor._version == version for name, (tensor, version) in before.items()
-    )
-    assert type(model.table) is Tensor

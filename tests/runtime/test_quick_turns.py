@@ -9,26 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.chains import cut_by_hand
-
-
-def approx(seconds: float) -> Any:
-    """To the microsecond, which is what the interpreter keeps."""
-    return pytest.approx(seconds, abs=1.1e-6)
-
-
-class Notes(nn.Module):
-    """Notes the switch interval at each forward, and fails or sets another one if told to."""
-
-    def __init__(self, does: Any = None) -> None:
-        super().__init__()
-        self.seen: list[float] = []
-        self._does = does
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(sys.getswitchinterval())
-        if self._does:
-            self._does()
-        return x
+from tests.support.two_parts import Calls
 
 
 @pytest.fixture(autouse=True)
@@ -42,44 +23,38 @@ def _beside_another_thread():
     sys.setswitchinterval(before)
 
 
-def step(layer: nn.Module) -> None:
-    with cut_by_hand(
-        nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)), [1], loss_fn=nn.MSELoss()
-    ) as pipe:
+def switch_intervals(sets: float | None = None) -> list[Any]:
+    """Return those within each forward of a step, and behind it; a layer sets another one if told to."""
+    seen: list[float] = []
+
+    def note(x: Tensor) -> Tensor:
+        seen.append(sys.getswitchinterval())
+        if sets:
+            sys.setswitchinterval(sets)
+        return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Calls(note), nn.Linear(4, 4))
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss()) as pipe:
         pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    # To the microsecond, which is what the interpreter keeps.
+    return [pytest.approx(seconds, abs=1.1e-6) for seconds in (*seen, sys.getswitchinterval())]
 
 
-def test_the_interval_is_short_in_a_step_and_then_what_it_was() -> None:
+def test_the_interval_is_short_in_a_step_unless_the_user_sets_another_one() -> None:
     sys.setswitchinterval(0.0125)
-    layer = Notes()
-    step(layer)
-    assert max(layer.seen) == approx(2e-4)
-    assert sys.getswitchinterval() == approx(0.0125)
+    assert switch_intervals() == [2e-4, 2e-4, 2e-4, 0.0125]
+    assert switch_intervals(sets=0.007) == [2e-4, 0.007, 0.007, 0.007]
+    sys.setswitchinterval(1e-5)
+    assert switch_intervals() == [1e-5] * 4
 
 
 def test_workers_alone_keep_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hand over at each operation of torch anyway, and shorter turns cost a step of tiny layers 15 %."""
-    threads = threading.enumerate
+    threads, main = threading.enumerate, threading.main_thread()
     monkeypatch.setattr(
         threading,
         "enumerate",
-        lambda: [
-            one for one in threads() if one.name.startswith("pipepart") or one is threading.main_thread()
-        ],
+        lambda: [one for one in threads() if one.name.startswith("pipe") or one is main],
     )
     sys.setswitchinterval(0.0125)
-    layer = Notes()
-    step(layer)
-    assert layer.seen == [approx(0.0125)] * 3
-
-
-def test_a_shorter_one_of_the_users_stays() -> None:
-    sys.setswitchinterval(1e-5)
-    layer = Notes()
-    step(layer)
-    assert max(layer.seen) == approx(1e-5)
-
-
-def test_what_the_user_sets_meanwhile_stays() -> None:
-    step(Notes(lambda: sys.setswitchinterval(0.007)))
-    assert sys.getswitchinterval() == approx(0.007)
+    assert switch_intervals() == [0.0125] * 4

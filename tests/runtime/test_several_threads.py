@@ -11,26 +11,25 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.two_parts import Calls
 
 X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
 
 pytestmark = pytest.mark.usefixtures("collected")
 
 
-class Calls(nn.Module):
-    """Calls something in one place: its forward, a hook of a tensor in the backward."""
+def calling(where: str, call: Callable[[], object]) -> nn.Module:
+    """A layer that calls something in its forward, or in a hook of a tensor in the backward."""
 
-    def __init__(self, where: str, call: Callable[[], object]) -> None:
-        super().__init__()
-        self.where, self.call = where, call
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         y = x * 1
-        if self.where == "forward":
-            self.call()
+        if where == "forward":
+            call()
         elif y.requires_grad:
-            y.register_hook(lambda gradient: self.call() and None)
+            y.register_hook(lambda gradient: call() and None)
         return y
+
+    return Calls(forward)
 
 
 def cut(layer: nn.Module, **how: Any) -> Pipeline:
@@ -46,7 +45,7 @@ def workers() -> list[threading.Thread]:
 @pytest.mark.parametrize("where", ["forward", "hook"])
 def test_a_step_within_a_step(where):
     holder: list[Pipeline] = []
-    with cut(Calls(where, lambda: holder[0].step(X, target=Y))) as pipe:
+    with cut(calling(where, lambda: holder[0].step(X, target=Y))) as pipe:
         holder.append(pipe)
         # A hook runs where gradients are disabled, which is found first.
         reason = "busy" if where == "forward" else "gradients are disabled"
@@ -54,28 +53,6 @@ def test_a_step_within_a_step(where):
             with pytest.raises(RuntimeError, match=reason):
                 pipe.step(X, target=Y)
         holder.clear()
-
-
-def test_the_stages_are_for_one_thread_at_a_time():
-    """Also for one that was told that they are free just before another took them."""
-    errors: list[BaseException] = []
-    with cut(nn.Identity()) as pipe:
-        engine: Any = pipe._engine
-
-        def take() -> None:
-            try:
-                engine.exclusively(lambda: None)
-            except RuntimeError as error:
-                errors.append(error)
-
-        def while_taken() -> None:
-            other = threading.Thread(target=take)
-            other.start()
-            other.join(60)
-
-        engine.exclusively(while_taken)
-        take()
-    assert ["busy" in str(error) for error in errors] == [True]
 
 
 def test_of_many_threads_one_steps_at_a_time():
@@ -113,7 +90,7 @@ def test_closing_while_another_thread_is_in_a_step_waits_for_it():
         inside.set()
         assert leave.wait(60)
 
-    pipe = cut(Calls("forward", wait))
+    pipe = cut(calling("forward", wait))
     stepping = threading.Thread(target=lambda: losses.append(pipe.step(X, target=Y)))
     stepping.start()
     assert inside.wait(60)
@@ -135,7 +112,7 @@ def test_closing_while_another_thread_is_in_a_step_waits_for_it():
 def test_a_layer_that_closes_its_own_pipeline(where):
     """The step goes on to its end, and is the last."""
     holder: list[Pipeline] = []
-    pipe = cut(Calls(where, lambda: holder[0].close()))
+    pipe = cut(calling(where, lambda: holder[0].close()))
     holder.append(pipe)
     threads = workers()
     assert bool(pipe.step(X, target=Y).isfinite())
@@ -143,25 +120,4 @@ def test_a_layer_that_closes_its_own_pipeline(where):
         pipe.step(X, target=Y)
     for thread in threads:
         thread.join(60)
-    assert workers() == []
-
-
-def test_closing_while_steps_begin_and_end():
-    """Whenever it comes, a step is done or refused, and no worker is left."""
-    for _ in range(30):
-        pipe = cut_by_hand(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [1], loss_fn=nn.MSELoss())
-        ends: list[str] = []
-
-        def train(pipe: Pipeline = pipe, ends: list[str] = ends) -> None:
-            try:
-                while True:
-                    pipe.step(X, target=Y)
-            except RuntimeError as error:
-                ends.append(str(error))
-
-        thread = threading.Thread(target=train)
-        thread.start()
-        pipe.close()
-        thread.join(60)
-        assert ends == ["the pipeline is closed"]
     assert workers() == []

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Pipeline
 from tests.pipeline.conformance.runners import (
     AMONG_DEVICES,
     DRAWN,
@@ -19,8 +18,7 @@ from tests.pipeline.conformance.runners import (
 )
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
-from tests.support.chains import on_devices, plan_by_hand
-from tests.support.on_devices import TWO, gradients, late, sample
+from tests.support.on_devices import TWO, cut_on, gradients, late, sample
 from tests.support.seeds import seeds
 
 # The devices are compiled at their first use on a machine.
@@ -68,10 +66,9 @@ def test_targets_are_counted_wherever_they_are_and_on_the_streams_of_each_replic
     model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)])
     loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]).double(), ignore_index=-1)
     reference = plain.twin(model)
-    plan = plan_by_hand(list("012"), [2], micro_batches=4, schedule=schedule, replicas=replicas)
     x, y = torch.randn(12, 4).double(), torch.tensor([0, 1, 2, -1, -1, -1, 2, 1, 0, -1, 2, 2])
     expected = plain.whole_step(reference, x, y, loss_fn)
-    with Pipeline(model, on_devices(plan, devices), loss_fn) as pipe, late():
+    with cut_on(devices, model, [2], loss_fn, schedule=schedule, replicas=replicas) as pipe, late():
         loss = pipe.step(x.to("vdev:0"), target=y.to(target_on))
         plain.assert_near(loss.cpu(), expected)
         plain.assert_close(gradients(model), plain.gradients(reference))
@@ -89,8 +86,7 @@ def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_coun
     x, y = sample(8, 4)
     total, count = loss_fn(reference(x), y)
     (total / count).backward()
-    plan = on_devices(plan_by_hand(list("012"), [1], micro_batches=4, replicas=replicas), TWO * replicas)
-    with Pipeline(model, plan, loss_fn) as pipe, late():
+    with cut_on(TWO * replicas, model, [1], loss_fn, replicas=replicas) as pipe, late():
         loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
         plain.assert_near(loss.cpu(), (total / count).detach(), 1e-12)
         plain.assert_close(gradients(model), plain.gradients(reference))

@@ -102,23 +102,6 @@ def test_a_backward_that_does_not_return():
         stuck.released.set()
 
 
-def test_layers_that_wait_for_each_other():
-    """Each of two stages waits for the other to come to a call that comes behind its own."""
-    first, second = Stuck(at=2), Stuck(at=1)
-    model = nn.Sequential(nn.Linear(4, 4), first, second, nn.Linear(4, 4))
-    plan = plan_by_hand(["0", "1", "2", "3"], [2], micro_batches=4, schedule="gpipe")
-    pipe = Pipeline(model, plan, nn.MSELoss(), timeout=SECONDS)
-    try:
-        with pytest.raises(TimeoutError) as caught:
-            pipe.step(X, target=Y)
-        assert "virtual:0 is in the forward of layer '1' (Stuck)" in str(caught.value)
-        assert "virtual:1 is in the forward of layer '2' (Stuck)" in str(caught.value)
-        assert len(caught.value.__notes__) == 2
-    finally:
-        first.released.set()
-        second.released.set()
-
-
 def test_a_layer_that_returns_late_leaves_a_pipeline_that_works(monkeypatch: pytest.MonkeyPatch):
     """It returns when the timeout's error is made: nothing is closed."""
     stuck = Stuck(at=1)
@@ -137,41 +120,6 @@ def test_a_layer_that_returns_late_leaves_a_pipeline_that_works(monkeypatch: pyt
         plain.assert_same(plain.gradients(model), plain.gradients(reference))
 
 
-def test_a_wait_for_the_gradients_of_a_copy():
-    released = threading.Event()
-
-    class Apart(nn.Module):
-        """Waits where the copy runs."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = x * 1
-            y.register_hook(self.wait)
-            return y
-
-        def wait(self, gradient: Tensor) -> None:
-            if threading.current_thread().name.endswith("virtual:3"):
-                assert released.wait(60)
-
-    model = nn.Sequential(nn.Linear(4, 4), Apart(), nn.Linear(4, 4))
-    pipe = Pipeline(
-        model, plan_by_hand(["0", "1", "2"], [1], replicas=2, micro_batches=4), nn.MSELoss(), timeout=SECONDS
-    )
-    try:
-        with pytest.raises(TimeoutError) as caught:
-            pipe.step(X, target=Y)
-        text = str(caught.value)
-        assert (
-            "virtual:3 is in the backward of layer '1' (Apart): stage 1 of copy 1, micro-batch 1 (action 3B1)"
-            in text
-        )
-        assert (
-            "virtual:1 waits for the gradients of stage 1 of copy 1 on virtual:3 (action 1REDUCE_GRAD)"
-            in text
-        )
-    finally:
-        released.set()
-
-
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_slow_step_that_goes_on_is_not_given_up():
@@ -184,9 +132,3 @@ def test_a_slow_step_that_goes_on_is_not_given_up():
 
     with cut(Slow(), timeout=1.9) as pipe:
         assert bool(pipe.step(X, target=Y).isfinite())
-
-
-def test_no_timeout_that_is_none():
-    for timeout in (0, -1.0):
-        with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
-            cut(Stuck(), timeout=timeout)

@@ -48,14 +48,13 @@ def random_costs(draw, stages, devices):
     )
 
 
-def compare(name, p, m, chunks, draw, times):
-    """Makespan and every peak of ours no larger than torch's, at some random costs."""
-    their_schedule, our_schedule = torch_schedule(name, p, m, chunks), build(name, p, m, chunks=chunks)
-    for _ in range(times):
-        costs = random_costs(draw, p * chunks, p)
-        theirs, ours = simulate(their_schedule, costs), simulate(our_schedule, costs)
-        assert ours.makespan <= theirs.makespan + 1e-9
-        assert all(a <= b + 1e-9 for a, b in zip(ours.peak_bytes, theirs.peak_bytes, strict=True))
+def compare(name, p, m, chunks, draw):
+    """Makespan and every peak of ours no larger than torch's, at random costs."""
+    costs = random_costs(draw, p * chunks, p)
+    theirs = simulate(torch_schedule(name, p, m, chunks), costs)
+    ours = simulate(build(name, p, m, chunks=chunks), costs)
+    assert ours.makespan <= theirs.makespan + 1e-9
+    assert all(a <= b + 1e-9 for a, b in zip(ours.peak_bytes, theirs.peak_bytes, strict=True))
 
 
 def supported(name, p, m):
@@ -68,24 +67,12 @@ def supported(name, p, m):
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 5), (4, 3), (4, 10)])
-def test_no_slower_and_no_larger_than_torch(name, p, m):
-    if not supported(name, p, m):
-        pytest.skip(f"torch has no {name} for p={p}, m={m}")
-    draw = random.Random(f"{name} {p} {m}")
-    for chunks in CHUNKS.get(name, [2, 3]):
-        compare(name, p, m, chunks, draw, times=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("p", [1, 4, 5, 8])
-def test_no_slower_and_no_larger_than_torch_over_a_sweep(name, p):
-    draw = random.Random(f"{name} {p}")
-    for m in range(1, 4 * p + 2, max(1, p // 2)):
-        for chunks in CHUNKS.get(name, [2, 4]):
-            if supported(name, p, m):
-                compare(name, p, m, chunks, draw, times=1)
+@pytest.mark.parametrize("p", [2, 3, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 4, 5, 8))])
+def test_no_slower_and_no_larger_than_torch(name, p):
+    draw, counts = random.Random(f"{name} {p}"), range(1, 4 * p + 2, max(1, p // 2))
+    for m in (m for m in counts if supported(name, p, m)):
+        for chunks in CHUNKS.get(name, [2, 3, 4]):
+            compare(name, p, m, chunks, draw)
 
 
 # Of torch after 2.9: schedules of several stages make their own messages, and a file keeps overlapped actions.

@@ -8,17 +8,23 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart import Pipeline
-from pipepart.capture import flatten
 from pipepart.workers.streams import on_streams
 from tests.support import plain
-from tests.support.chains import on_devices, plan_by_hand
 from tests.support.on_devices import AND_BACK, SHARED, THREE, TWO, cut_on, gradients, late, sample
 from tests.support.recorded import chain_for
 from tests.support.replicas import IN_TURN
 from tests.support.skipping import WIDTH, Hourglass
+from tests.support.two_parts import Calls
 
 PARTS = 8
+FOUR = ("vdev:0", "vdev:1", "vdev:2", "vdev:3")
+
+
+def assert_same_input_gradients(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for x, other in zip(ours, theirs, strict=True):
+        assert x.grad is not None
+        assert other.grad is not None
+        assert x.grad.cpu().allclose(other.grad, rtol=1e-12)
 
 
 def chain() -> nn.Sequential:
@@ -131,8 +137,7 @@ def skipping(devices: tuple[str, ...] = THREE, training: bool = True) -> None:
     x, y = sample(2 * PARTS, WIDTH)
     expected = reference(x).detach()
     recorded = chain_for(model, x, loss_fn=nn.MSELoss(), parts=PARTS)
-    plan = plan_by_hand([name for name, _ in recorded.layers], [2, 4], micro_batches=PARTS)
-    with Pipeline(recorded, on_devices(plan, devices), nn.MSELoss() if training else None) as pipe:  # type: ignore[arg-type]
+    with cut_on(devices, recorded, [2, 4], nn.MSELoss() if training else None, micro_batches=PARTS) as pipe:
         moved = x.to(devices[0]), y.to(devices[-1])
         with late(), torch.set_grad_enabled(training):
             for _ in range(2):
@@ -144,12 +149,9 @@ def skipping(devices: tuple[str, ...] = THREE, training: bool = True) -> None:
             plain.assert_same(gradients(model), plain.gradients(reference))
 
 
-class Adding(nn.Module):
-    """Adds a loss of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        pipepart.add_loss(x.square().mean())
-        return x
+def add_loss(x: Tensor) -> Tensor:
+    pipepart.add_loss(x.square().mean())
+    return x
 
 
 def counted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +162,7 @@ def counted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def evaluated_aside(loss_fn: Any = None, adding: bool = False, **options: Any) -> None:
     """Mini-batches that are evaluated on streams of the caller which have no order among them."""
-    model = nn.Sequential(*chain(), *([Adding()] if adding else [])).double()
+    model = nn.Sequential(*chain(), *([Calls(add_loss)] if adding else [])).double()
     given = [sample(2 * PARTS, 5) for _ in range(4)]
     with cut_on(SHARED, model, [3], loss_fn or nn.MSELoss(), micro_batches=PARTS, **options) as pipe:
         moved = [(x.to("vdev:0"), y.to("vdev:0")) for x, y in given]
@@ -175,24 +177,16 @@ def evaluated_aside(loss_fn: Any = None, adding: bool = False, **options: Any) -
     assert found == again
 
 
-class Interrupting(nn.Module):
-    """Calls what is set, once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.then: Callable[[], None] | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        then, self.then = self.then, None
-        if then:
-            then()
-        return x + 0
-
-
 def outputs_that_another_thread_frees() -> None:
     """One that reads an output on the caller's stream, and lets go of it while the next run is on and ahead."""
-    interrupting = Interrupting()
-    model = nn.Sequential(nn.Linear(5, 5), interrupting, *[nn.Linear(5, 5) for _ in range(6)]).double()
+    then: list[Callable[[], None]] = []
+
+    def interrupt(x: Tensor) -> Tensor:
+        if then:
+            then.pop()()
+        return x + 0
+
+    model = nn.Sequential(nn.Linear(5, 5), Calls(interrupt), *[nn.Linear(5, 5) for _ in range(6)]).double()
     x, _ = sample(4, 5)
     expected = model(x).detach() * 2
     found: list[Tensor] = []
@@ -204,7 +198,7 @@ def outputs_that_another_thread_frees() -> None:
             with on_streams([caller]):
                 found.append(held.pop() * 2)
 
-        interrupting.then = read_and_free
+        then.append(read_and_free)
         pipe(-x.to("vdev:0"))
         assert found[0].cpu().allclose(expected, rtol=1e-12)
 
@@ -229,43 +223,30 @@ def input_gradients_on_several_streams() -> None:
             with on_streams([stream]):
                 losses.append(pipe(x * 2).sum())
         torch.autograd.backward(losses)
-        for x, other in zip(ours, theirs, strict=True):
-            assert x.grad is not None
-            assert other.grad is not None
-            assert x.grad.cpu().allclose(other.grad, rtol=1e-12)
+        assert_same_input_gradients(ours, theirs)
 
 
-def several_outputs(devices: tuple[str, ...] = TWO, **options: Any) -> None:
-    """A loss of several outputs: autograd begins the backward of one while it waits for a device in that of another."""
+def several_outputs(devices: tuple[str, ...] = TWO, of_inputs: bool = True, **options: Any) -> None:
+    """A loss of several outputs: autograd begins the backward of one while it waits for a device in that of another.
+
+    Of replicas, autograd copies gradients of the parts of one output within the backward of another.
+
+    Args:
+        devices: of the pipeline.
+        of_inputs: whether the inputs ask for gradients.
+        options: for the pipeline.
+    """
     model = chain()
     reference = plain.twin(model)
     values = [sample(2 * PARTS, 5)[0] for _ in range(3)]
     theirs = [x.clone().requires_grad_() for x in values]
     torch.stack([reference(x * 2).sum() for x in theirs]).sum().backward()
     with cut_on(devices, model, [3], micro_batches=PARTS, **options) as pipe, late():
-        ours = [x.to(devices[0]).requires_grad_() for x in values]
+        ours = [x.to(devices[0]).requires_grad_(of_inputs) for x in values]
         torch.stack([pipe(x * 2).sum() for x in ours]).sum().backward()
-        for x, other in zip(ours, theirs, strict=True):
-            assert x.grad is not None
-            assert other.grad is not None
-            assert x.grad.cpu().allclose(other.grad, rtol=1e-12)
-        expected = plain.gradients(reference)
-        for name, gradient in gradients(model).items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=0.0)
-
-
-def several_outputs_of_replicas() -> None:
-    """Outputs with parts on two devices: autograd copies gradients of one within the backward of another."""
-    model = chain()
-    reference = plain.twin(model)
-    values = [sample(8, 5)[0] for _ in range(4)]
-    torch.stack([reference(x).sum() for x in values]).sum().backward()
-    plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
-    with Pipeline(model, on_devices(plan, ("vdev:0", "vdev:1", "vdev:2", "vdev:3"))) as pipe, late():
-        torch.stack([pipe(x.to("vdev:0")).sum() for x in values]).sum().backward()
-        expected = plain.gradients(reference)
-        for name, gradient in gradients(model).items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-12)
+        if of_inputs:
+            assert_same_input_gradients(ours, theirs)
+        plain.assert_close(gradients(model), plain.gradients(reference))
 
 
 def pinned_and_written() -> None:
@@ -275,13 +256,13 @@ def pinned_and_written() -> None:
     """
     model = chain()
     reference = plain.twin(model)
-    x, y = sample(4, 5)
-    plain.micro_batched_step(reference, x, y, nn.MSELoss(), 2)
+    given = sample(4, 5)
+    plain.micro_batched_step(reference, *given, nn.MSELoss(), 2)
     with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=2) as pipe, late():
-        pinned = x.pin_memory(), y.pin_memory()
-        pipe.step(pinned[0], target=pinned[1])
-        for each in pinned:
-            each.zero_()
+        x, y = (each.pin_memory() for each in given)
+        pipe.step(x, target=y)
+        x.zero_()
+        y.zero_()
         plain.assert_same(gradients(model), plain.gradients(reference))
 
 
@@ -289,11 +270,10 @@ def replicas(scaled: bool = False) -> None:
     """Two replicas of the model on the same devices, whose last stages ask for the same seeds of gradients."""
     model = chain()
     reference = plain.twin(model)
-    plan = plan_by_hand([name for name, _ in flatten(model)], [3], replicas=2, micro_batches=4)
     x, y = sample(8, 5)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, replica_of=IN_TURN)
     scaler = torch.amp.GradScaler("vdev", init_scale=4.0) if scaled else None
-    with Pipeline(model, on_devices(plan, TWO * 2), nn.MSELoss()) as pipe, late():
+    with cut_on(TWO * 2, model, [3], nn.MSELoss(), replicas=2) as pipe, late():
         pipe.step(x.to("vdev:0"), target=y.to("vdev:1"), scaler=scaler)
         found = gradients(model)
         if scaled:
@@ -310,7 +290,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "several outputs": several_outputs,
     "several outputs, recomputed": partial(several_outputs, recompute="always"),
     "several outputs, with the CPU": partial(several_outputs, ("vdev:0", "cpu")),
-    "several outputs of replicas": several_outputs_of_replicas,
+    "several outputs of replicas": partial(several_outputs, FOUR, False, replicas=2),
     "pinned steps": partial(steps, pinned=True, batches=5),
     "pinned and written": pinned_and_written,
     "forwards": forwards,

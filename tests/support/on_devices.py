@@ -21,7 +21,7 @@ AND_BACK = ("vdev:0", "vdev:1", "vdev:0")
 
 def cut_on(
     devices: Sequence[str],
-    model: nn.Module,
+    model: Any,
     borders: Sequence[int],
     loss_fn: Any = None,
     *,

@@ -62,7 +62,7 @@ def micro_batched_step(
     for index, (xs, ys) in enumerate(zip(split(x, parts), split(y, parts), strict=True)):
         share = pytree.tree_leaves(xs)[0].shape[0] / samples if mean else 1.0
         replica = replicas[replica_of[index % len(replica_of)]]
-        output = _drawing(replica, xs, index, draws) if drawing else call(replica, xs)
+        output = _forward(replica, xs, index, draws if drawing else None)
         loss = loss_fn(output, ys) * share
         loss.backward()
         total = total + loss.detach()
@@ -75,8 +75,18 @@ def micro_batched_step(
     return total
 
 
-def _drawing(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys) -> Any:
-    """The output of a chain whose layers draw by their place and the micro-batch."""
+def outputs(model: nn.Module, micro_batches: Sequence[Any], drawing: bool = False) -> list[Tensor]:
+    """The forwards of micro-batches; with ``drawing`` as for :func:`micro_batched_step`."""
+    draws = RngKeys()
+    made = [_forward(model, x, index, draws if drawing else None) for index, x in enumerate(micro_batches)]
+    draws.finish()
+    return made
+
+
+def _forward(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys | None) -> Any:
+    """The output of a model; with ``draws`` of a chain whose layers draw by their place and the micro-batch."""
+    if draws is None:
+        return call(model, x)
     for place, (_, layer) in enumerate(flatten(model)):
         with draws.of(place, micro_batch):
             x = layer(x)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -87,12 +86,11 @@ class Block:
 
 
 class Found(NamedTuple):
-    """Two records that race; ``freed`` is the record of the free between them."""
+    """Two records that race."""
 
     kind: str
     first: int
     second: int
-    freed: int | None = None
 
 
 def _join(clock: Clock, other: Clock) -> None:
@@ -116,13 +114,12 @@ class Detector:
         self._told: dict[tuple[str, int], Clock] = {}  # what the host of a put or call knew, by its number
         self._joined: defaultdict[int, list[int]] = defaultdict(list)  # by call, the hosts that run its nodes
         self._blocks: dict[int, Block] = {}
-        self._freed: defaultdict[Stream, list[tuple[Access, int]]] = defaultdict(list)
+        self._freed: defaultdict[Stream, list[Access]] = defaultdict(list)
         # By stream and host, in order: allocations and waits, with the count of the host.
         self._made: defaultdict[Stream, defaultdict[int, list[tuple[int, Block]]]]
         self._made = defaultdict(lambda: defaultdict(list))
         self._waits: defaultdict[Stream, defaultdict[int, list[tuple[int, Clock]]]]
         self._waits = defaultdict(lambda: defaultdict(list))
-        self._freed_at: dict[int, int] = {}  # by record of an access
         self.found: dict[tuple[Any, ...], Found] = {}
 
     def run(self) -> list[Found]:
@@ -176,12 +173,10 @@ class Detector:
                 _join(host, self._streams[stream])
             case "alloc":
                 clock = self._tick(stream, host)
-                left = [
-                    (access, freed) for access, freed in self._freed[stream] if not _is_over(access, clock)
-                ]
+                left = [access for access in self._freed[stream] if not _is_over(access, clock)]
                 self._freed[stream] = left
                 made = Access(stream, clock[stream], 0, ALL, True, index)
-                block = self._blocks[number] = Block([made], before=[access for access, _ in left])
+                block = self._blocks[number] = Block([made], before=list(left))
                 self._made[stream][record.host].append((host[record.host], block))
             case "use":
                 self._block(number).users.add(stream)
@@ -246,10 +241,8 @@ class Detector:
             _join(over, self._known_by(user, host))
         over[stream] = self._streams[stream].get(stream, 0)  # what is handed out again there is behind
         left = [access for access in block.accesses if not _is_over(access, over)]
-        for access in left:
-            self._freed_at[access.record] = index
         now = self._streams[stream]
-        self._freed[stream] += [(access, index) for access in left if not _is_over(access, now)]
+        self._freed[stream] += [access for access in left if not _is_over(access, now)]
         # Other hosts may allocate before or after this free. What they have allocated may be this memory too, unless
         # the stream was behind the accesses already.
         known = self._known_by(stream, host)
@@ -267,7 +260,7 @@ class Detector:
     def _report(self, kind: str, old: Access, index: int) -> None:
         one, other = self._records[old.record], self._records[index]
         key = kind, one.name, other.name, one.stream, other.stream, one.node, other.node
-        self.found.setdefault(key, Found(kind, old.record, index, self._freed_at.get(old.record)))
+        self.found.setdefault(key, Found(kind, old.record, index))
 
 
 @dataclass(frozen=True)
@@ -278,31 +271,27 @@ class Side:
         operation: its name in torch's dispatcher, as "aten::mul".
         stream: its stream; None on the host.
         lines: of Python, the innermost first, as "file:line function"; the forward's for a node of autograd.
-        by: the name of the thread that queued it.
     """
 
     operation: str
     stream: Stream | None
     lines: tuple[str, ...]
-    by: str
 
     def __str__(self) -> str:
         place = "the host" if self.stream is None else f"stream {self.stream[1]} of vdev:{self.stream[0]}"
-        return "\n    ".join([f"  {self.operation} on {place}, queued by {self.by}", *self.lines[:6]])
+        return "\n    ".join([f"  {self.operation} on {place}", *self.lines[:6]])
 
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses that nothing orders, and the free between them, if any."""
+    """Two accesses that nothing orders."""
 
     kind: str
     first: Side
     second: Side
-    freed: Side | None = None
 
     def __str__(self) -> str:
-        sides = [self.first, self.second, *([self.freed] if self.freed else [])]
-        return "\n".join([self.kind, *map(str, sides)])
+        return "\n".join([self.kind, str(self.first), str(self.second)])
 
 
 class RacesFound(AssertionError):
@@ -359,7 +348,6 @@ def _described(backend: Any, records: Sequence[Record], raw: Sequence[Found]) ->
         for index, one in enumerate(records)
         if one.kind == "kernel" and not one.node
     }
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
 
     def lines(index: int) -> list[str]:
         return [
@@ -373,9 +361,6 @@ def _described(backend: Any, records: Sequence[Record], raw: Sequence[Found]) ->
         forward = forwards.get((record.forward_thread, record.forward_number)) if record.node else None
         at = [*lines(index), *([] if forward is None else lines(forward))]
         name = f"{record.name or record.kind}{f' in {record.node}' if record.node else ''}"
-        return Side(name, record.stream, tuple(at), names.get(record.thread, "a thread of autograd"))
+        return Side(name, record.stream, tuple(at))
 
-    return [
-        Race(one.kind, side(one.first), side(one.second), None if one.freed is None else side(one.freed))
-        for one in raw
-    ]
+    return [Race(one.kind, side(one.first), side(one.second)) for one in raw]

@@ -1,12 +1,12 @@
-"""Tensors live on one of several devices, as on a box of GPUs; memory is counted to the byte and limited."""
-
-import gc
+"""Streams and events order the work of a device, late or at once; tensors of two devices do not meet."""
 
 import pytest
 import torch
 from torch import nn
 
 from tests.vdev import devices as vdev
+
+LATE = 1.0  # a stream runs only when something waits for it
 
 MIXED = {
     "vdev:0 and vdev:1": lambda: torch.ones(3, device="vdev:0") + torch.ones(3, device="vdev:1"),
@@ -23,78 +23,75 @@ def test_tensors_of_two_devices_do_not_meet(places):
         MIXED[places]()
 
 
-def test_torch_finds_the_devices_until_they_are_hidden():
-    assert torch.accelerator.is_available()
-    assert torch.accelerator.device_count() == 8
-    assert torch.accelerator.current_accelerator() == torch.device("vdev")
-    vdev.hide()
-    assert not torch.accelerator.is_available()
-    assert torch.accelerator.device_count() == 0
-    assert torch.ones(2, device="vdev:0").sum().item() == 2
+def test_a_late_stream_has_not_run_until_it_is_waited_for():
+    """By an event, or by the host that reads from it; fresh memory is no number until it is written."""
+    side, x = torch.Stream(device="vdev:0"), torch.zeros(3, device="vdev:0")
+    with vdev.delayed(lateness=LATE):
+        with side:
+            y = torch.ones(3, device="vdev:0")
+        assert torch.empty(3, device="vdev:0").isnan().all().item()
+        assert not side.query()
+        first, last = (torch.Event(device="vdev:0", enable_timing=True) for _ in range(2))
+        first.record()
+        x.add_(1)
+        last.record()
+        with pytest.raises(RuntimeError, match="must be completed"):
+            first.elapsed_time(last)
+        assert not last.query()
+        last.synchronize()
+        assert first.query()
+        assert first.elapsed_time(last) >= 0
+        assert x.tolist() == [1, 1, 1]
+        assert y.shape == (3,)
+        torch.accelerator.synchronize("vdev:0")
+        assert side.query()
 
 
-def test_each_device_draws_from_its_own_generator():
-    def drawn(device: str) -> list[float]:
-        return torch.randn(4, device=device).tolist()
-
-    torch.manual_seed(3)
-    first, second = drawn("vdev:0"), drawn("vdev:1")
-    torch.manual_seed(3)
-    assert first == second == drawn("cpu") == drawn("vdev:0")
-    assert first != drawn("vdev:0")
-
-
-@pytest.fixture
-def _empty():
-    gc.collect()
-    assert vdev.memory("vdev:0").allocated == 0
-    vdev.reset_peak("vdev:0")
+def test_an_event_is_waited_for_as_it_was_recorded_last_before():
+    side, x = torch.Stream(device="vdev:0"), torch.zeros(3, device="vdev:0")
+    with vdev.delayed(lateness=LATE):
+        event = torch.Event(device="vdev:0")
+        with side:
+            x.add_(1)
+            event.record()
+        torch.accelerator.current_stream("vdev:0").wait_event(event)
+        with side:
+            event.record()
+        y = x * 1
+        assert y.tolist() == [1, 1, 1]
+        assert not side.query()  # its second record has not run
 
 
-def in_use() -> tuple[int, int]:
-    """The bytes in use, and the most; torch has the same figures."""
-    memory = vdev.memory("vdev:0")
-    assert torch.accelerator.memory_allocated("vdev:0") == memory.allocated
-    assert torch.accelerator.max_memory_allocated("vdev:0") == memory.peak
-    return memory.allocated, memory.peak
+def test_pinned_memory_is_read_late_and_other_memory_and_numbers_at_the_launch():
+    plain, pinned, factor = torch.ones(3), torch.ones(3).pin_memory(), torch.tensor(2.0)
+    with vdev.delayed(lateness=LATE):
+        doubled = torch.ones(3, device="vdev:0") * factor
+        factor.fill_(100)
+        assert doubled.tolist() == [2, 2, 2]
+        one = plain.to("vdev:0", non_blocking=True)
+        other = pinned.to("vdev:0", non_blocking=True)
+        plain.fill_(7)
+        pinned.fill_(7)
+        assert one.tolist() == [1, 1, 1]
+        assert other.tolist() == [7, 7, 7]
 
 
-@pytest.mark.usefixtures("_empty")
-def test_bytes_are_counted_while_they_live():
-    one = torch.empty(1000, device="vdev:0")
-    two = torch.empty(10, dtype=torch.int64, device="vdev:0")
-    view = one[:10]
-    del one
-    assert in_use() == (4080, 4080)
-    del view
-    assert in_use() == (80, 4080)
-    vdev.reset_peak("vdev:0")
-    assert in_use() == (80, 80)
-    two.untyped_storage().resize_(0)
-    assert in_use() == (0, 80)
-    two.untyped_storage().resize_(80)
-    assert two.fill_(3).sum().item() == 30
-
-
-@pytest.mark.usefixtures("_empty")
-def test_an_allocation_or_the_result_of_a_kernel_beyond_the_capacity_says_what_is_in_use():
-    vdev.set_capacity("vdev:0", 4096)
-    kept = torch.ones(512, 1, device="vdev:0")
-    with pytest.raises(torch.OutOfMemoryError, match=r"allocate 2\.00 KiB.*4\.00 KiB is in use") as info:
-        _ = torch.zeros(512, device="vdev:0"), torch.zeros(512, device="vdev:0")
-    del info
-    gc.collect()
-    with pytest.raises(torch.OutOfMemoryError):
-        _ = kept[:100] @ kept[:100].t()
-    assert in_use()[0] == 2048
-    vdev.set_capacity("vdev:0", 2048 + 40_004)
-    assert (kept[:100] @ kept[:100].t()).sum().item() == 10_000
-
-
-def test_autocast_casts_by_the_lists_of_cuda():
-    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
-    expected = nn.functional.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
-    with torch.autocast("vdev", dtype=torch.bfloat16):
-        y = layer.to("vdev:0")(x.to("vdev:0"))
-        assert y.softmax(-1).dtype == torch.float32
-    assert torch.equal(y.cpu(), expected)
+def test_freed_memory_is_handed_out_again_on_its_stream_and_when_others_that_use_it_have_run():
+    side, x = torch.Stream(device="vdev:0"), torch.zeros(100, device="vdev:0")
+    with vdev.delayed(lateness=LATE):
+        one = torch.empty(100, device="vdev:0")
+        address = one.data_ptr()
+        del one
+        with side:
+            assert torch.empty(100, device="vdev:0").data_ptr() != address
+        one = torch.empty(90, device="vdev:0")
+        assert one.data_ptr() == address
+        with side:
+            x.add_(1)
+        one.record_stream(side)
+        del one
+        assert torch.empty(100, device="vdev:0").data_ptr() != address
+        side.synchronize()
+        two = torch.empty(100, device="vdev:0")
+        three = torch.empty(100, device="vdev:0")
+        assert address in (two.data_ptr(), three.data_ptr())

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.vdev import devices as vdev
 from tests.vdev import hosts, races
 from tests.vdev.races import NOT_YET, ON_HOST, STILL_USED, UNORDERED
 
@@ -125,35 +124,6 @@ def test_a_forgotten_wait_is_found_in_one_run(program, expected, kind, operation
         assert torch.equal(program(True), expected)
 
 
-@pytest.mark.parametrize(("program", "expected"), [one[:2] for one in PROGRAMS])
-def test_a_forgotten_wait_gives_wrong_numbers_on_late_devices(program, expected):
-    # A copy that is as late as it can be comes too late to do harm.
-    copies = program is target_of_a_copy_freed_without_record_stream
-    seeds, lateness = (range(6), None) if copies else ((0,), 1.0)
-    right = []
-    for seed in seeds:
-        with vdev.delayed(seed, lateness=lateness):
-            right.append(torch.equal(program(False), expected))
-            assert torch.equal(program(True), expected)
-    assert not all(right)
-
-
-def test_a_report_names_operations_streams_threads_and_lines():
-    (_, side), x, found = _streams(), _start(), list[races.Race]()
-    with races.watched(found):
-        with side:
-            y = x * 2
-        z = y + 1
-        torch.accelerator.synchronize("vdev:0")
-        del y, z
-    first, text = found[0], str(races.RacesFound(found))
-    assert (first.first.stream, first.second.stream) == ((0, side.stream_id), (0, 0))
-    assert f"aten::mul on stream {side.stream_id} of vdev:0, queued by MainThread" in text
-    assert "aten::add on stream 0 of vdev:0, queued by MainThread" in text
-    own = test_a_report_names_operations_streams_threads_and_lines
-    assert f"{__file__}:{own.__code__.co_firstlineno + 4} {own.__name__}" in text
-
-
 @pytest.mark.parametrize("overlapping", [True, False])
 def test_bytes_count_and_not_whole_blocks(overlapping: bool):
     (main, side), x = _streams(), torch.zeros(64, device="vdev:0")
@@ -224,9 +194,3 @@ def test_a_stream_that_is_asked_may_be_behind_once():
         assert not side.query()
         assert side.query()  # the host knows now
         assert x.sum().item() == 64 * 63 / 2 + 64
-
-
-def test_hosts_that_nothing_tracks_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hosts, "_tracking", False)
-    with pytest.raises(RuntimeError, match=r"within hosts.tracked\(\) only"), races.refused():
-        pass

@@ -40,6 +40,38 @@ class Slope(nn.Module):
         return found
 
 
+class Turned(nn.Linear):
+    """Multiplies from the left, so that the gradient of its input is a transposed matrix."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return (self.weight @ input.t().contiguous()).t()
+
+
+def _halve_gradient(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+def _enlarge(module: nn.Module, coming: Any, going: Any) -> Any:
+    return None if coming[0] is None else (coming[0] * 1.5,)
+
+
+def _shrink(module: nn.Module, given: Any, output: Any) -> Any:
+    return output * 0.75
+
+
+def hooked() -> nn.Linear:
+    """A layer with hooks of every kind, all of which change what they see."""
+    layer = linear()
+    layer.register_forward_pre_hook(lambda module, given: (given[0] * 1.5,))
+    layer.register_forward_hook(_shrink)
+    layer.register_full_backward_pre_hook(lambda module, going: (going[0] * 2,))
+    layer.register_full_backward_hook(_enlarge)
+    layer.weight.register_hook(lambda gradient: gradient / 2)
+    layer.bias.register_post_accumulate_grad_hook(_halve_gradient)
+    return layer
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()

@@ -135,25 +135,6 @@ def passed_on(layer: Callable[[], nn.Module]) -> Callable[[], nn.Sequential]:
     return lambda: nn.Sequential(linear(), layer(), Double(), linear(), Double(), linear())
 
 
-def many_sorts() -> nn.Sequential:
-    """One of each of many kinds of layers."""
-    kinds = (
-        *(
-            "linear",
-            "relu in place",
-            "in place",
-            "norm",
-            "nests",
-            "branches",
-            "other layout",
-            "half detached",
-        ),
-        *("views", "weight norm", "attention", "batch norm"),
-    )
-    made = {**LAYERS, **WRITING}
-    return nn.Sequential(*(layer for kind in kinds for layer in made[kind]()))
-
-
 def anything() -> nn.Sequential:
     """Draw a chain of two to four kinds of layers, some of them frozen and some linear layers tied."""
     choose = random.Random(torch.initial_seed())
@@ -259,6 +240,7 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "embedding": lambda: [layers.Tokens(sparse=False)],
     "attention": lambda: [pieces.Attention()],
     "transformer": lambda: [layers.Transformer()],
+    "turned": lambda: [layers.Turned(WIDTH, WIDTH)],
     "residual": lambda: [layers.Forks(), layers.Joins()],
 }
 WRITING: dict[str, Callable[[], list[nn.Module]]] = {
@@ -287,6 +269,7 @@ CHAINS: dict[str, Scenario] = {
     "packed": Scenario(
         among_others(lambda: [layers.Packs(), nn.Identity(), layers.Unpacks()]), by_batch=True
     ),
+    "hooks": Scenario(among_others(lambda: [layers.hooked()]), by_batch=True, alone=True),
     "sparse embedding": Scenario(among_others(lambda: [layers.Tokens(sparse=True)]), sparse=True),
     "old weight norm": Scenario(among_others(lambda: [nn.utils.weight_norm(linear())]), alone=True),
     "old spectral norm": Scenario(
@@ -339,7 +322,6 @@ SCENARIOS: dict[str, Scenario] = {
     "keywords": Scenario(embedded, lambda samples: masked(samples, True)),
     "sparse messages": Scenario(sparse_messages, sparse=True),
     "pooled images": Scenario(pooled_images, images("contiguous"), CROSS_ENTROPY, draws=True, writes=True),
-    "many sorts": Scenario(many_sorts, writes=True),
     "all at once": Scenario(searched.network, draws=True, writes=True),
     "anything": Scenario(anything, draws=True, writes=True, by_batch=True),
     "hourglass": Scenario(lambda: Hourglass(4), vectors, functional.mse_loss, recorded=8),

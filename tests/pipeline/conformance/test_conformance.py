@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import schedules
+from tests.pipeline.conformance.between import CHANGES, FAILURE, TO_DOUBLE, Fuse, drawn_event
 from tests.pipeline.conformance.runners import (
     BACKENDS,
     CUDA,
@@ -46,9 +47,11 @@ def replica_of(mode: Mode) -> tuple[int, ...]:
     return tuple(range(mode.replicas))
 
 
-def called_step(model: nn.Module, x: Any, y: Tensor, loss_fn: Callable[..., Tensor], parts: int) -> Tensor:
+def called_step(
+    model: nn.Module, x: Any, y: Tensor, loss_fn: Callable[..., Tensor], parts: int, drawing: bool
+) -> Tensor:
     """All forwards, the loss of the whole output, and the backward of one micro-batch after the other."""
-    outputs = [plain.call(model, part) for part in plain.split(x, parts)]
+    outputs = plain.outputs(model, plain.split(x, parts), drawing)
     joined = torch.cat([output.detach() for output in outputs]).requires_grad_()
     loss = loss_fn(joined, y)
     loss.backward()
@@ -62,7 +65,8 @@ def check(mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None 
     """Two steps: gradients of parameters and inputs, buffers, losses and weights are those of the plain model.
 
     They are those of micro-batches one after the other, bit for bit. In float64, where layers neither draw nor write
-    buffers, they are those of the whole mini-batch up to rounding. Kernels of CUDA round in their own way.
+    buffers, they are those of the whole mini-batch up to rounding. Kernels of CUDA round in their own way. Between the
+    steps the model is changed, or a step fails.
 
     Args:
         mode: what is trained, and how.
@@ -73,11 +77,13 @@ def check(mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None 
     loss_fn, mean = (what.loss, True) if what.loss else LOSSES[mode.loss]
     model, reference, whole = (made(mode, seed) for _ in range(3))
     undivided = mode.dtype == torch.float64 and not (what.draws or what.writes or what.by_batch)
+    event = drawn_event(mode)
     optimizers = [sgd(each.parameters()) for each in (reference, whole, model)]
     by_stage = mode.runner == "optimizers of stages"
     rounding = ROUNDING[mode.dtype]
     if change:
         change(model)
+    fuse = Fuse(model, random.Random(str(mode)), mode.parts) if event == FAILURE else None
     is_late, on_cuda = mode.home in LATE, mode.home in CUDA
     same: Callable[..., None] = partial(plain.assert_close, relative=1e-9) if on_cuda else plain.assert_same
     # Dropout on a device draws other numbers than on the CPU.
@@ -87,14 +93,20 @@ def check(mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None 
         ends = [pipe.plan.cluster.device(pipe.plan.stages[end].device).torch_device for end in (0, -1)]
         first, last = ends if mode.device_of else ("cpu", "cpu")
         for step in range(COMPILED_STEPS if mode.runner in BACKENDS else STEPS):
-            x, y = as_dtype(what.batch(mode.sizes[0] + step), mode.dtype)
+            dtype = torch.float64 if event == TO_DOUBLE and step else mode.dtype
+            x, y = as_dtype(what.batch(mode.sizes[0] + step), dtype)
+            if step == 1 and fuse:
+                fuse.check_failure(pipe, moved(x, first), moved(y, last))
+            for each in (model, reference, whole) if step == 1 else ():
+                each.zero_grad() if fuse else CHANGES[event](each)
             parts = min(mode.sizes[1], mode.sizes[0] + step)
             ours, theirs, others = asking(moved(x, first)), asking(moved(x, beside)), asking(x)
             torch.manual_seed(step)
             if mode.runner == "called":
                 loss = loss_fn(plain.call(pipe, ours), moved(y, last))
                 loss.backward()
-                expected = called_step(reference, theirs, y, loss_fn, parts)
+                torch.manual_seed(step)
+                expected = called_step(reference, theirs, moved(y, beside), loss_fn, parts, what.draws)
             else:
                 loss = plain.call(partial(pipe.step, target=moved(y, last)), ours)
                 torch.manual_seed(step)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import plain
 from tests.support.chains import cut_by_hand
@@ -25,7 +24,14 @@ def test_evaluate_gives_the_loss_in_evaluation_mode_and_changes_nothing():
     modes = [module.training for module in model.modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = torch.get_rng_state()
-    with cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss(), recompute="always") as pipe:
+    fails = False
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        if fails:
+            raise KeyError("on purpose")
+        return nn.functional.mse_loss(output, target)
+
+    with cut_by_hand(model, [1, 3], loss_fn=loss_fn, recompute="always") as pipe:
         loss, output = pipe.evaluate(X, target=Y, return_outputs=True)
         with pytest.raises(ValueError, match="target has 5 samples"):
             pipe.evaluate(X, target=Y[:5])
@@ -35,6 +41,9 @@ def test_evaluate_gives_the_loss_in_evaluation_mode_and_changes_nothing():
                 RuntimeError, match=r"step trains, and gradients are disabled.*pipe\.evaluate"
             ):
                 pipe.step(X, target=Y)
+        fails = True
+        with pytest.raises(KeyError, match="on purpose"):
+            pipe.evaluate(X, target=Y)
     plain.assert_near(loss, nn.functional.mse_loss(reference(X), Y))
     plain.assert_near(output, reference(X))
     assert not loss.requires_grad
@@ -43,28 +52,6 @@ def test_evaluate_gives_the_loss_in_evaluation_mode_and_changes_nothing():
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     plain.assert_same(state, model.state_dict())
-
-
-def test_the_losses_of_a_loader_have_the_mean_of_all_samples():
-    """The last mini-batch has fewer samples than the pipeline has micro-batches."""
-    model = network()
-    loader = DataLoader(TensorDataset(X, Y), batch_size=3)
-    with cut_by_hand(model, [1, 3], loss_fn=nn.MSELoss(), micro_batches=2) as pipe:
-        losses = [(pipe.evaluate(x, target=y), len(x)) for x, y in loader]
-    assert [count for _, count in losses] == [3, 3, 1]
-    mean = torch.stack([loss * count for loss, count in losses]).sum() / len(X)
-    plain.assert_near(mean, nn.functional.mse_loss(model.eval()(X), Y))
-
-
-def test_modes_are_restored_when_evaluate_fails():
-    def broken(output: Tensor, target: Tensor) -> Tensor:
-        raise KeyError("on purpose")
-
-    model = network()
-    with cut_by_hand(model, [1], loss_fn=broken) as pipe:
-        with pytest.raises(KeyError, match="on purpose"):
-            pipe.evaluate(X, target=Y)
-        assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])

@@ -33,7 +33,6 @@ def test_names_and_parameters_are_those_of_the_unwrapped_model():
         assert [layer for stage in pipe.plan.stages for layer in stage.layers] == LAYERS
         with pytest.raises(RuntimeError, match=r"Missing key.*embed\.weight"):
             pipe.load_state_dict({})
-        assert pipe.load_state_dict({}, strict=False).missing_keys[0] == "embed.weight"
 
 
 def test_the_model_stays_usable_beside_the_pipeline_and_after_it():

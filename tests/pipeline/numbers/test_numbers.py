@@ -1,5 +1,6 @@
 """What training scripts do between steps, and models that only some pipelines get right, in both kinds of pipelines."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from tests.pipeline.conformance.layers import Double
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.in_backward import CallsInBackward
 from tests.support.tied import language_model, loss_fn, words
 
 each_kind = pytest.mark.parametrize("strict", [False, True], ids=["free", "strict"])
@@ -45,28 +47,6 @@ def test_a_model_frozen_as_a_whole_gives_its_loss_and_no_gradient():
 
 
 @each_kind
-def test_gradients_that_the_caller_has_changed_and_parameters_that_were_replaced(strict):
-    """They are the host's when the next step adds to them."""
-    model, other = network(), network()
-    reference = plain.twin(model)
-    with cut_by_hand(model, [1], loss_fn=LOSS, strict=strict) as pipe:
-        for step in range(2):
-            pipe.step(X, target=Y)
-            plain.micro_batched_step(reference, X, Y, LOSS, 3)
-            for parameter in (*model.parameters(), *reference.parameters()) if step == 0 else ():
-                assert parameter.grad is not None
-                parameter.grad = parameter.grad * 0.5
-        norm = pipe.clip_grad_norm_(0.1)
-        assert norm.equal(nn.utils.clip_grad_norm_(reference.parameters(), 0.1))
-        plain.assert_same(plain.gradients(model), plain.gradients(reference))
-        model.load_state_dict(other.state_dict(), assign=True)
-        plain.check_step(pipe, X, Y, LOSS)
-        weight = model.get_parameter("2.weight")
-        weight.data = weight.data.clone()
-        plain.check_step(pipe, X, Y, LOSS)
-
-
-@each_kind
 def test_a_model_that_is_cut_again_and_again(strict):
     """With a parameter that stages share: layers that hold it were on other devices before."""
     model = language_model()
@@ -88,21 +68,15 @@ def test_autocast_of_the_caller_holds_in_every_forward_and_in_no_backward(strict
             self.parts = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
 
         def forward(self, x: Tensor) -> Tensor:
-            seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
             first, second, third = (part(x) for part in self.parts)
             return first * second + third
 
-    class Full(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(32, 32)
-
-        def forward(self, x: Tensor) -> Tensor:
+    class Full(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
             with torch.autocast("cpu", enabled=False):
-                return self.linear(x.float())
+                return super().forward(input.float())
 
-    seen: list[Any] = []
-    model = nn.Sequential(nn.Linear(32, 32), Full(), Three(), Full(), nn.Linear(32, 4))
+    model = nn.Sequential(nn.Linear(32, 32), Full(32, 32), Three(), Full(32, 32), nn.Linear(32, 4))
     reference = plain.twin(model)
     options: dict[str, Any] = {"strict": strict, "recompute": ("never", "always", "except-last")}
     with cut_by_hand(model, [2, 3], loss_fn=LOSS, micro_batches=2, **options) as pipe:
@@ -118,5 +92,31 @@ def test_autocast_of_the_caller_holds_in_every_forward_and_in_no_backward(strict
                     loss = LOSS(reference(xs), ys) / 2
                 loss.backward()
             plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-6 if called else 0)
-            assert {enabled for enabled, _ in seen} == {kept}
-            seen.clear()
+
+
+class Probe(nn.Module):
+    """Notes each backward that comes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return CallsInBackward.apply(x, partial(self.seen.append, 1))
+
+
+@pytest.mark.parametrize(
+    ("trained", "passed"),
+    [(("5.weight", "5.bias", "7.weight", "7.bias"), [0, 0, 0, 3]), (("1.bias",), [0, 3, 3, 3])],
+)
+@pytest.mark.parametrize(
+    ("schedule", "recompute"), [("1f1b", "always"), ("gpipe", "never"), ("zb-h1", "never")]
+)
+def test_what_is_frozen_in_front_runs_no_backward(schedule, recompute, trained, passed):
+    """The last two of four layers train, or one bias alone, as in BitFit; a probe is in front of each layer."""
+    model = nn.Sequential(*(module for _ in range(4) for module in (Probe(), nn.Linear(4, 4))))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    with cut_by_hand(model, [2, 4, 6], loss_fn=LOSS, schedule=schedule, recompute=recompute) as pipe:
+        plain.check_step(pipe, X, Y, LOSS)
+    assert [len(module.seen) for module in model.modules() if isinstance(module, Probe)] == passed

@@ -13,7 +13,6 @@ from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
-from tests.support.pairwise import pairwise
 from tests.support.two_parts import Calls
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -23,8 +22,13 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
 }
 LOSS = nn.MSELoss()
-SCHEDULES = ["pipedream", "pipedream-2bw"]
-CASES = pairwise(SCHEDULES, [2, 3, 4], OPTIMIZERS, ["never", "always"])
+CASES = [
+    ("pipedream", 2, "adam", "always"),
+    ("pipedream", 3, "momentum", "never"),
+    ("pipedream", 4, "adam", "never"),
+    ("pipedream-2bw", 2, "momentum", "never"),
+    ("pipedream-2bw", 3, "adam", "always"),
+]
 
 
 def chain(stages: int) -> nn.Sequential:
@@ -81,21 +85,6 @@ class _ZeroForNone(nn.Module):
         return (output * 0).sum() if bool((target < 0).all()) else self.loss_fn(output, target)
 
 
-def test_the_numbers_are_not_those_of_plain_training_and_the_pipeline_says_so():
-    model = chain(2)
-    other = copy.deepcopy(model)
-    ((x, y),) = batches(1, samples=12)
-    with (
-        pipeline(model, "pipedream") as pipe,
-        pipeline(other, "1f1b") as synchronous,
-    ):
-        pipe.step(x, target=y)
-        synchronous.step(x, target=y)
-        assert "asynchronous: not the numbers of plain training" in repr(pipe)
-        assert "asynchronous" not in repr(synchronous)
-    assert not torch.equal(*(next(one.parameters()) for one in (model, other)))
-
-
 def test_parameters_keep_their_memory_and_hooks_and_a_graph_of_the_caller_notices_the_writes():
     model = chain(3)
     before = [parameter.data_ptr() for parameter in model.parameters()]
@@ -138,26 +127,17 @@ def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on
         assert bool(pipe.step(again[0], target=again[1]).isfinite())
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_asynchronous_schedule_wants_an_optimizer(schedule):
-    with pytest.raises(ValueError, match=rf"'{schedule}' is asynchronous.*optimizer=lambda params"):
-        pipeline(chain(2), schedule, None)
-
-
-def test_stages_that_share_a_parameter_are_refused_before_anything_is_moved():
+def test_what_an_asynchronous_schedule_cannot_train_is_refused():
     model = chain(2)
-    model[2].weight = model[0].weight
-    with pytest.raises(
-        ValueError, match=r"'0.weight' is shared by layers of stages 0, 1.*put these layers in one"
-    ):
-        pipeline(model, "pipedream")
-
-
-def test_a_mini_batch_that_makes_no_whole_optimizer_steps_is_refused():
-    model = chain(2)
-    ((x, y),) = batches(1, samples=3)
+    with pytest.raises(ValueError, match=r"'pipedream' is asynchronous.*optimizer=lambda params"):
+        pipeline(model, "pipedream", None)
     with (
         pipeline(model, "pipedream-2bw", micro_batches=4) as pipe,
         pytest.raises(ValueError, match="3 is no multiple of that; 2 or 4 is"),
     ):
-        pipe.step(x, target=y)
+        pipe.step(torch.randn(3, 5).double(), target=torch.randn(3, 5).double())
+    model[2].weight = model[0].weight
+    with pytest.raises(
+        ValueError, match=r"'0.weight' is shared by layers of stages 0, 1.*put these layers in"
+    ):
+        pipeline(model, "pipedream")

@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipepart.capture import flatten
-from pipepart.runtime.replay.buffers import Buffers
 from tests.pipeline.conformance.layers import WritesSometimes
 from tests.support import plain
 from tests.support.chains import cut_by_hand
@@ -142,36 +139,3 @@ def test_a_buffer_that_is_written_through_another_reference_is_refused_by_name()
     ):
         pipe.step(X, target=Y)
     assert "stage 1 of 2" in caught.value.__notes__[-1]
-
-
-@pytest.mark.parametrize(("training", "copies"), [(True, [5, 3]), (False, [5, 0])])
-def test_constants_are_copied_once_in_each_mode(training, copies):
-    """Only what a forward writes is copied at each micro-batch."""
-
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mask", torch.ones(4))
-            self.register_buffer("large", torch.ones(20_000))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.get_buffer("mask") * self.get_buffer("large")[:4]
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal copied
-            copied += func is torch.ops.aten.clone.default
-            return func(*args, **(kwargs or {}))
-
-    model = nn.Sequential(nn.Linear(4, 4), Masked(), nn.Linear(4, 4), nn.BatchNorm1d(4)).train(training)
-    buffers = Buffers(flatten(model))
-    written = ["num_batches_tracked", "running_mean", "running_var"] if training else []
-    for expected in copies:
-        copied = 0
-        with Watch():
-            noted = buffers.note()
-            model(torch.randn(10, 4))
-            values = buffers.values(noted)
-        assert copied == expected
-        assert values is not None
-        assert sorted(name for _, name in values) == written

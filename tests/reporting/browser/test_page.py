@@ -104,17 +104,3 @@ def serious_violations(report: OpenedPage) -> list[tuple[str, str]]:
     found = axe.Axe().run(report.page).response["violations"]
     serious = [each for each in found if each["impact"] in ("serious", "critical")]
     return [(each["id"], each["nodes"][0]["html"]) for each in serious]
-
-
-@pytest.mark.slow
-def test_all_sections_print_in_light_colours(opened: Opened, traced: Trace):
-    report = opened(traced, theme="dark")
-    report.page.emulate_media(media="print")
-    report.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    sections = report.page.locator("main > section")
-    heights = sections.evaluate_all("all => all.map(each => each.getBoundingClientRect().height)")
-    assert len(heights) >= 5
-    assert min(heights) > 60
-    assert report.page.locator("details:not([open])").count() == 0
-    assert report.page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
-    assert len(report.page.pdf()) > 20_000

@@ -16,7 +16,7 @@ from pipepart.reporting.report.memory import memory_section
 from pipepart.reporting.report.summary import summary_section
 from pipepart.reporting.report.timelines import timelines_section
 from schedules.analysis.waits import waits
-from tests.support.made_profiles import made_profile
+from tests.planning.problems import Layer, profile_of
 
 
 def titles(html: str) -> list[str]:
@@ -77,8 +77,7 @@ def test_a_trace_adds_the_measured_step_its_peaks_and_the_actions_against_the_pr
 
 
 def test_a_step_of_many_actions_is_drawn_without_a_box_for_each():
-    names = [f"layers.{number}" for number in range(8)]
-    profile = made_profile(names, batch=512, micro_batches=(512,))
+    profile = profile_of([Layer(1, 1, 1)] * 8, [512])
     made = plan(profile, Cluster.virtual(8), schedule="1f1b", micro_batches=512, stages=8, seconds=1)
     html = made.to_html()
     assert len(html) < 500_000
