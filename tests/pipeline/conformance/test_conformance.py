@@ -198,6 +198,7 @@ def test_every_schedule_that_a_pipeline_can_run_is_among_the_modes():
 
 def test_the_modes_have_every_setting_with_several_others():
     assert {mode.scenario for mode in ALL} == set(SCENARIOS)
+    assert {drawn_event(mode) for mode in ALL} == {*CHANGES, FAILURE}
     for name, values in VALUES.items():
         for value in set(values) if name != "scenario" else ():
             modes = [mode for mode in ALL if getattr(mode, name) == value]
