@@ -156,18 +156,6 @@ class AsModule:
         """The optimizers of the stages in their order, for learning-rate schedulers; empty without ``optimizer=``."""
         return self._optimizers.all
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """State and settings of the stages' optimizers, by the name of each parameter."""
-        return self._optimizers.state_dict()
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`optimizer_state_dict` returned, for this cut of the model or another.
-
-        Raises:
-            ValueError: a parameter is missing in the state.
-        """
-        self._optimizers.load_state_dict(state)
-
 
 def _place(model: nn.Module, name: str, layer: nn.Module) -> tuple[nn.Module, str, str, nn.Module]:
     """A layer, its parent module, its key in the parent, and its name."""

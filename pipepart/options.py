@@ -23,7 +23,6 @@ class RunOptions(TypedDict, total=False):
 
     reduction: Literal["mean", "sum", "batch"] | None
     merge: Merger | None
-    deferred_batch_norm: bool
     trace: bool
     strict: bool
     optimizer: OptimizerFactory | None

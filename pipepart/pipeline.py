@@ -35,7 +35,6 @@ from .runtime.engine import Engine
 from .runtime.observe.trace import Traces
 from .runtime.order import Orders
 from .runtime.placing import Initialize, InitialValues
-from .runtime.state.batch_norm import DeferredBatchNorm
 from .runtime.state.optimizers import OptimizerFactory, StageOptimizers
 
 LossFunction = Callable[..., Any]  # a scalar tensor, or (sum, count)
@@ -66,9 +65,6 @@ class Pipeline(Calls):
             pairs or fewer. The input is the argument of the model, or :class:`pipepart.Arguments` if it has several.
         merge: joins the outputs of the micro-batches in place of the rule that tensors are joined along dimension 0.
             Called with the list of outputs, in the order of the parts; returns the output of the mini-batch.
-        deferred_batch_norm: update the running statistics of BatchNorm layers once a step, with those of the whole
-            mini-batch. Otherwise each micro-batch updates them. Each micro-batch is normalized by its own statistics
-            in both cases.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
             Under torchrun, also refuse mini-batches whose values differ between ranks.
@@ -118,7 +114,6 @@ class Pipeline(Calls):
         reduction: Literal["mean", "sum", "batch"] | None = None,
         split: Splitter | None = None,
         merge: Merger | None = None,
-        deferred_batch_norm: bool = False,
         trace: bool = False,
         strict: bool = False,
         optimizer: OptimizerFactory | None = None,
@@ -136,7 +131,6 @@ class Pipeline(Calls):
             "reduction": reduction,
             "split": split,
             "merge": merge,
-            "deferred_batch_norm": deferred_batch_norm,
             "trace": trace,
             "strict": strict,
             "optimizer": optimizer,
@@ -191,7 +185,6 @@ class Pipeline(Calls):
                 side.plan,
                 self._stages,
                 self._orders,
-                DeferredBatchNorm(chain.layers if deferred_batch_norm else (), self._stages),
                 self._emulation,
                 timeout,
                 side.links,

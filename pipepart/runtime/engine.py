@@ -29,7 +29,7 @@ from ..autograd.own_copy import tensors
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
-from ..workers.process_settings import others_run, quick_turns
+from ..workers.process_settings import deep_calls, others_run, quick_turns
 from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
 from .actions import Emulation
@@ -40,7 +40,6 @@ from .offload import copy_queues
 from .order import Order, Orders
 from .sinks import LossSink, OutputSink
 from .stage import Stage
-from .state.batch_norm import DeferredBatchNorm
 from .step import Step
 from .transport.compress import compressed_links
 from .transport.cuda import Streams
@@ -49,6 +48,10 @@ from .transport.pinned import PinnedCopies
 from .transport.skips import Routes
 
 _BUSY = "the pipeline is busy: another thread, or a layer inside it, is in a step"
+_NESTED = (
+    "the pipeline is busy: another thread is in a backward. It may be one of torch, which takes a further thread where "
+    "many hundred backwards begin within each other: go backward from fewer outputs at a time"
+)
 R = TypeVar("R")
 
 _GRACE_SECONDS = 1.0  # for workers to leave a step that timed out, or that another rank has failed in
@@ -61,7 +64,6 @@ class Engine:
         plan: has the devices.
         stages: all stages of the plan's schedule.
         orders: the orders of actions.
-        batch_norms: BatchNorm layers whose statistics are updated once per step.
         emulation: of virtual devices, if they are emulated.
         timeout: a step is given up if no action ends for this many seconds; None for no limit.
         links: to other ranks, if the workers are those of several; the engine has its own rank's only.
@@ -75,7 +77,6 @@ class Engine:
         plan: Plan,
         stages: Sequence[Stage],
         orders: Orders,
-        batch_norms: DeferredBatchNorm,
         emulation: Emulation | None = None,
         timeout: float | None = None,
         links: Links | None = None,
@@ -84,7 +85,6 @@ class Engine:
         self._plan = plan
         self._stages = stages
         self._orders = orders
-        self._batch_norms = batch_norms
         self._emulation = emulation
         self._timeout = timeout
         self._claim_lock = threading.Lock()
@@ -162,8 +162,8 @@ class Engine:
             with self._claim_lock:
                 self._claim = held = self._claim or claim
             if held is not claim and not (is_backward and held == claim):
-                raise RuntimeError(_BUSY)
-            return self._batch_norms.gathering(run)
+                raise RuntimeError(_NESTED if is_backward and held.is_backward else _BUSY)
+            return run()
         except BaseException as error:
             if self._links is not None and self._links.ranks.midway:  # the others would wait for this rank
                 self._leave_ranks(error)
@@ -239,7 +239,7 @@ class Engine:
 
         def run() -> Step:
             parts = len(forward.input_gradients)
-            with nullcontext() if self._streams is None else self._streams.nested():
+            with nullcontext() if self._streams is None else self._streams.nested(), deep_calls:
                 step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
                 self.execute(step, on_workers)
             return step

@@ -29,7 +29,6 @@ from .build import build_stages
 from .engine import Engine
 from .order import Orders
 from .sinks import make_loss_sink
-from .state.batch_norm import DeferredBatchNorm
 
 _MICRO_BATCHES = 8
 _STEPS = 8
@@ -90,7 +89,7 @@ def _measured() -> tuple[list[list[Span]], list[float]]:
     spans: list[Span] = []
     built = build_stages([(str(index), _Probe(index, spans)) for index in range(2)], plan)
     orders = Orders(plan)
-    engine = Engine(plan, built, orders, DeferredBatchNorm((), built))
+    engine = Engine(plan, built, orders)
     sample = torch.zeros(_MICRO_BATCHES, 1)
     loss = StepLoss(torch.sum, Reduction.SUM)
     steps: list[list[Span]] = []

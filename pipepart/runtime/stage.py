@@ -51,7 +51,6 @@ class Stage:
 
     Attributes:
         replica: the layers, if they are those of a further replica of the model.
-        repeats: whether the forward that is running is the second one of its micro-batch.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Stage:
         self.where = where
         self.buffers = Buffers(self.layers)
         self.replica = shared if isinstance(shared, Replica) else None
-        self.repeats = False
         self._guarded = guarded
         self._modules = [module for _, module in self.layers]
         calls: list[RunLayers] = list(self._modules)
@@ -99,7 +97,6 @@ class Stage:
             The output, whether a second forward draws the same random numbers, and where the gradients of the input
             will be.
         """
-        self.repeats = which is ForwardPass.SECOND
         message, parts = graph_cut.received(message, self.device)
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)

@@ -140,7 +140,6 @@ class StageRun:
             check_no_hooks(modes)
             self._queue = queue
             self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
-        self._is_plain = not (modes.autocast or self._repeated or self.offloads)
         self._is_on_cpu = stage.device.type == "cpu"
         self._added = added
         stage.begin()
@@ -148,15 +147,7 @@ class StageRun:
     def forward(self, micro_batch: int, message: Any) -> Any:
         """F: run the layers; return the message for the next stage, None from the last."""
         added = self._added
-        if added.found:  # in a backward, as by a checkpointed layer that runs again
-            added.taken()
-        if self._is_plain:
-            output, _, entered = self.stage.run(message, micro_batch, self._keys)
-            losses = added.taken() if added.found else ()
-            message, stash = self._pass_on(micro_batch, output, entered, losses)
-            if self._modes.grad:
-                self.stashes[micro_batch] = stash
-            return message
+        added.taken()  # those of a backward, as of a checkpointed layer that runs again
         kept = None
         saved = None
         if micro_batch in self._offloaded:

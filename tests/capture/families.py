@@ -83,8 +83,8 @@ def _family(model: str, sample: Callable[[], Sample], **settings: Any) -> Family
     return build, sample
 
 
-def _language(model: str, **changes: Any) -> Family:
-    return _family(model, text, **{**_TEXT, **_SIZES, **_KEYS, **changes})
+def _language(model: str, sample: Callable[[], Sample] = text, **changes: Any) -> Family:
+    return _family(model, sample, **{**_TEXT, **_SIZES, **_KEYS, **changes})
 
 
 def _seq2seq() -> Sample:
@@ -123,53 +123,25 @@ _WORDS: dict[str, Any] = {**_TEXT, **_SIZES, "use_cache": False}
 _VISION: dict[str, Any] = {**_SIZES, "image_size": 16, "patch_size": 4}
 
 FAMILIES: dict[str, Family] = {
-    "gpt2": _family(
-        "GPT2LMHeadModel", text, **_TEXT, n_layer=3, n_head=2, n_embd=16, n_positions=32, use_cache=False
-    ),
+    "gpt2": _language("GPT2LMHeadModel"),
     "llama": _language("LlamaForCausalLM"),
-    "bert": _family("BertForMaskedLM", text, **_TEXT, **_SIZES, max_position_embeddings=32),
-    "t5": _family(
-        "T5ForConditionalGeneration",
-        _seq2seq,
-        vocab_size=_IDS,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=2,
-        num_heads=2,
-        use_cache=False,
-        pad_token_id=0,
-        decoder_start_token_id=0,
-    ),
+    "bert": _language("BertForMaskedLM"),
+    "t5": _language("T5ForConditionalGeneration", _seq2seq, d_kv=8, d_ff=32, decoder_start_token_id=0),
     "vit": _family("ViTForImageClassification", pictures, **_VISION, num_labels=5),
     "mixtral": _language("MixtralForCausalLM", num_local_experts=3, num_experts_per_tok=2),
     "qwen3": _language("Qwen3ForCausalLM"),
     "gemma": _language("GemmaForCausalLM"),
     "gemma2": _language("Gemma2ForCausalLM", sliding_window=4),
-    "falcon": _family(
-        "FalconForCausalLM",
-        text,
-        vocab_size=_IDS,
-        hidden_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        use_cache=False,
-    ),
+    "falcon": _family("FalconForCausalLM", text, **_WORDS),
     "whisper": _family(
         "WhisperForConditionalGeneration",
         _speech,
-        **_TEXT,
+        **_WORDS,
+        **{f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")},
+        **{f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")},
         num_mel_bins=8,
-        d_model=16,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
         max_source_positions=10,
         max_target_positions=12,
-        use_cache=False,
         decoder_start_token_id=1,
     ),
     "clip": _family(
@@ -179,22 +151,9 @@ FAMILIES: dict[str, Family] = {
         vision_config=_VISION,
         projection_dim=16,
     ),
-    "mamba": _family(
-        "MambaForCausalLM", text, **_TEXT, hidden_size=16, state_size=4, num_hidden_layers=3, use_cache=False
-    ),
+    "mamba": _family("MambaForCausalLM", text, **_WORDS, state_size=4),
     "gpt-neox": _language("GPTNeoXForCausalLM", num_key_value_heads=2),
-    "opt": _family(
-        "OPTForCausalLM",
-        text,
-        **_TEXT,
-        hidden_size=16,
-        num_hidden_layers=3,
-        ffn_dim=32,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        word_embed_proj_dim=16,
-        use_cache=False,
-    ),
+    "opt": _language("OPTForCausalLM", ffn_dim=32, word_embed_proj_dim=16),
     "resnet": _family(
         "ResNetForImageClassification",
         pictures,
@@ -210,10 +169,10 @@ FAMILIES: dict[str, Family] = {
         image_size=16,
         patch_size=2,
         embed_dim=8,
-        depths=[2, 2],
-        num_heads=[2, 2],
         window_size=4,
         num_labels=5,
+        depths=[2, 2],
+        num_heads=[2, 2],
     ),
     "rwkv": _family("RwkvForCausalLM", text, **_WORDS, attention_hidden_size=16),
     "mamba2": _family(

@@ -1,4 +1,4 @@
-"""What changes between the steps of a pipeline: settings, arguments, adapters, and what is saved and loaded."""
+"""What changes between the steps of a pipeline: settings, arguments, adapters, and a model that is saved."""
 
 from __future__ import annotations
 
@@ -117,25 +117,3 @@ def test_a_trained_model_is_saved_and_loaded_bit_for_bit(name, tmp_path):
         assert all(map(torch.equal, again.state_dict().values(), pipe.state_dict().values()))
         with piped(again.eval(), sample, stages=1) as other:
             assert torch.equal(pipe.evaluate(**sample), other.evaluate(**sample))
-
-
-@pytest.mark.slow
-def test_an_adapter_is_saved_loaded_switched_off_and_merged(tmp_path):
-    peft: Any = pytest.importorskip("peft")
-    (model, sample), (base, _), (bare, _) = build("llama"), build("llama"), build("llama")
-    settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
-    adapted = peft.get_peft_model(model, settings)
-    with piped(adapted, sample, stages=3) as pipe, torch.no_grad():
-        with torch.enable_grad():
-            trained(pipe, sample)
-        pipe.module.save_pretrained(tmp_path)  # type: ignore[operator]
-        again = peft.PeftModel.from_pretrained(base, tmp_path)
-        own = pipe(**sample).logits
-        torch.testing.assert_close(again(**sample).logits, own, rtol=1e-5, atol=1e-6)
-        with adapted.disable_adapter():
-            off = pipe(**sample).logits
-        torch.testing.assert_close(bare(**sample).logits, off, rtol=1e-5, atol=1e-6)
-        assert not torch.allclose(own, off)
-    merged = adapted.merge_and_unload()
-    with torch.no_grad():
-        torch.testing.assert_close(merged(**sample).logits, own, rtol=1e-4, atol=1e-5)

@@ -36,25 +36,15 @@ def refusal(between: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_a_value_that_changes_is_named():
-    numbers = itertools.count(1)
-    message = refusal(lambda x: x * next(numbers))
-    assert (
-        "a replay of Model gives other numbers than the model. mul() at capture/test_verification.py:"
-        in message
-    )
-    assert "is given 1 in one forward and " in message
-    assert "a counter, a clock, a generator of random numbers" in message
-    assert message.endswith(
-        'layers=[...] says which modules stay whole; verify="never" trains without this check'
-    )
-
-
 def test_a_way_that_changes_is_named():
     ways = itertools.cycle([torch.tanh, torch.sin, torch.cos, torch.abs])
     message = refusal(lambda x: next(ways)(x))
+    assert "a replay of Model gives other numbers than the model. " in message
     assert "Two forwards with the same arguments take different ways" in message
     assert "and before it was tanh at capture/test_verification.py:" in message
+    assert message.endswith(
+        'layers=[...] says which modules stay whole; verify="never" trains without this check'
+    )
 
 
 def test_a_value_that_no_call_is_given_is_not_named():
@@ -66,17 +56,6 @@ def test_a_value_that_no_call_is_given_is_not_named():
     message = refusal(lambda x: x + x.detach().clone().apply_(scaled))
     assert "The code between modules depends on what a replay does not see" in message
     assert "pipepart.check names the first module that differs" in message
-
-
-def test_a_gradient_that_differs_is_named():
-    def hooked(x: Tensor) -> Tensor:
-        if x.grad_fn is not None:
-            x.grad_fn.register_hook(lambda inputs, outputs: (inputs[0] * 2, *inputs[1:]))
-        return x
-
-    message = refusal(lambda x: hooked(torch.tanh(x)))
-    assert "a replay of Model gives another gradient of 'blocks.0.weight' than the model, by " in message
-    assert "such as a hook on grad_fn: move it into a module of its own" in message
 
 
 def test_a_replay_is_compared_again_in_steps_2_4_and_8():

@@ -66,7 +66,7 @@ ONE_ORDER = [
         for size in [2 + 2 * (number % 2)]
     ),
     Case(3, divided_by_what_all_micro_batches_count, ("ignored", "zb-h1"), slow=True),
-    Case(3, in_mode, (mode(3, scenario="all at once"), {"deferred_batch_norm": True}), slow=True),
+    Case(3, in_mode, (mode(3, scenario="all at once"),), slow=True),
     Case(3, in_mode, (mode(3, scenario="packed"),), slow=True),
     Case(4, in_mode, (mode(4, "zb-h1", scenario="hourglass"),)),
     Case(4, in_any_order, (2, 4), slow=True),

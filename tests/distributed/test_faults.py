@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -31,10 +31,13 @@ def at(place):
     if (rank, place) == ({bad}, now):
         {evil}
 
-class Layer(nn.Linear):
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
     def forward(self, x):
         at("forward")
-        y = super().forward(x)
+        y = self.down(self.up(x).tanh())
         if y.requires_grad:
             y.register_hook(lambda gradient: at("backward"))
         return y
@@ -43,20 +46,42 @@ def loss_fn(output, target):
     at("loss")
     return nn.functional.mse_loss(output, target)
 
+def parallelize(layers, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.fsdp import fully_shard
+    at("parallelize")
+    for layer in layers.values():
+        if "tp" in mesh.mesh_dim_names:
+            parallelize_module(layer, mesh["tp"], {{"up": ColwiseParallel(), "down": RowwiseParallel()}})
+        else:
+            fully_shard(layer, mesh=mesh["dp"], reshard_after_forward={reshards})
+
 torch.manual_seed(0)
-model = nn.Sequential(*(Layer(4, 4) for _ in range(size)))
-plan = plan_by_hand([str(layer) for layer in range(size)], list(range(1, size)), micro_batches=4)
-pipe = pipepart.Pipeline(model, plan, loss_fn=loss_fn, reduction="mean", timeout={timeout})
+stages = size // ({replicas} * {tensor})
+model = nn.Sequential(*(Layer() for _ in range(stages)))
+names = list(map(str, range(stages)))
+plan = plan_by_hand(
+    names, list(range(1, stages)), micro_batches=4, schedule={schedule!r}, replicas={replicas}, tensor={tensor}
+)
 try:
+    now = {place!r} if {place!r} == "parallelize" else ""
+    pipe = pipepart.Pipeline(
+        model,
+        plan,
+        loss_fn=loss_fn,
+        reduction="mean",
+        timeout={timeout},
+        parallelize=parallelize if {replicas} * {tensor} > 1 else None,
+    )
     for call in range(4):
         now = {place!r} if call == 2 else ""
         at("script")
-        pipe.step(torch.ones(8, 4), target=torch.ones(8, 4))
+        pipe.step(torch.ones(8, 8), target=torch.ones(8, 8))
         pipe.clip_grad_norm_(1.0)
 except BaseException as error:
     notes = " ".join(getattr(error, "__notes__", ()))
     print(type(error).__name__, str(error), notes, flush=True)
-    print("says", repr(pipe), flush=True)
+    print("says", repr(pipe) if "pipe" in globals() else "closed", flush=True)
     raise
 """
 
@@ -70,6 +95,10 @@ class Fault(NamedTuple):
     evil: str
     says: tuple[str, ...]
     timeout: float | None = None
+    schedule: str = "1f1b"
+    replicas: int = 1
+    tensor: int = 1
+    reshards: bool = False
 
 
 _KILL = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -128,7 +157,7 @@ FAULTS = {
         3,
         1,
         "forward",
-        "pipe.step(torch.ones(8, 4), target=torch.ones(8, 4))",
+        "pipe.step(torch.ones(8, 8), target=torch.ones(8, 8))",
         ("rank 1 failed: RuntimeError: the pipeline is busy",),
     ),
     "closes": Fault(
@@ -137,16 +166,38 @@ FAULTS = {
 }
 
 
+def ends_of(fault: Fault, stays: int | None = None) -> tuple[list[Any], list[str]]:
+    """How all ranks end, and what those without the fault print."""
+    ends = run_ranks(_SCRIPT.format(**fault._asdict()), fault.size, stays=stays)
+    return ends, others_of(ends, fault.bad)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_one_rank_is_named_by_all_others(name: str):
     fault = FAULTS[name]
-    script = _SCRIPT.format(bad=fault.bad, place=fault.place, evil=fault.evil, timeout=fault.timeout)
-    ends = run_ranks(script, fault.size, stays=fault.bad if fault.evil is _STOP else None)
-    for text in others_of(ends, fault.bad):
+    ends, others = ends_of(fault, fault.bad if fault.evil is _STOP else None)
+    for text in others:
         assert "closed" in text.partition("says ")[2], text
         for words in fault.says:
             assert words.format(bad=fault.bad) in text
     assert "is lost" not in fault.says[0] or ends[fault.bad].code == -9
+
+
+@pytest.mark.parametrize("evil", [_KILL, _RAISE], ids=["killed", "raises"])
+@pytest.mark.parametrize("place", ["parallelize", "forward", "backward", "script"])
+@pytest.mark.parametrize(("replicas", "tensor", "reshards"), [(1, 2, False), (2, 1, False), (2, 1, True)])
+def test_so_is_one_for_which_others_wait_within_a_stage(
+    replicas: int, tensor: int, reshards: bool, place: str, evil: str
+):
+    says = "is lost" if evil is _KILL else "failed: ValueError: out of ideas"
+    if (evil, place) == (_RAISE, "script"):
+        says = "takes no part in this call: its script has ended with ValueError"
+    _, others = ends_of(Fault(4, 1, place, evil, (), None, "zb-h1", replicas, tensor, reshards))
+    stage = {1: "stage 0 of 2 ", 2: "stage 1 of 2 of copy 0 "}[replicas]
+    for text in others:
+        assert f"RankError rank 1 {says}" in text
+        if evil is _RAISE and place in ("forward", "backward"):
+            assert re.search(stage + "on virtual:., micro-batch 0 of 4", text), text
 
 
 def test_groups_may_be_destroyed_before_the_pipeline_is_closed():

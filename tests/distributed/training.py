@@ -63,7 +63,14 @@ def trained(
         found["state"] = pipe.full_state_dict()
         found["own state"] = Own(pipe.state_dict())
         if pipe.optimizers:
-            found["optimizers"] = Own(pipe.optimizer_state_dict()["state"])
+            found["optimizers"] = Own(
+                {
+                    name: optimizer.state[parameter]
+                    for name, parameter in pipe.named_parameters()
+                    for optimizer in pipe.optimizers
+                    if parameter in optimizer.state
+                }
+            )
     found["generator"] = torch.get_rng_state()
     return found
 

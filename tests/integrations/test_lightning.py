@@ -144,25 +144,6 @@ def test_an_optimizer_may_run_a_batch_several_times(tmp_path, monkeypatch):
         torch.testing.assert_close(actual.grad, wanted.grad, rtol=1e-6, atol=1e-9)
 
 
-def test_autocast_of_lightning_holds_in_stages(tmp_path):
-    def losses(piped: bool, precision: str) -> list[float]:
-        model = network().float()
-        with pipeline(network()) as other:
-            module = (
-                modules().Piped(pipepart.Pipeline(model, other.plan, nn.CrossEntropyLoss()))
-                if piped
-                else modules().Plain(model)
-            )
-            pairs: Any = [(x.float(), y) for x, y in loader()]
-            batches = torch.utils.data.DataLoader(pairs, batch_size=None)
-            trainer(tmp_path, max_epochs=1, precision=precision).fit(module, batches)
-            return module.losses
-
-    rounded = losses(True, "bf16-mixed")
-    assert rounded[0] == pytest.approx(losses(False, "bf16-mixed")[0], rel=1e-6)
-    assert rounded[0] != pytest.approx(losses(False, "32")[0], rel=1e-6)
-
-
 def test_training_goes_on_from_a_checkpoint_of_either(tmp_path):
     whole = modules().Plain(network())
     trainer(tmp_path).fit(whole, loader())

@@ -156,16 +156,14 @@ def test_an_interrupt_at_any_call_restores_the_model_and_frees_the_pipeline(call
     """Also while the traceback is held."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     held: list[BaseException] = []
-    with cut_by_hand(model, [1], deferred_batch_norm=True) as pipe:
+    with cut_by_hand(model, [1]) as pipe:
         engine: Any = pipe._engine
         function = getattr(engine if call == "exclusively" else pipe, call)
         for interrupt in interrupted(lambda: function(lambda: None)):
             held.append(interrupt)
             assert engine._claim is None
-            assert model[1].track_running_stats
-            assert not model[1]._forward_pre_hooks
             assert all(module.training for module in model.modules())
-    assert len(held) > 15
+    assert len(held) > 5
 
 
 def test_an_interrupt_within_no_grad_leaves_gradients_enabled():

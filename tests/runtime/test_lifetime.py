@@ -78,8 +78,6 @@ def test_a_pipeline_that_cannot_be_made_leaves_no_worker():
     shared = nn.BatchNorm1d(4)
     with pytest.raises(ValueError, match="share"):
         cut_by_hand(nn.Sequential(shared, shared), [1])
-    with pytest.raises(ValueError, match="deferred_batch_norm"):
-        cut_by_hand(nn.Sequential(shared, nn.Linear(4, 2)), [1], replicas=2, deferred_batch_norm=True)
     assert workers() == []
 
 

@@ -13,7 +13,7 @@ from pipepart.runtime.transport.cuda import Callers, Pace, Streams
 from pipepart.workers.streams import on_streams
 from tests.support import plain
 from tests.support.delayed import DelayedTraining, batches, borders_of
-from tests.support.on_devices import SHARED, THREE, TWO, cut_on, late, sample, state
+from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late, sample
 from tests.support.pieces import Fails
 
 # The devices are compiled at their first use on a machine.
@@ -51,6 +51,16 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
         plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
 
 
+def test_a_loss_has_many_outputs_each_of_whose_backwards_begins_within_another():
+    model = chain(2)
+    reference = plain.twin(model)
+    x = sample(4, 4)[0]
+    with cut_on(TWO, model, [2], micro_batches=2) as pipe:
+        torch.stack([pipe(x.to("vdev:0") + index).sum() for index in range(100)]).sum().backward()
+        torch.stack([reference(x + index).sum() for index in range(100)]).sum().backward()
+        plain.assert_close(gradients(model), plain.gradients(reference))
+
+
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
     def adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -71,19 +81,6 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
                 )
 
 
-def test_running_statistics_may_be_of_the_whole_mini_batch():
-    model = plain.in_double([nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Tanh()])
-    reference = plain.twin(model)
-    with cut_on(TWO, model, [1], nn.MSELoss(), deferred_batch_norm=True) as pipe:
-        x, y = sample(8, 4)
-        with late():
-            pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-            reference(x)
-            ours, theirs = state(model), state(reference)
-            plain.assert_near(ours["0.running_mean"], theirs["0.running_mean"], 1e-12)
-            plain.assert_near(ours["0.running_var"], theirs["0.running_var"], 1e-6)
-
-
 class Looked(Exception):
     """The host has waited for a device."""
 
@@ -92,9 +89,7 @@ class Looked(Exception):
 def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, schedule, recompute):
     """After the first steps, in which what layers and loss do is found out."""
     model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])
-    with cut_on(
-        TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute, deferred_batch_norm=True
-    ) as pipe:
+    with cut_on(TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute) as pipe:
         x, y = sample(8, 4)
         x, y = x.to("vdev:0"), y.to("vdev:1")
         for _ in range(2):

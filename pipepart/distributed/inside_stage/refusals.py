@@ -85,7 +85,6 @@ def check_parallelize(
         "optimizer": "make the optimizer of pipe.parameters(), and step it after pipe.step",
         "compile": "compile modules within your function, module.compile()",
         "strict": "leave it out",
-        "deferred_batch_norm": "leave it out",
     }
     for name, how in instead.items():
         if options.get(name):

@@ -83,21 +83,12 @@ class InitialValues:
         return values
 
     def fill(self, places: Places) -> None:
-        """Initialize or read each tensor, and put it on its device.
-
-        What no stage uses goes to the CPU. What only other processes use gets no values.
-        """
-        cpu = torch.device("cpu")
-        homes = {
-            tensor: places.homes.get(tensor, cpu)
-            for tensor in self._initialized
-            if tensor not in places.foreign
-        }
+        """Initialize each tensor on the CPU, or read it to its device. What only other processes use gets no values."""
+        here = {tensor: what for tensor, what in self._initialized.items() if tensor not in places.foreign}
 
         def run() -> None:
-            if homes and self._initialize is not None:
-                what = {tensor: self._initialized[tensor] for tensor in homes}
-                initialize_modules(self._model, homes, what, self._initialize)
+            if here and self._initialize is not None:
+                initialize_modules(self._model, here, self._initialize)
             if self._files is not None:
                 read = {tensor: names for tensor, names in self._read.items() if tensor not in places.foreign}
                 self._files.read(read, places.homes, _put)

@@ -104,7 +104,6 @@ class LossSink(ABC):
         self._trains = False
         self._known: Share | None = None
         self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
-        self._seeds = _Seeds()
 
     @abstractmethod
     def receive(self, micro_batch: int, value: Any) -> tuple[GradientEdge, ...]:
@@ -207,10 +206,7 @@ class LossSink(ABC):
         """Return a weight as a gradient of ``like``, scaled."""
         if isinstance(weight, Tensor):
             return self._scaled(weight.to(like.device, like.dtype))
-        key, cached = (weight, like.dtype, like.device), self._seeds.made
-        if key not in cached:
-            cached[key] = self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
-        return cached[key]
+        return self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
 
     def _scaled(self, seed: Tensor) -> Tensor:
         seed = seed if self._weight == 1.0 else seed * self._weight
@@ -226,13 +222,6 @@ class LossSink(ABC):
         assert total is not None
         added = self.added_total()
         return total if added is None else total + added.to(total.device, total.dtype) / parts
-
-
-class _Seeds(threading.local):
-    """Creates the gradients of losses, once per worker: streams of one worker do not wait for those of another."""
-
-    def __init__(self) -> None:
-        self.made: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
 
 def on_device_of(output: Any, target: Any) -> Any:

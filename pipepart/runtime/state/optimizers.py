@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from itertools import islice
-from typing import Any
 
 from torch import nn
 from torch.optim import LBFGS, Optimizer
@@ -45,7 +44,7 @@ def is_sharded(optimizer: object) -> bool:
 
 
 class StageOptimizers:
-    """The optimizers of a pipeline's stages, and their state under the names that the parameters have in the model.
+    """The optimizers of a pipeline's stages.
 
     Args:
         factory: called once a stage with its parameters, those of an earlier stage left out; None for no optimizers.
@@ -69,7 +68,6 @@ class StageOptimizers:
         plan: Plan,
         here: Container[int] | None = None,
     ) -> None:
-        self._names = {parameter: name for name, parameter in chain.model.named_parameters()}
         self.by_stage: list[Optimizer | None] = []
         taken: set[nn.Parameter] = set()
         layers = iter(chain.layers)
@@ -105,45 +103,6 @@ class StageOptimizers:
         """Clear the gradients of all their parameters."""
         for optimizer in self.all:
             optimizer.zero_grad()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return state and settings, such as the learning rate, by parameter name."""
-        saved: dict[str, Any] = {"state": {}, "settings": {}}
-        for optimizer in self.all:
-            packed = optimizer.state_dict()
-            for names, group in zip(self._named(optimizer), packed["param_groups"], strict=True):
-                settings = {key: value for key, value in group.items() if key != "params"}
-                for name, number in zip(names, group["params"], strict=True):
-                    saved["settings"][name] = settings
-                    if number in packed["state"]:
-                        saved["state"][name] = packed["state"][number]
-        return saved
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`, made for this or another cut of the same model.
-
-        Raises:
-            ValueError: a parameter is missing in it.
-        """
-        names_here = {name for optimizer in self.all for names in self._named(optimizer) for name in names}
-        missing = sorted(names_here - state["settings"].keys())
-        if missing:
-            raise InputError(
-                f"the optimizers' state has nothing of parameter {missing[0]!r}: is it this model's?"
-            )
-        for optimizer in self.all:
-            packed = optimizer.state_dict()
-            packed["state"] = {}
-            for names, group in zip(self._named(optimizer), packed["param_groups"], strict=True):
-                group.update(state["settings"][names[0]] if names else {})
-                for name, number in zip(names, group["params"], strict=True):
-                    if name in state["state"]:
-                        packed["state"][number] = state["state"][name]
-            optimizer.load_state_dict(packed)
-
-    def _named(self, optimizer: Optimizer) -> list[list[str]]:
-        """Return the names of the parameters of each group."""
-        return [[self._names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter], stage: int) -> Optimizer:

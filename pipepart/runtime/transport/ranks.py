@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -31,11 +32,9 @@ from ...input_error import InputTypeError
 from ..failure.notes import PLACE, add_note
 from .links import Entry, Fail, Links, Table
 from .threads import Key, Stopped, Transport
-from .wire import Form, buffers_for, pack, unpack, whole_buffer
+from .wire import Form, buffers_for, pack, unpack
 
-_AHEAD = 4  # receives that are posted before their messages are needed, at least
-_AHEAD_MOST = 256  # of small messages
-_AHEAD_BYTES = 256 * 2**10
+_AHEAD = 4  # receives that are posted before their messages are needed
 _PARTS = 32  # tags of one message: the length of its form, the form, and its buffers
 _LARGEST_TAG = 2**31 - 1
 _HOST = torch.device("cpu")  # through its memory go messages of accelerators; a stage moves what it gets
@@ -110,17 +109,14 @@ class RankTransport:
             return
         if key[0] is Kind.F:
             self._counters.setdefault(sender, []).extend(sent_counters(message))
+        form, buffers = pack(
+            graph_cut.move(message, _HOST if self._ordered is None else self._ordered.device)
+        )
         known = self._table.sent.get(key)
-        device = _HOST if self._ordered is None else self._ordered.device
-        whole = None if known is None else whole_buffer(message, known.form, device)
-        if known is not None and whole is not None:
-            buffers = [whole]
-        else:
-            form, buffers = pack(graph_cut.move(message, device))
-            if known is None:
-                known = self._announce(sender, rank, key, form)
-            elif known.form != form:
-                raise RuntimeError(_changed(sender, known.form, form))
+        if known is None:
+            known = self._announce(sender, rank, key, form)
+        elif known.form != form:
+            raise RuntimeError(_changed(sender, known.form, form))
         try:
             if self._ordered is not None:
                 self._ordered.send(key, buffers)
@@ -262,14 +258,13 @@ class _Ahead:
     def take(self, key: Key) -> tuple[Form, list[Tensor]]:
         """Wait for a message, behind further receives; return its form and buffers."""
         form, buffers, works = self._posted.pop(key)
-        if len(self._posted) < _AHEAD:
-            self._fill()
+        self._fill()
         for work in works:
             work.wait()
         return form, buffers
 
-    def post(self, entry: Entry) -> int:
-        """Post the receives of a message; return its bytes."""
+    def post(self, entry: Entry) -> None:
+        """Post the receives of a message."""
         buffers = buffers_for(entry.form)
         works = [
             self._links.post(buffer, entry.rank, place)
@@ -277,15 +272,10 @@ class _Ahead:
             if buffer.numel()
         ]
         self._posted[entry.key] = entry.form, buffers, works
-        return sum(entry.form.buffers)
 
     def _fill(self) -> None:
-        """Post some receives, many small ones at a time."""
-        size = 0
-        for entry in self._left:
-            size += self.post(entry)
-            if len(self._posted) >= (_AHEAD if size > _AHEAD_BYTES else _AHEAD_MOST):
-                return
+        for entry in islice(self._left, max(0, _AHEAD - len(self._posted))):
+            self.post(entry)
 
 
 def _changed(stage: int, before: Form, now: Form) -> str:

@@ -83,23 +83,6 @@ def pack(message: Any) -> tuple[Form, list[Tensor]]:
     return Form(forms, nest, kind, tuple(len(buffer) for buffer in buffers)), buffers
 
 
-def whole_buffer(message: Any, form: Form, device: torch.device) -> Tensor | None:
-    """Return the only buffer of a message that is one tensor on a device and has a form; None for any other message.
-
-    It neither makes the form of the message nor looks through a nest.
-    """
-    if not form.whole:
-        return None
-    if form.nest is None:
-        (message,) = message if type(message) is list and len(message) == 1 else (None,)
-    if type(message) is not Tensor or message.device != device or message.layout is not torch.strided:
-        return None
-    if not _is_whole(message):
-        return None
-    layout = message.dtype, message.shape, message.stride(), message.requires_grad
-    return message.detach() if layout == form.leaves[0][2:] else None
-
-
 def _is_whole(tensor: Tensor) -> bool:
     """Return True if a tensor is its whole memory."""
     plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

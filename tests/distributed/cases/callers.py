@@ -12,7 +12,7 @@ from torch.nn import functional
 import pipepart
 from pipepart.ranks import under_torchrun
 from tests.distributed.cases.registry import on
-from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, rank, small, trained
+from tests.distributed.training import TIMEOUT, drawn_batches, gradients, rank, small, trained
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, Balanced, linear
 from tests.support.ranks import Own
@@ -103,21 +103,6 @@ def collected_losses(recompute: Any) -> dict[str, Any]:
             total.backward()
             losses += [loss, total]
         return {"losses": losses, "gradients": gradients(pipe)}
-
-
-@on(3, (0, 2))
-@on(3, (0, 1, 2), slow=True)
-def given_to_some_ranks(given: tuple[int, ...]) -> dict[str, Any]:
-    """Mini-batches of changing shapes."""
-    found: dict[str, Any] = {"losses": []}
-    with small() as pipe:
-        optimizer = adam(pipe.parameters())
-        for x, y in drawn_batches([6, 6, 3, 6]):
-            optimizer.zero_grad()
-            has = rank() in given
-            found["losses"].append(pipe.step(*([x] if has else []), target=y if has else None))
-            optimizer.step()
-        return {**found, "state": pipe.full_state_dict()}
 
 
 @on(3)

@@ -59,7 +59,7 @@ def mode(devices: int, schedule: str = "1f1b", chunks: int = 1, **changes: Any) 
 @on(2, mode(2, scenario="residual", border=1))
 @on(2, mode(4, "gpipe", scenario="hourglass", stash="always"), slow=True)
 @on(3, mode(3, scenario="hourglass"), {"compress": "int8"})
-@on(3, mode(3, scenario="all at once", sizes=(12, 5), stash="always"), {"deferred_batch_norm": True})
+@on(3, mode(3, scenario="all at once", sizes=(12, 5), stash="always"))
 @on(3, mode(3, scenario="generator of its own"))
 def in_mode(mode: Mode, options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Four steps, two of them of fewer samples; on strict devices each rank counts the memory of its own."""

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import pipepart
 from pipepart import Arguments, Pipeline
 from pipepart.capture import RecordedChain
 from tests.distributed.cases.models import ScalesByFirst, varied
 from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, drawn_batches, gradients, trained
-from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied, initialize, twins
 from tests.support.pieces import linear
 from tests.support.ranks import Own
@@ -98,14 +97,6 @@ def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
         for x, y in drawn_batches([9, 9]):
             (pipe(x) - y).pow(2).mean().backward()
         return {"gradients": gradients(pipe)}
-
-
-@on(2, slow=True)
-def unequal_speeds() -> dict[str, Any]:
-    cluster = pipepart.Cluster.virtual(2, speed=[1, 0.25], threads=1)
-    model = nn.Sequential(linear(), linear()).double()
-    plan = plan_by_hand(["0", "1"], [1], micro_batches=2).model_copy(update={"cluster": cluster})
-    return trained(Pipeline(model, plan, nn.MSELoss(), timeout=TIMEOUT), drawn_batches([8, 3]))
 
 
 def cut_recorded(

@@ -15,7 +15,6 @@ from tests.distributed.cases.registry import on
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, trained
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, Balanced, linear
-from tests.support.recorded import chain_for
 
 
 def classify(borders: list[int], loss: str, **options: Any) -> Pipeline:
@@ -54,11 +53,6 @@ def a_loss_of_the_whole_mini_batch() -> dict[str, Any]:
     how: dict[str, Any] = {"reduction": "batch", "schedule": "gpipe", "micro_batches": 4}
     pipe = cut_by_hand(model, [2], loss_fn=contrast, timeout=TIMEOUT, **how)
     return trained(pipe, drawn_batches([9, 8, 3]), max_norm=0.1)
-
-
-@on(3, "ignored")
-def optimizers_in_the_stages(loss: str) -> dict[str, Any]:
-    return trained(classify([1, 4], loss, micro_batches=4, optimizer=adam), labelled((12, 12, 3)), None)
 
 
 @on(3, "pipedream", slow=True)
@@ -153,27 +147,3 @@ def used_by_some_replicas() -> dict[str, Any]:
     model = nn.Sequential(linear(), Balanced(), Sometimes(), linear()).double()
     how: dict[str, Any] = {"replicas": 2, "micro_batches": 2, "timeout": TIMEOUT}
     return trained(cut_by_hand(model, [2], loss_fn=nn.MSELoss(), **how), drawn_batches([4, 2, 3, 4, 6]))
-
-
-class OwnLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.second(torch.tanh(self.first(x)))
-        return {"loss": nn.functional.cross_entropy(scores, labels), "scores": scores}
-
-
-@on(4)
-def outputs_of_all_replicas() -> dict[str, Any]:
-    """Outputs and gradients of the input reach every rank."""
-    x, y = labelled((7,))[0]
-    chain = chain_for(OwnLoss().double(), (x, y), parts=3)
-    x.requires_grad_()
-    with cut_by_hand(chain, [1], micro_batches=3, replicas=2, timeout=TIMEOUT) as pipe:
-        loss, output = pipe.step(x, y, return_outputs=True)
-        with torch.no_grad():
-            called = pipe(x, y)
-        found = {"loss": loss, "output": output, "called": called, "evaluated": pipe.evaluate(x, y)}
-        return {**found, "input": x.grad, "gradients": gradients(pipe)}

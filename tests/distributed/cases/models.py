@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,19 +87,14 @@ def varied() -> nn.Sequential:
     return model.to(torch.float64)
 
 
-class Block(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-
-
 class Blocks(nn.Module):
     """Calls its blocks one after the other."""
 
-    block: type[nn.Module] = Block
+    block: Callable[[int, int], nn.Module] = nn.Linear
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(self.block() for _ in range(4))
+        self.blocks = nn.ModuleList(self.block(4, 4) for _ in range(4))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for block in self.blocks:
@@ -135,7 +131,7 @@ class AsksWhatItWrote(Blocks):
         return x * 2 if total > 0 else x
 
 
-class Sorting(Block):
+class Sorting(nn.Linear):
     """Computes only the positive samples: how many these are is known from values only."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -147,9 +143,9 @@ class ReadsWithin(Blocks):
     block = Sorting
 
 
-class Scaled(Block):
-    def __init__(self) -> None:
-        super().__init__()
+class Scaled(nn.Linear):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
         self.scale = torch.rand(4)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from typing import Any
 
@@ -49,26 +48,6 @@ def test_a_stage_steps_while_another_still_has_backwards_to_do():
     assert [[str(action) for action in row[-2:]] for row in rows] == [
         [f"{stage}B3", f"{stage}OPT_STEP"] for stage in range(3)
     ]
-
-
-def test_training_goes_on_from_saved_state_along_another_cut():
-    torch.manual_seed(0)
-    model = chain()
-    first, second = batches(2, samples=8)
-    with pipeline(model, ADAM, strict=True) as pipe:
-        pipe.step(first[0], target=first[1])
-        weights = copy.deepcopy(pipe.state_dict())
-        state = copy.deepcopy(pipe.optimizer_state_dict())
-        pipe.step(second[0], target=second[1])
-    resumed = chain()
-    with pipeline(resumed, lambda params: torch.optim.Adam(params, lr=1.0), borders=(4,)) as pipe:
-        pipe.load_state_dict(weights)
-        pipe.load_optimizer_state_dict(state)
-        pipe.step(second[0], target=second[1])
-        del state["settings"]["4.bias"]
-        with pytest.raises(ValueError, match=r"nothing of parameter '4\.bias'"):
-            pipe.load_optimizer_state_dict(state)
-    plain.assert_same(resumed.state_dict(), model.state_dict())
 
 
 def test_what_needs_all_gradients_before_any_step_is_refused():
