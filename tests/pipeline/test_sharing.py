@@ -52,6 +52,19 @@ def test_writing_a_parameter_before_the_backward_is_refused_as_torch_refuses_it(
 
 
 @each_cut
+def test_other_parameters_than_those_that_were_shared_are_followed(cut):
+    model = language_model()
+    x, y = words()
+    with cut(model, [1, 3, 5], loss_fn=loss_fn) as pipe:
+        pipe.step(x, target=y)
+        state = {name: tensor.clone() for name, tensor in language_model().state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        plain.check_step(pipe, x, y, loss_fn)
+        model.double()
+        plain.check_step(pipe, x, y, loss_fn)
+
+
+@each_cut
 def test_the_flat_weights_of_a_recurrent_layer_stay_its_own(cut):
     """A stage that ends its step first must not put its replicas where another stage still runs the layer."""
     layer = Recurrent()

@@ -87,8 +87,11 @@ def drawn_event(mode: Mode) -> str:
         refused.add("assigned")
     if mode.dtype != torch.float32 or mode.runner == "optimizers of stages":
         refused.add(TO_DOUBLE)
-    if what.recorded or what.shared:  # a layer with a hook of its own is in one place
+    if what.recorded:
         refused.add(FAILURE)
+    # Of a layer in several places, a hook counts as shared values; other objects for its tensors are not followed.
+    if what.shared:
+        refused |= {FAILURE, "assigned", TO_DOUBLE}
     return random.Random(f"between {mode}").choice(sorted({*CHANGES, FAILURE} - refused))
 
 
