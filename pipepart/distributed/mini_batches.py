@@ -16,12 +16,6 @@ _PLAIN = bool | int | float | str | type(None)
 _SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 
 
-def on_meta(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same layout without values."""
-    placeholder = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return placeholder.requires_grad_(tensor.requires_grad)
-
-
 def forms(nests: Iterable[Any]) -> list[Any]:
     """Return the parts of a mini-batch that determine message shapes: layouts of tensors, and all other values."""
     entries: list[Any] = []

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
-from ..autograd.own_copy import tensors
 from ..capture import Chain, Live
 from ..data.split import MicroBatches
 from ..input_error import InputError
@@ -83,8 +82,7 @@ class MultiProcess(SingleProcess):
         owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        every_first, every_last = ([*chained(*ownership.of_lanes(some))] for some in (firsts, lasts))
-        self._sync = CallSync(ranks, chain.model, every_first, every_last, strict)
+        self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))], strict)
         self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
@@ -317,8 +315,6 @@ class MultiProcess(SingleProcess):
             batch = call.make(args, kwargs, target)
             if self._shards is not None and self._shards.reshards:
                 _check_even(len(batch.inputs), len(self._ownership.ranks))
-            if call.name.startswith("forward") and torch.is_grad_enabled():
-                _check_labels(batch)
             return batch
 
         agreed = self._sync.begin(call._replace(make=checked))
@@ -372,17 +368,4 @@ def _check_even(micro_batches: int, replicas: int) -> None:
             f"a part of a stage gathers its parameters for each micro-batch (reshard_after_forward=True), and "
             f"{micro_batches} micro-batches are not equally many for each of {replicas} replicas: leave "
             "reshard_after_forward= out, or give a mini-batch and a plan with a multiple"
-        )
-
-
-def _check_labels(batch: MicroBatches) -> None:
-    """Check that this rank can compute the loss of a model that computes its own.
-
-    Raises:
-        ValueError: the rank was given no mini-batch.
-    """
-    has_loss = any(isinstance(each, Live) and each.recording.loss is not None for each in batch.inputs)
-    if has_loss and any(label.is_meta for label in tensors(batch.targets)):
-        raise InputError(
-            "the model computes its own loss, which every rank goes backward from: give the mini-batch to all ranks"
         )

@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_tensor
 
 import pipepart
-from pipepart import CaptureError, Pipeline
-from pipepart.ranks import RankError
+from pipepart import Pipeline
 from tests.distributed.cases.layers import cut_recorded
 from tests.distributed.cases.models import (
     Alternating,
     AsksBetween,
-    AsksForMask,
     AsksWhatItWrote,
     Blocks,
     ReadsWithin,
@@ -242,23 +240,6 @@ def shares() -> tuple[int, int, int]:
 
 def test_three_ranks_hold_a_third_each():
     assert all(held == own == whole // 3 for held, own, whole in ranks(3).run(shares))
-
-
-def without_batch(kind: type[nn.Module]) -> Tensor:
-    """The loss of a step in which only the first and the last of three ranks are given the mini-batch."""
-    args, layers = (torch.randn(4, 4), torch.ones(4)), kind()
-    with cut_recorded(layers, layers, args, 3, nn.functional.mse_loss) as pipe:
-        return pipe.step() if rank() == 1 else pipe.step(*args, target=args[0])
-
-
-def test_a_rank_in_the_middle_needs_no_batch_unless_code_reads_it():
-    losses = ranks(3).run(without_batch, Blocks)
-    assert all(torch.equal(one, losses[0]) for one in losses)
-    first, second, third = (one.error for one in ranks(3).outcomes(without_batch, AsksForMask))
-    assert isinstance(second, CaptureError)
-    for error in (first, third):
-        assert isinstance(error, RankError)
-        assert "rank 1 cannot run without the values of the mini-batch: CaptureError" in str(error)
 
 
 def planned_here() -> dict[str, Any]:

@@ -80,7 +80,7 @@ WRONG: dict[str, Wrong] = {
     ),
     "last has no target": Wrong(
         step(lambda rank: {"target": None if rank == 2 else Y}),
-        "rank 2 runs the last stage and was given no target",
+        "rank 2 was given another target than rank 0",
     ),
     "argument": Wrong(
         step(lambda rank: {"unknown": X[:2]} if rank == 1 else {}), "unknown|rank 1 refuses step"
@@ -88,7 +88,7 @@ WRONG: dict[str, Wrong] = {
     "no tensor": Wrong(step(lambda rank: {"x": X if rank else "x"}), "the input must hold a tensor"),
     "first has none": Wrong(
         step(lambda rank: {"x": X if rank else None}),
-        "rank 0 runs the first stage and was given no mini-batch",
+        "step was given no mini-batch",
     ),
     "call": Wrong(
         lambda pipe, rank: pipe.evaluate(X, target=Y) if rank else pipe.step(X, target=Y),

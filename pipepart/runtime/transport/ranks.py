@@ -109,7 +109,9 @@ class RankTransport:
             return
         if key[0] is Kind.F:
             self._counters.setdefault(sender, []).extend(sent_counters(message))
-        form, buffers = pack(graph_cut.move(message, _HOST if self._ordered is None else self._ordered.device))
+        form, buffers = pack(
+            graph_cut.move(message, _HOST if self._ordered is None else self._ordered.device)
+        )
         known = self._table.sent.get(key)
         if known is None:
             known = self._announce(sender, rank, key, form)
