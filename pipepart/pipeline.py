@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from .automatic import plan_for
 from .calls import Calls
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
-from .checkpoint import finish
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
@@ -309,15 +308,10 @@ class Pipeline(Calls):
     def close(self) -> None:
         """End the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
 
-        A step that is running, in another thread or in the layer that calls this, is finished first, and so is a
-        checkpoint that is written in the background.
-
-        Raises:
-            BaseException: the error of that checkpoint, if nothing has raised it yet.
+        A step that is running, in another thread or in the layer that calls this, is finished first.
         """
         self._engine.close("the pipeline is closed")
         self._engine.join()
-        finish(self)
 
     def __enter__(self) -> Self:
         return self

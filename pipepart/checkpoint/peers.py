@@ -18,7 +18,7 @@ _peers: weakref.WeakKeyDictionary[object, Peers] = weakref.WeakKeyDictionary()
 class Peers:
     """The processes of a checkpoint. All must call each method equally often, in the same order.
 
-    They have a group of their own, so that a thread may write a checkpoint while steps run.
+    They have a group of their own, whose waits for a rank that writes have no timeout.
 
     Args:
         ranks: of the pipeline, all of which make this at the same point of their scripts; None for one process.

@@ -98,7 +98,7 @@ def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path, tensor: 
 
 def test_the_index_is_that_of_sharded_models(tmp_path: Path) -> None:
     module = nn.Linear(3, 2)
-    path = pipepart.save(tmp_path, module, step=4).path
+    path = pipepart.save(tmp_path, module, step=4)
     index = json.loads((path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 4 * (6 + 2)
     assert index["weight_map"] == dict.fromkeys(("weight", "bias"), "model-00001-of-00001.safetensors")
