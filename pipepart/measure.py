@@ -11,7 +11,7 @@ from .profiling import profile as profile_layers
 
 _Arguments = ParamSpec("_Arguments")
 
-# The least of 11 measurements on two cores of an EPYC, which differed by a factor of 3 for actions and of 30 for messages
+# The least of 11 measurements on two cores of an EPYC. They differed threefold for actions and thirtyfold for messages
 # with what else the machine did: another machine differs less from these than one measurement from the next.
 RUNTIME = {"action_seconds": 60e-6, "message_seconds": 60e-6, "step_seconds": 650e-6}
 

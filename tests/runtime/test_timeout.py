@@ -66,11 +66,9 @@ def test_a_forward_that_does_not_return():
         with pytest.raises(TimeoutError, match=f"for {SECONDS} s, the pipeline's timeout") as caught:
             pipe.step(X, target=Y)
         _, first, second = str(caught.value).splitlines()
-        assert first.startswith(
-            "  virtual:0 waits for the gradients of stage 1 on virtual:1 for micro-batch 1 (action 0B1), for "
-        )
+        assert first.startswith("  virtual:0 waits for a message of stage 1 on virtual:1 (action 0B1), for ")
         assert second.startswith(
-            "  virtual:1 is in the forward of layer '2' (Stuck): stage 1, micro-batch 1 (action 1F1), for "
+            "  virtual:1 is in layer '2' (Stuck), stage 1, micro-batch 1 (action 1F1), for "
         )
         (stack,) = caught.value.__notes__
         assert stack.startswith("pipepart: the stack of virtual:1:")
@@ -95,9 +93,7 @@ def test_a_backward_that_does_not_return():
     try:
         with pytest.raises(TimeoutError) as caught:
             pipe.step(X, target=Y)
-        assert "is in the backward of layer '2' (Stuck): stage 1, micro-batch 0 (action 1B0)" in str(
-            caught.value
-        )
+        assert "is in layer '2' (Stuck), stage 1, micro-batch 0 (action 1B0)" in str(caught.value)
     finally:
         stuck.released.set()
 

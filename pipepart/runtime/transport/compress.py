@@ -43,7 +43,7 @@ from ...autograd.own_copy import tensors
 from ...cluster import CompressedType
 from ...planning import Plan
 from ...planning.compression import BLOCK, is_compressed, scale_type
-from .threads import Key, Transport
+from .threads import Key, Transport, sender_of
 
 CompressedLinks = Mapping[tuple[int, int], CompressedType]  # by sending and receiving worker
 
@@ -111,7 +111,7 @@ class CompressingTransport:
     def recv(self, receiver: int, key: Key) -> Any:
         """Receive a message, and restore it if it was compressed."""
         message = self._inner.recv(receiver, key)
-        if not isinstance(key[0], Kind) or self._type(_sender(key), receiver, key) is None:
+        if not isinstance(key[0], Kind) or self._type(sender_of(key), receiver, key) is None:
             return message
         # Fewer bytes go to an accelerator before they are decoded; a process gets messages in the memory of its host.
         message = graph_cut.move(message, self._devices[receiver])
@@ -176,13 +176,6 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _sender(key: Key) -> int:
-    """Return the stage that sends an output or gradients."""
-    if len(key) == 4:
-        return key[3]
-    return key[1] - 1 if key[0] is Kind.F else key[1] + 1
 
 
 def _is_encoded(value: Any) -> bool:
