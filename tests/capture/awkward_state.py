@@ -68,6 +68,11 @@ def _closure() -> Callable[[], int]:
     return count
 
 
+def _seeded(self: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(7)
+    return x * torch.rand(x.shape)
+
+
 IN_A_REPLAY = r"is given 1 in one forward and \d+ in the next one"
 AT = r"mul\(\) at capture/awkward_state\.py:\d+ "
 RANDOM = "random numbers of Python's random or of numpy"
@@ -102,6 +107,13 @@ for _name, _message, _hold, _after in (
         lambda: np.random.default_rng(0),
         lambda self, x: x * float(self.held.random()),
     ),
+    (
+        "DrawsFromAGeneratorOfEachForward",
+        r"rand\(\) at .* draws from a generator",
+        None,
+        lambda self, x: x * torch.rand(x.shape, generator=torch.Generator().manual_seed(7)),
+    ),
+    ("SetsASeed", "a seed is set", None, _seeded),
 ):
 
     def _make(self, hold=_hold):
@@ -308,7 +320,7 @@ class HookOverATensor(Base):
         return self.blocks[2](y)
 
 
-@refused(r"gives another gradient of 'blocks\.0\.weight' than the model")
+@refused(r"blocks\.0 is called at .* in a mode that the forward enters")
 class HooksOnSavedTensors(Base):
     def forward(self, x):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
@@ -316,7 +328,7 @@ class HooksOnSavedTensors(Base):
         return self.blocks[2](self.blocks[1](x))
 
 
-@refused(r"gives other numbers than the model")
+@refused(r"scaled_dot_product_attention is called at .* in a mode that the forward enters")
 class ChoosesAKernel(Base):
     def forward(self, x):
         q, k, v = (block(x)[None, None] for block in self.blocks)

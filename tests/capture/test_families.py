@@ -1,23 +1,17 @@
 """24 families of transformers, cut into stages: loss and gradients are those of plain micro-batches, bit for bit."""
 
-import random
 from typing import Any
 
 import pytest
 import torch
 
-from pipepart import Pipeline
-from pipepart.capture.deep_copies import deep_copies
 from tests.capture.families import FAMILIES, build, quick
 from tests.support.recorded import (
     assert_same_step,
     assert_that_of_the_whole,
-    chain_for,
-    differing,
     piped,
     plainly,
 )
-from tests.support.searched import drawn_plan
 
 HOW: list[dict[str, Any]] = [
     {"stages": 3, "strict": True},
@@ -39,20 +33,6 @@ def test_own_loss(name, how):
     settings = dict(HOW[how])
     model, sample = build(name, settings.pop("dtype", torch.float32))
     assert_same_step(model, sample, **settings, **OWN.get(name, {}))
-
-
-@pytest.mark.parametrize("name", quick(["gpt2"], FAMILIES))
-def test_a_plan_with_free_placement(name):
-    """Whose devices have unlike numbers of stages, and whose backwards are split here and there."""
-    model, sample = build(name)
-    (reference,) = deep_copies(model)
-    own = OWN.get(name, {})
-    chain = chain_for(model, sample)
-    plan = drawn_plan(random.Random(name), [layer for layer, _ in chain.layers], micro_batches=2)
-    with Pipeline(chain, plan, reduction=own.get("reduction")) as pipe:  # type: ignore[arg-type]
-        pipe.step(**sample)
-    plainly(reference, sample, weights=own.get("weights"))
-    assert differing(model, reference) == []
 
 
 @pytest.mark.parametrize("parts", quick([3], [3, 4]))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from pipepart import Arguments
 from pipepart.capture import CaptureError
@@ -88,6 +89,21 @@ class Decoder(nn.Module):
         return self.out(torch.stack(found, 1).mean(1))
 
 
+class Levels(nn.Module):
+    """A list of tensors of several sizes in; each is added to the next larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.ModuleList([nn.Linear(size, size // 2) for size in (16, 8, 4)])
+        self.leave = nn.Linear(2, 3)
+
+    def forward(self, levels: list[Tensor]) -> Tensor:
+        x = torch.zeros_like(levels[0])
+        for layer, level in zip(self.enter, levels, strict=True):
+            x = layer(x + level)
+        return self.leave(x)
+
+
 WORDS = torch.randint(12, (8, 5), generator=torch.Generator().manual_seed(0))
 CASES: dict[str, tuple[type[nn.Module], list[Arguments]]] = {
     "branches": (
@@ -100,6 +116,10 @@ CASES: dict[str, tuple[type[nn.Module], list[Arguments]]] = {
     ),
     "a condition that is left out": (Guided, [Arguments(noise(8, 6), noise(8, 4)), Arguments(noise(8, 6))]),
     "a condition that comes later": (Guided, [Arguments(noise(8, 6)), Arguments(noise(8, 6), noise(8, 4))]),
+    "a list of tensors": (
+        Levels,
+        [Arguments([noise(size, width) for width in (16, 8, 4)]) for size in (8, 5)],
+    ),
     "more steps, then fewer": (
         Decoder,
         [Arguments(WORDS, 4), Arguments(WORDS, 7), Arguments(WORDS[:, :2], 1)],
@@ -107,7 +127,7 @@ CASES: dict[str, tuple[type[nn.Module], list[Arguments]]] = {
 }
 
 
-QUICK = [(name, index) for index, name in enumerate(CASES)]
+QUICK = [(name, index % len(HOW)) for index, name in enumerate(CASES)]
 
 
 @pytest.mark.parametrize(("name", "way"), quick(QUICK, itertools.product(CASES, range(len(HOW)))))
@@ -121,7 +141,7 @@ def test_gradients_are_those_of_plain_micro_batches_for_all_of_them(name, way):
     target = torch.randint(3, (8,), generator=torch.Generator().manual_seed(1))
     with piped(model, calls[0], loss_fn=F.cross_entropy, parts=4, **HOW[way]) as pipe:
         for given in calls:
-            own = target[: len(given.args[0])]
+            own = target[: len(tree_leaves(given.args)[0])]
             model.zero_grad()
             plain.zero_grad()
             pipe.step(*given.args, target=own, **given.kwargs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Arguments
-from pipepart.capture import CaptureError
+from pipepart.capture import CaptureError, RecordedChain, chain_of
 from tests.capture import other_file
 from tests.support.recorded import piped, plainly
 
@@ -277,6 +277,44 @@ def _replaced(way: Callable[[Any], Any]) -> Callable[[], nn.Module]:
     return make
 
 
+class _ByName(nn.Module):
+    """Reads attributes by names that it computes, of blocks that count for themselves."""
+
+    def __init__(self, read: Callable[[Any, int], float]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([_Gains() for _ in range(3)])
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            x = block(x) * self.read(block, index)
+        return x
+
+
+class _Gains(nn.Linear):
+    calls, gain_2 = 0, 1.0
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.gain_0 = self.gain_1 = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(input)
+
+
+BY_NAME: dict[str, Callable[[Any, int], float]] = {
+    "getattr": lambda block, index: getattr(block, f"gain_{index}"),
+    "with a default": lambda block, index: getattr(block, "gain_" + str(index), block.bias.dim() / 2),
+    "a function that is passed on": lambda block, index: next(map(getattr, [block], [f"gain_{index}"])),
+    "hasattr": lambda block, index: 2.0 if hasattr(block, f"more_{index}") else 1.0,
+}
+
+
+def _gain(model: Any) -> None:
+    model.blocks[1].gain_1, model.blocks[1].more_1 = 2.0, True
+
+
 def _attribute(owner: Any, name: str, value: Any = 2.0) -> Callable[[pytest.MonkeyPatch], Any]:
     return lambda patch: patch.setattr(owner, name, value)
 
@@ -323,6 +361,7 @@ OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, str] | Callable[[py
     ),
     "behind a forward that is a partial": (_replaced(lambda model: partial(_hooked, model)), ALL),
     "behind a forward that is an object": (_replaced(lambda model: _Hooked(model.forward)), ALL),
+    "a class by a computed name": (lambda: _ByName(BY_NAME["getattr"]), _attribute(_Gains, "gain_2")),
 }
 
 
@@ -337,6 +376,18 @@ def test_a_change_is_noticed(name, monkeypatch):
             where(model if name in CHANGES else monkeypatch)
 
     copy_context().run(_assert_right_after, change, kind)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_change_that_is_read_by_a_computed_name_is_noticed(name):
+    _assert_right_after(_gain, lambda: _ByName(BY_NAME[name]))
+    chain = chain_of(_ByName(BY_NAME[name]), split_loss=False)
+    assert isinstance(chain, RecordedChain)
+    chain.use_fake_parameters()
+    first, again = (chain.bind((X,), {}).live.recording for _ in range(2))
+    assert first is again
+    _gain(chain.model)
+    assert chain.bind((X,), {}).live.recording is not first
 
 
 def test_another_order_of_the_blocks_is_refused():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import pipepart
-from tests.checkpoint.training import Training, adam, batch, model, training
+from tests.checkpoint.training import Training, batch, model, training
 from tests.support import plain
 from tests.support.ranks import ranks
 
@@ -65,16 +65,6 @@ def load_with(folder: Path, rank: int) -> str:
         pipepart.load(folder, made.pipe, optimizer)
 
     return refused(load)
-
-
-def call_apart(folder: Path) -> str:
-    """Rank 0 saves and the other evaluates."""
-    x, y = batch(0)
-    return refused(
-        lambda made, rank: (
-            made.pipe.evaluate(x, target=y) if rank else pipepart.save(folder, made.pipe, step=1)
-        )
-    )
 
 
 def train_the_last_layers(folder: Path, borders: Borders, loads: bool) -> dict[str, Any]:
@@ -155,21 +145,6 @@ def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
     assert pipepart.load(tmp_path, model()).step == 3
 
 
-def test_the_files_of_three_ranks_are_those_of_one_model(tmp_path):
-    ranks(3).run(train_and_save, tmp_path, (2, 5), False)
-    path = tmp_path / "step-3"
-    weights = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-    module = model()
-    assert sorted(weights) == sorted(set(module.state_dict()) - {"7.weight"})
-    assert {weights["0.weight"], weights["2.weight"], weights["7.bias"]} == {
-        f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)
-    }
-    optimizer = adam(module.parameters())
-    assert pipepart.load(path, module, optimizer).step == 3
-    assert {state["step"].item() for state in optimizer.state.values()} == {3}
-    assert len(optimizer.state) == len(list(module.parameters()))
-
-
 @pytest.mark.parametrize(
     ("how", "own", "others"),
     [
@@ -206,9 +181,3 @@ def test_a_damaged_file_is_found_by_the_rank_that_verifies_it(tmp_path):
         found = ranks(2).run(load_with, tmp_path, 2)
         assert all(text.startswith("CheckpointError") and path.name in text for text in found), found
         path.write_bytes(content)
-
-
-def test_a_save_on_one_rank_only_is_named(tmp_path):
-    found = ranks(2).run(call_apart, tmp_path)
-    wanted = "RuntimeError: rank 1 calls evaluate(return_outputs=False) (call 0) while rank 0 calls save("
-    assert all(text.startswith(wanted) for text in found), found

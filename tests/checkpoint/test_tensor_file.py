@@ -94,13 +94,3 @@ def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path: Path, tensor: 
     with pytest.raises(TypeError, match=rf"1\.odd.*{words}"):
         pipepart.save(tmp_path / "run", module, step=0)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_index_is_that_of_sharded_models(tmp_path: Path) -> None:
-    module = nn.Linear(3, 2)
-    path = pipepart.save(tmp_path, module, step=4)
-    index = json.loads((path / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 4 * (6 + 2)
-    assert index["weight_map"] == dict.fromkeys(("weight", "bias"), "model-00001-of-00001.safetensors")
-    found = safetensors.torch.load_file(path / index["weight_map"]["weight"])
-    assert found["weight"].equal(module.weight)

@@ -83,29 +83,6 @@ def test_further_replicas_have_the_values_of_the_first():
     assert found[0]["trained"]["1.num_batches_tracked"] == 2  # micro-batches of the first replica
 
 
-class Raises(nn.Module):
-    """Raises in the backward of one process."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if dist.get_rank() == 3:
-            x.register_hook(lambda gradient: 1 / 0)
-        return x * 1
-
-
-def raising() -> None:
-    model = nn.Sequential(linear(), nn.Tanh(), linear(), Raises()).double()
-    x, y = drawn_batches([8])[0]
-    with cut(model, [2]) as pipe:
-        pipe.step(x, target=y)
-
-
-def test_a_rank_that_raises_ends_the_steps_of_all_replicas():
-    found = [one.error for one in ranks(4).outcomes(raising)]
-    assert isinstance(found[3], ZeroDivisionError)
-    for error in found[:3]:
-        assert str(error).startswith("rank 3 failed: ZeroDivisionError: division by zero")
-
-
 HOW: dict[str, Any] = {"lr": 0.05, "amsgrad": True}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.inside_stage.cases import (
     Layout,
+    assert_near_plain,
     blocks,
     reloaded,
     reshard,
@@ -18,7 +19,6 @@ from tests.inside_stage.cases import (
     sometimes,
     trained,
 )
-from tests.inside_stage.near_plain import assert_near_plain
 from tests.support.ranks import assert_same_bits, ranks
 
 FSDP = Layout(shard, replicas=2)

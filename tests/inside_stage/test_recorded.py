@@ -11,8 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipepart
-from tests.inside_stage.cases import Layout, Towers, batches, shard, split, trained
-from tests.inside_stage.near_plain import assert_near_plain
+from tests.inside_stage.cases import Layout, Towers, assert_near_plain, batches, shard, split, trained
 from tests.support.ranks import ranks
 
 pytestmark = pytest.mark.slow

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipepart.runtime.stage_run import StageRun
 from tests.inside_stage.cases import (
     Layout,
+    assert_near_plain,
     automatic,
     batches,
     blocks,
@@ -21,7 +22,6 @@ from tests.inside_stage.cases import (
     split_and_shard,
     trained,
 )
-from tests.inside_stage.near_plain import assert_near_plain
 from tests.support.ranks import ranks
 
 TENSOR = Layout(split, tensor=2)

@@ -20,7 +20,7 @@ from .caches import settings_of, without_cache
 from .placing import is_on_meta, is_parted
 from .python_state.access import ATOMS
 from .python_state.surroundings import Surroundings
-from .python_state.values import value_key
+from .python_state.values import attribute_key, value_key
 from .recording.opening import Opening
 from .recording.session import record
 from .refusal import CaptureError
@@ -285,7 +285,9 @@ class RecordedChain(Chain):
         ]
 
     def _holds(self, recording: Recording, passed: Sequence[Tensor]) -> bool:
-        """Ask again what the model read from its arguments while it was recorded."""
+        """Ask again what the model read while it was recorded: by names that it computed, and from its arguments."""
+        if any(attribute_key(module, name) != key for module, name, key in recording.attributes):
+            return False
         if not (questions := recording.questions):
             return True
         env: Env = dict(zip(recording.inputs, passed, strict=True))

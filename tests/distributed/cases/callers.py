@@ -1,4 +1,4 @@
-"""What callers do beside plain steps: losses of their own, and mini-batches that only some ranks have."""
+"""What callers do beside plain steps: losses of their own, and values only where they are read."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@
     def forward(self, x):
         return scaled(x, store.get("k"))        scaled, store, get: functions of any file, and what they name in turn
         gain = getattr(block, "gain", 1.0)      "gain": words in strings count as names
+    gain = getattr(block, f"gain_{i}")      no name; what is read is noted while the model is recorded
     model.forward = partial(hooked, model)      hooked, and the forward that it wraps (accelerate)
 """
 
@@ -55,6 +56,7 @@ class Code:
     Attributes:
         names: all that it names: attributes, globals, and variables of closures.
         functions: the forward, and the functions and methods that it names.
+        getters: the globals of the functions that call ``getattr`` or ``hasattr``.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Code:
     ) -> None:
         self.names: set[str] = set()
         self.functions: dict[FunctionType, None] = {}
+        self.getters: list[dict[str, Any]] = []
         self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}  # of each file: what it names
         self._cells: list[tuple[str, CellType]] = []
         self._holders: dict[bool, list[Holder]] = {}
@@ -90,6 +93,8 @@ class Code:
             self.functions[function] = None
             written = {name for code in _codes(function.__code__) for name in _names(code)}
             self.names |= written
+            if written & {"getattr", "hasattr"}:
+                self.getters.append(function.__globals__)
             near = [function.__globals__[name] for name in written & function.__globals__.keys()]
             table, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, {}))
             names.update(dict.fromkeys(sorted(written & table.keys())))

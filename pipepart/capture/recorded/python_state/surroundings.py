@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,7 @@ class Surroundings:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._codes: dict[Any, Code] = {}
+        self._called_by_name: dict[Any, None] = {}
         self._last: tuple[Sequence[nn.Module], Found, Hashable] = (), [], None
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
@@ -75,7 +77,15 @@ class Surroundings:
     def code_of(self, module: nn.Module) -> Code:
         """Return the code of the forward of a module."""
         forward = getattr(module.forward, "__func__", module.forward)
-        return self._code(module, [forward, type(module).__call__])
+        more = self._called_by_name if module is self._model else ()
+        return self._code(module, [forward, type(module).__call__, *more])
+
+    def follow(self, function: Any) -> None:
+        """Count a function as part of the model's code, which has found it by a name that it computes."""
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType) and function not in self._called_by_name:
+            self._called_by_name[function] = None
+            self._last = (), [], None
 
     def _code(self, module: nn.Module, functions: Sequence[Any]) -> Code:
         kinds = tuple(dict.fromkeys(type(part) for part in module.modules() if not is_of_torch(type(part))))

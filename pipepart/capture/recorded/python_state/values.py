@@ -180,6 +180,13 @@ def value_key(value: Any) -> Hashable:
     return key_of(walk([whole]))
 
 
+def attribute_key(module: nn.Module, name: str) -> Hashable:
+    """Return a key of an attribute of a module; None for a parameter, a buffer or a submodule."""
+    if any(name in table for table in (module._parameters, module._buffers, module._modules)):
+        return None
+    return value_key(getattr(module, name, MISSING))
+
+
 def _entry(value: Any, places: Mapping[int, int] = _NOWHERE) -> Hashable:
     """Return what stands for a value in a key. Two values are the same if their entries are equal.
 

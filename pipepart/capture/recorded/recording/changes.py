@@ -118,6 +118,8 @@ class Changes:
 
     Attributes:
         changing: paths of whole modules that change what they hold in their own calls.
+        codes: of the open modules, the code between whole modules.
+        names: all that it names.
     """
 
     def __init__(
@@ -126,6 +128,8 @@ class Changes:
         self._model, self._surroundings, self._before = model, surroundings, before
         self._opening = opening
         self._opened = {path: module for path, module in opening.opened() if is_called(module)}
+        self.codes = [surroundings.code_of(module) for module in self._opened.values()]
+        self.names = set[str]().union(*(code.names for code in self.codes))
         self._paths = {module: path for path, module in model.named_modules()}
         self._whole = {part for module in opening.whole for part in module.modules()}
         self._own = {path: self._snapshot(module) for module, path in opening.whole.items()}
@@ -168,16 +172,9 @@ class Changes:
         ]
         return [self._change(difference, of_whole=True) for difference in differences]
 
-    @property
-    def names(self) -> set[str]:
-        """What the code between whole modules names."""
-        codes = [self._surroundings.code_of(module) for module in self._opened.values()]
-        return set[str]().union(*(code.names for code in codes))
-
     def is_for_others(self, change: Change) -> bool:
         """Return True if the code between whole modules sets an attribute and never reads it."""
-        codes = (self._surroundings.code_of(module) for module in self._opened.values())
-        return change.is_attribute and not any(change.difference.key in code.reads for code in codes)
+        return change.is_attribute and not any(change.difference.key in code.reads for code in self.codes)
 
     def _note_of(self, module: nn.Module, differences: Sequence[Difference]) -> None:
         """Note the changes of what a whole module holds, outside of its calls.

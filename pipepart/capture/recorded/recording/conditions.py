@@ -32,18 +32,37 @@ class Conditions:
             p.untyped_storage()._cdata: paths[id(p)] for p in model.parameters() if p.layout is torch.strided
         }
         self._draws = _draws()
+        self._modes = _modes()
+
+    def check_modes(self, name: str) -> None:
+        """Check that a call is made in the modes of the forward as a whole.
+
+        Raises:
+            SkeletonError: the code around it has entered one that may change numbers, which a replay would not enter.
+        """
+        if _modes() != self._modes:
+            raise SkeletonError(
+                f"{name} is called at {line_of_user()} in a mode that the forward enters (sdpa_kernel, "
+                f"saved_tensors_hooks), and a replay would not. Enter it around the step. {_MOVE}"
+            )
 
     def check_function(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
         """Check a function of torch before it is called.
 
         Raises:
-            SkeletonError: it changes a parameter, or is a hook that keeps something of this forward.
+            SkeletonError: it changes a parameter, draws from a generator, or is a hook that keeps something of this
+                forward.
         """
         if name in HOOKS and not all(is_fixed(argument) for argument in args):
             raise SkeletonError(
                 f"{name}() at {line_of_user()} is given a function that holds on to a tensor or an object of this "
                 "forward: a replay would call it with that of the forward that was recorded. Put the hook on the "
                 "module, or move that code into a module of its own"
+            )
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            raise SkeletonError(
+                f"{name}() at {line_of_user()} draws from a generator, which another micro-batch may do between. "
+                f"Draw without one. {_MOVE}"
             )
         target = args[0] if args else None
         assigned = getattr(func.__self__, "__name__", "") if name == "__set__" else ""
@@ -75,15 +94,15 @@ class Conditions:
             raise SkeletonError(f"{name}() at {line_of_user()} is given a function that {why}. {_MOVE}")
 
     def check_draws(self, where: str) -> None:
-        """Check that no number was drawn from Python's ``random`` or numpy since the last module.
+        """Check that no number was drawn from Python's ``random`` or numpy, and no seed set, since the last module.
 
         Raises:
             SkeletonError: something was.
         """
         if _draws() != self._draws:
             raise SkeletonError(
-                f"random numbers of Python's random or of numpy are drawn {where}, between modules that are recorded: "
-                "a replay would repeat the first draw. Draw with torch, or in a module of its own"
+                f"random numbers of Python's random or of numpy are drawn, or a seed is set, {where}, between modules "
+                "that are recorded: a replay would not do so again. Draw with torch, or in a module of its own"
             )
 
     def note_draws(self) -> None:
@@ -91,9 +110,25 @@ class Conditions:
         self._draws = _draws()
 
 
+def _modes() -> tuple[Any, ...]:
+    """Return the modes that may change what functions compute, apart from those that are stored with each call.
+
+    The hooks of torch itself, of checkpoints and of ``save_on_cpu``, leave values as they are.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    kernels = torch.backends.cuda
+    return (
+        None if hooks is None or hooks[0].__module__.startswith("torch.") else hooks,
+        kernels.math_sdp_enabled(),
+        kernels.flash_sdp_enabled(),
+        kernels.mem_efficient_sdp_enabled(),
+        kernels.cudnn_sdp_enabled(),
+    )
+
+
 def _draws() -> tuple[Any, ...]:
     kind, keys, *rest = np.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), *rest  # type: ignore[union-attr]
+    return torch.initial_seed(), random.getstate(), kind, keys.tobytes(), *rest  # type: ignore[union-attr]
 
 
 def _storage(tensor: Tensor) -> int:

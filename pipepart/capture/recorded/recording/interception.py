@@ -8,7 +8,7 @@ with a ``__call__`` of its own does not look there first, so its ``__call__`` is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,12 +18,14 @@ from torch import nn
 from torch.autograd.function import Function, _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..refusal import SkeletonError, line_of_user
+from ..python_state.access import bindings, rebind
 from .recorder import Recorder
 
 _HOOK = "_compiled_call_impl"
 _lock = threading.Lock()
-_replaced: dict[tuple[type, str], tuple[int, Any]] = {}  # how many threads record, and the original
+_replaced: dict[
+    tuple[int, str], tuple[int, dict[str, Any]]
+] = {}  # how many threads record, and the original if any
 _local = threading.local()  # recording: of this thread, its recorder and the modules that stay whole
 _apply_of_base: Any = torch._C._FunctionBase.__dict__["apply"]
 # Until torch 2.13 Function.apply calls that of its base class. Since 2.14 it is that of its base class, written in C.
@@ -31,23 +33,31 @@ _APPLY_IS_C = vars(Function)["apply"] is _apply_of_base
 
 
 @contextmanager
-def routed(recorder: Recorder, whole: Mapping[nn.Module, str]) -> Iterator[None]:
+def routed(
+    recorder: Recorder, whole: Mapping[nn.Module, str], getters: Iterable[dict[str, Any]]
+) -> Iterator[None]:
     """Within the block, record calls of these modules and of custom autograd functions in this thread as single calls.
 
     Reentrant checkpoints run inline.
+
+    Args:
+        recorder: of this thread.
+        whole: the modules.
+        getters: the globals of code whose calls of ``getattr`` and ``hasattr`` are noted.
     """
     calls = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
     outer = getattr(_local, "recording", None)
     hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]
     with ExitStack() as stack:
         # Models keep Function.apply under other names (ste = Round.apply). Such a name calls what is replaced here only
-        # if Function.apply is Python code.
+        # if Function.apply is Python code; else TensorNumbers refuses what it returns.
         called = Function if _APPLY_IS_C else _SingleLevelFunction
         stack.enter_context(_replaced_in(called, "apply", classmethod(_apply)))
-        for kind in _with_forward(Function) if _APPLY_IS_C else ():
-            stack.enter_context(_replaced_in(kind, "forward", _refused(vars(kind)["forward"])))
         for kind, original in calls.items():
             stack.enter_context(_replaced_in(kind, "__call__", _taken(original)))
+        for table in getters:
+            stack.enter_context(_replaced_in(table, "getattr", _noted(getattr)))
+            stack.enter_context(_replaced_in(table, "hasattr", _noted(hasattr)))
         _local.recording = recorder, whole
         try:
             for module, (attributes, compiled) in zip(whole, hooked, strict=True):
@@ -71,29 +81,6 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return recorder.function(_Applied(cls), cls.__name__, args, kwargs)
 
 
-def _with_forward(kind: Any) -> Iterator[Any]:
-    """Yield the subclasses of a class that define ``forward``."""
-    for subclass in kind.__subclasses__():
-        if "forward" in vars(subclass):
-            yield subclass
-        yield from _with_forward(subclass)
-
-
-def _refused(original: Any) -> Any:
-    """Return a ``forward`` of a custom autograd function that refuses a call which the recorder has not seen."""
-
-    def forward(cls: Any, *args: Any) -> Any:
-        recorder, _ = getattr(_local, "recording", None) or (None, ())
-        if recorder is not None and recorder.here:
-            raise SkeletonError(
-                f"{cls.__name__}.apply is called by another name at {line_of_user()}, which torch {torch.__version__} "
-                f"hides from a recording: write {cls.__name__}.apply(...) there"
-            )
-        return original.__get__(None, cls)(*args)
-
-    return classmethod(forward)
-
-
 def _own_call(module: nn.Module) -> type | None:
     """Return the user's class whose ``__call__`` a call of a module runs first; None if that is torch's."""
     kind = next(kind for kind in type(module).__mro__ if "__call__" in vars(kind))
@@ -115,6 +102,18 @@ def _taken(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``getattr`` or ``hasattr`` that tells the recorder of this thread what it reads of modules."""
+
+    def get(owner: Any, name: str, *default: Any) -> Any:
+        recorder, _ = getattr(_local, "recording", None) or (None, ())
+        if recorder is not None and recorder.here and isinstance(owner, nn.Module):
+            recorder.note_attribute(owner, name)
+        return original(owner, name, *default)
+
+    return get
+
+
 def _original_call(compiled: Callable[..., Any] | None) -> Callable[..., Any]:
     """Return the ``__call__`` of torch for a module; ``compiled`` is its compiled code, if any."""
 
@@ -125,25 +124,24 @@ def _original_call(compiled: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 @contextmanager
-def _replaced_in(kind: type, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of a class until the last thread that does so is through."""
-    key = kind, name
+def _replaced_in(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a class, or an entry of a dict, until the last thread that does so is through."""
+    key = id(owner), name
     with _lock:
-        users, original = _replaced.get(key, (0, vars(kind).get(name)))
+        held = bindings(owner)
+        users, was = _replaced.get(key, (0, {name: held[name]} if name in held else {}))
         if not users:
-            setattr(kind, name, value)
-        _replaced[key] = users + 1, original
+            rebind(owner, [name], {name: value})
+        _replaced[key] = users + 1, was
     try:
         yield
     finally:
         with _lock:
-            users, original = _replaced.pop(key)
+            users, was = _replaced.pop(key)
             if users > 1:
-                _replaced[key] = users - 1, original
-            elif original is None:
-                delattr(kind, name)
+                _replaced[key] = users - 1, was
             else:
-                setattr(kind, name, original)
+                rebind(owner, [name], was)
 
 
 class _Applied:

@@ -16,7 +16,7 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ from ....autograd.nests import check_nest, register_dataclasses
 from ....autograd.own_copy import tensors
 from ..fake_parameters import asks_for_values
 from ..placing import at, home, together
-from ..python_state.values import value_key
+from ..python_state.values import attribute_key, value_key
 from ..refusal import (
     CaptureError,
     SkeletonError,
@@ -44,7 +44,7 @@ from ..replay.given import Given, Ref
 from .changes import Changes
 from .conditions import Conditions
 from .reads import Reads
-from .sizes import Sizes, asking
+from .sizes import Sizes, depend_on_values, sizes_of
 from .tables import DRAWS, METADATA, REFUSED, SIZES, is_fixed
 from .tensor_numbers import TensorNumbers
 
@@ -66,6 +66,7 @@ class Recorder(TorchFunctionMode):
         tensors: their numbers.
         aliases: for each write into memory that several values share: the number of its call and these values.
         inner_calls: paths of a whole module and of another one that its code calls.
+        attributes: a key of each attribute of a module that the code has read by a name that is not in it.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Recorder(TorchFunctionMode):
         self.calls: list[Call] = []
         self.aliases: list[tuple[int, frozenset[int]]] = []
         self.inner_calls: set[tuple[str, str]] = set()
+        self.attributes: dict[tuple[nn.Module, str], Hashable] = {}
         self.inside = ""
         self._thread = threading.get_ident()
         self._held, self._whole = held, whole
@@ -144,12 +146,11 @@ class Recorder(TorchFunctionMode):
         if name == "__set__":
             written.append(args[0])
         draws = any(word in name for word in DRAWS)
-        asked = asking(name, func, args, named) if varies else None
         if not (tensors(result) or written or varies or name in HOOKS):
             return result
         call = self._emit(func, arguments, result, varies=varies or draws, written=written, draws=draws)
-        if asked is not None:
-            self._ask_size(call, asked)
+        if varies and depend_on_values(name, args, named):
+            self._ask_sizes(call, tensors(result))
         if call.reads:
             self._reads.note(call)
         return result
@@ -194,6 +195,11 @@ class Recorder(TorchFunctionMode):
             self.inside = ""
         self._conditions.note_draws()
         return result
+
+    def note_attribute(self, module: nn.Module, name: str) -> None:
+        """Note that the code reads an attribute of a module by ``getattr`` or ``hasattr``."""
+        if name not in self._changes.names and (key := attribute_key(module, name)) is not None:
+            self.attributes.setdefault((module, name), key)
 
     def note_inner_call(self, module: nn.Module) -> None:
         """Note that a whole module is called by the code of another one, unless it is a part of that."""
@@ -241,6 +247,7 @@ class Recorder(TorchFunctionMode):
         path: str = "",
         custom: bool = False,
     ) -> Call:
+        self._conditions.check_modes(path or getattr(func, "__name__", ""))
         wrote = frozenset(self.tensors.number(tensor) for tensor in written)
         if wrote and len(shared := self.tensors.sharing_memory(written)) > 1:
             self.aliases.append((len(self.calls), shared))
@@ -250,6 +257,8 @@ class Recorder(TorchFunctionMode):
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 number = self.tensors.known(leaf)
+                if number is not None:
+                    self.tensors.note(leaf, number)
                 outs.append(Ref(self.tensors.new(leaf) if number is None else number))
             else:
                 outs.append(leaf)
@@ -272,11 +281,10 @@ class Recorder(TorchFunctionMode):
         self._sizes.note(call, leaves, own=bool(path) or custom)
         return call
 
-    def _ask_size(self, call: Call, asked: tuple[Callable[..., Any], Any, Any]) -> None:
+    def _ask_sizes(self, call: Call, results: Sequence[Tensor]) -> None:
         """Record the call that asks for the sizes of what a call returned, in case the model reads them."""
-        func, args, kwargs = asked
-        arguments = Given(args, kwargs, self.tensors.number)
-        self._sizes.guard(call, self._emit(func, arguments, func(*args, **kwargs), varies=True, written=[]))
+        arguments = Given((*results,), {}, self.tensors.number)
+        self._sizes.guard(call, self._emit(sizes_of, arguments, sizes_of(*results), varies=True, written=[]))
 
     def _cut_off(self, tensor: Tensor, trains: bool) -> Tensor:
         """Return the output of a whole module without a graph; a tensor that it was given stays the same object."""

@@ -108,8 +108,10 @@ class _Run(NamedTuple):
         )
 
     def may_read(self, change: Change) -> bool:
-        """Return True if the code between whole modules uses this value, or names the attribute that it is in."""
-        return change.difference.attribute in self.names or self.uses(change)
+        """Return True if the code between whole modules uses this value, or reads the attribute that it is in."""
+        attribute, module = change.difference.attribute, change.difference.holder.root
+        by_name = (module, attribute) in self.recorder.attributes
+        return attribute in self.names or by_name or self.uses(change)
 
 
 class _Session:
@@ -157,6 +159,7 @@ class _Session:
             autocast=autocast_now(),
             devices=frozenset(devices),
             result=pytree.tree_map_only(Tensor, Tensor.detach, run.result),
+            attributes=[(*place, key) for place, key in recorder.attributes.items()],
             scalars=frozenset(
                 recorder.tensors.number(t) for t in tensors(run.result) if t.numel() == 1 and t.dim() == 0
             ),
@@ -225,7 +228,8 @@ class _Session:
         for tensor in inputs:
             recorder.tensors.input(tensor)
         mode = nullcontext() if fakes is None else fakes.in_use()
-        with routed(recorder, opening.whole), mode, recorder:
+        getters = [table for code in changes.codes for table in code.getters]
+        with routed(recorder, opening.whole, getters), mode, recorder:
             try:
                 result = model(*args, **kwargs)
             except CaptureError:
@@ -235,6 +239,8 @@ class _Session:
                     f"pipepart: in the forward of the model, called as {_call_text(model, *self._given)}"
                 )
                 raise
+        for module, name in recorder.attributes:
+            self._surroundings.follow(getattr(module, name, None))
         output, spec = recorder.output(result)
         differences = changes.all()
         for change in differences:
@@ -243,7 +249,15 @@ class _Session:
         counts = Counter(call.module for call in recorder.calls)
         changing = {path for path in changes.changing if counts[path] > 1}
         return _Run(
-            recorder, inputs, result, output, spec, differences, changes.inside(), changes.names, changing
+            recorder,
+            inputs,
+            result,
+            output,
+            spec,
+            differences,
+            changes.inside(),
+            changes.names,
+            changing,
         )
 
     def _holders(self) -> Iterator[Holder]:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ....autograd.own_copy import tensors
 from ..refusal import SkeletonError, line_of_user
@@ -23,10 +22,9 @@ from ..replay.calls import Call
 from ..replay.given import Ref
 from .tables import words
 
-_MASKS = words("nonzero argwhere where masked_select __getitem__")
-_OTHERS = words(
-    "unique _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive bincount one_hot repeat_interleave "
-    "tensor_split _pack_padded_sequence _pad_packed_sequence"
+_BY_VALUES = words(
+    "nonzero argwhere masked_select unique _unique _unique2 unique_consecutive unique_dim unique_dim_consecutive "
+    "bincount one_hot repeat_interleave tensor_split _pack_padded_sequence _pad_packed_sequence"
 )
 
 
@@ -96,34 +94,13 @@ class _Origin(NamedTuple):
     shape: torch.Size | None = None
 
 
-def asking(name: str, func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any, Any] | None:
-    """Return the call that computes the result sizes of a function; None if they do not depend on values."""
-    if name in _OTHERS:
-        return _SizesOf(func), args, kwargs
-    if name not in _MASKS:
-        return None
-    if name == "__getitem__" or name == "masked_select":
-        index = (*args[1:], *kwargs.values())
-        masks = [tensor for tensor in tensors(index) if tensor.dtype in (torch.bool, torch.uint8)]
-    elif name == "where" and len(args) + len(kwargs) > 1:
-        return None
-    else:
-        masks = list(tensors((args, kwargs)))
-    return (count_selected, tuple(masks), {}) if masks else None
+def depend_on_values(name: str, args: Sequence[Any], kwargs: Any) -> bool:
+    """Return True if the sizes of what a function returns depend on more than the sizes of its arguments."""
+    if name == "__getitem__":
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors(args[1]))
+    return name in _BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1)
 
 
-def count_selected(*masks: Tensor) -> list[int]:
-    """Return the number of nonzero entries of each mask."""
-    return [int(torch.count_nonzero(mask)) for mask in masks]
-
-
-class _SizesOf:
-    """Calls a function and returns the sizes of what it returns."""
-
-    def __init__(self, func: Any) -> None:
-        self._func = func
-        self.__name__ = f"size of {getattr(func, '__name__', func)}"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[int]:
-        result = pytree.tree_leaves(self._func(*args, **kwargs))
-        return [size for leaf in result if isinstance(leaf, Tensor) for size in leaf.shape]
+def sizes_of(*results: Tensor) -> list[int]:
+    """Return the sizes of tensors, one after the other."""
+    return [size for result in results for size in result.shape]

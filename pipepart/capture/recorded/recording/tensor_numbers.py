@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ....autograd.in_place import version
-from ..refusal import LeftAsideError, line_of_user
+from ..refusal import LeftAsideError, SkeletonError, line_of_user
 
 
 class TensorNumbers:
@@ -38,6 +39,9 @@ class TensorNumbers:
         self.count = 0
         self._paths, self._held = paths, held
         self._numbers: Any = WeakIdKeyDictionary()
+        self._of_custom: Any = (
+            WeakIdKeyDictionary()
+        )  # whether a custom function had made it when it got its number
         self._versions: dict[int, tuple[Tensor, int]] = {}  # of the state, before the forward
 
     def known(self, tensor: Tensor) -> int | None:
@@ -47,13 +51,18 @@ class TensorNumbers:
     def new(self, tensor: Tensor) -> int:
         """Assign the next number to a tensor."""
         number, self.count = self.count, self.count + 1
-        self._numbers[tensor] = number
+        self.note(tensor, number)
         return number
+
+    def note(self, tensor: Tensor, number: int) -> None:
+        """Assign a number to a tensor that a call has returned."""
+        self._numbers[tensor] = number
+        self._of_custom[tensor] = isinstance(tensor.grad_fn, BackwardCFunction)
 
     def alias(self, tensor: Tensor, number: int) -> None:
         """Assign an existing number to a tensor that has none."""
         if self.known(tensor) is None:
-            self._numbers[tensor] = number
+            self.note(tensor, number)
 
     def input(self, tensor: Tensor) -> int:
         """Return the number of an argument of the model; assign one if it has none."""
@@ -69,10 +78,17 @@ class TensorNumbers:
 
         Raises:
             LeftAsideError: a whole module keeps it.
+            SkeletonError: a custom function made it whose call was not seen, only what its code calls.
             CaptureError: no call that was seen made it, and the model does not hold it.
         """
         number = self.known(tensor)
         if number is not None:
+            if isinstance(tensor.grad_fn, BackwardCFunction) and not self._of_custom[tensor]:
+                kind = type(tensor.grad_fn).__name__.removesuffix("Backward")
+                raise SkeletonError(
+                    f"{kind}.apply is called by another name before {line_of_user()}, which torch "
+                    f"{torch.__version__} hides from a recording: write {kind}.apply(...) there"
+                )
             return number
         if id(tensor) in self._paths:
             number = self.new(tensor)

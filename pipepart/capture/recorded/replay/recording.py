@@ -13,13 +13,13 @@ one; otherwise it belongs to the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
@@ -80,6 +80,7 @@ class Recording:
         end_inputs: which arguments the end needs, as numbers.
         devices: of the model and its arguments while it was recorded; a replay uses that of the stage instead.
         ends: the end as it would be recorded for a mini-batch of so many samples; None if it would be another one.
+        attributes: modules, names and keys of the attributes that the code has read by names that are not in it.
         result: what the model returned, until a replay has been compared with it.
         uses: how often micro-batches of a call or step went its way.
     """
@@ -99,6 +100,7 @@ class Recording:
     end: Part = field(default_factory=lambda: Part((), (), ()))
     end_inputs: tuple[int, ...] = ()
     ends: dict[int, Part | None] = field(default_factory=dict)
+    attributes: list[tuple[nn.Module, str, Hashable]] = field(default_factory=list)
     result: Any = None
     uses: int = 0
 
