@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import pipepart
 import schedules
-from pipepart import Cluster, InfeasiblePlanError
+from pipepart import Cluster, InfeasiblePlanError, Profile
 from pipepart.planning.request import CHUNKS
 from tests.planning.held import Held, held_by, moments, peak, step_of
 from tests.planning.problems import Layer, chains, clusters, profile_of
@@ -110,10 +110,11 @@ def test_no_choice_of_all_in_larger_problems_has_a_shorter_step(layers, cluster,
     check(layers, cluster, counts)
 
 
-def test_where_little_fits_auto_is_near_1f1b(monkeypatch):
+def crowded(
+    seed: int, least_size: int, most_size: int, host_link: float | None = None, keeps_input: bool = False
+) -> tuple[Profile, Cluster]:
     """Sixteen layers on twelve unlike devices: most schedules do not fit, and the effort ends before all are tried."""
-    monkeypatch.setattr("pipepart.planning.planner.SECONDS", 600.0)  # on a slow machine, too
-    draw = random.Random(3)
+    draw = random.Random(seed)
     layers = [
         Layer(
             forward=draw.choice([0.5, 1, 2, 4]),
@@ -122,11 +123,28 @@ def test_where_little_fits_auto_is_near_1f1b(monkeypatch):
             saved=draw.randint(5, 40),
             waiting=draw.randint(0, 20),
             backward_weight=1,
+            keeps_input=keeps_input,
         )
         for _ in range(16)
     ]
-    size = draw.randint(150, 260)
+    size = draw.randint(least_size, most_size)
     texts = [f"{int(size * draw.choice([1, 0.8, 1.4]))}B@{draw.choice([1, 0.7, 0.5])}" for _ in range(12)]
-    profile, cluster = profile_of(layers, [16]), Cluster.parse(texts, host_link=50.0)
+    return profile_of(layers, [16]), Cluster.parse(texts, host_link=host_link)
+
+
+def test_where_little_fits_auto_is_near_1f1b(monkeypatch):
+    monkeypatch.setattr("pipepart.planning.planner.SECONDS", 600.0)  # on a slow machine, too
+    profile, cluster = crowded(3, 150, 260, host_link=50.0)
     auto, named = (pipepart.plan(profile, cluster, schedule=name).predicted for name in ("auto", "1f1b"))
     assert auto.step_seconds <= 1.05 * named.step_seconds
+
+
+@pytest.mark.parametrize("seed", [2, 31])  # the least step has twelve devices, and eleven
+def test_where_one_micro_batch_at_a_time_fits_and_no_more_auto_fits(seed, monkeypatch):
+    monkeypatch.setattr("pipepart.planning.planner.SECONDS", 600.0)  # on a slow machine, too
+    profile, cluster = crowded(seed, 80, 150, keeps_input=True)
+    with pytest.raises(InfeasiblePlanError):
+        pipepart.plan(profile, cluster, schedule="1f1b")
+    auto, named = (pipepart.plan(profile, cluster, schedule=name) for name in ("auto", "sequential"))
+    assert auto.fits
+    assert auto.predicted.step_seconds <= named.predicted.step_seconds

@@ -33,7 +33,7 @@ _LIMITED_FACTOR = 1.3  # times the effort if memory is limited: many candidates 
 _OTHERS_SHARE = 0.3
 _JOINT_STARTS = 4  # plans that the joint search starts from, each with a different placement
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
-_LAST_TRIES = 3  # cheap candidates to plan if no candidate was affordable
+_LAST_TRIES = 3  # candidates to plan if none that was affordable fits: cheap ones, then frugal ones
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
 
 
@@ -167,14 +167,24 @@ def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: C
         others = _first_of_others(results, skipped)
         done = {*others}.difference(_try_in_turn(results, others, _OTHERS_SHARE * effort, clock))
         skipped = [candidate for candidate in skipped if candidate not in done]
-    # 1F1B needs the least memory, so it is planned even if the effort is spent.
-    frugal = [each for each in skipped if _is_frugal(each, clock)][:1]
-    if any(candidate.schedule == "1f1b" for candidate in results.plans):
-        frugal = []
-    for candidate in dict.fromkeys((*frugal, *_cheapest(skipped)[:_LAST_TRIES])):
-        if candidate in frugal or not results.plans:
-            results.try_candidate(candidate, clock)
-            skipped.remove(candidate)
+
+    def try_also(candidate: Candidate) -> None:
+        results.try_candidate(candidate, clock)
+        skipped.remove(candidate)
+
+    # 1F1B needs little memory, so it is planned even if the effort is spent.
+    if all(each.schedule != "1f1b" for each in results.plans):
+        for candidate in _limited("1f1b", skipped, clock)[:1]:
+            try_also(candidate)
+    for candidate in _cheapest(skipped)[:_LAST_TRIES]:
+        if not results.plans:
+            try_also(candidate)
+    # "sequential" needs the least memory, and has the shortest step on the fewest and fastest devices that hold it.
+    if all(each.schedule == "sequential" for each in results.plans):
+        for candidate in sorted(_limited("sequential", skipped, clock), key=_most_spread)[:_LAST_TRIES]:
+            try_also(candidate)
+            if not results.plans:
+                break
     results.unfinished |= {candidate: candidate.bound for candidate in skipped}
     return results
 
@@ -256,10 +266,15 @@ def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     return sorted(turn, key=lambda candidate: (turn[candidate], -candidate.devices, candidate.chunks))
 
 
-def _is_frugal(candidate: Candidate, clock: Clock) -> bool:
-    """Return True for 1F1B under memory limits, if there is time to plan it."""
-    limited = candidate.is_limited and candidate.schedule == "1f1b"
-    return limited and clock.seconds_left > candidate.simulation_seconds
+def _limited(schedule: str, candidates: Iterable[Candidate], clock: Clock) -> list[Candidate]:
+    """Return the candidates of a schedule under memory limits for which there is time."""
+    of_schedule = (each for each in candidates if each.schedule == schedule and each.is_limited)
+    return [each for each in of_schedule if clock.seconds_left > each.simulation_seconds]
+
+
+def _most_spread(candidate: Candidate) -> tuple[int, int, int]:
+    """Sort first what has most devices for one copy of the model, and the smallest micro-batches."""
+    return candidate.part.groups.replicas, -candidate.devices, -candidate.costs.micro_batches
 
 
 def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:
