@@ -74,7 +74,10 @@ def test_a_dry_run_of_the_gpu_benchmark_proves_times_watches_and_reports(tmp_pat
 def test_a_race_times_every_framework_on_proven_gradients(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     shown = run(
-        "cpu", *"--models tiny --micro-batches 4 --rounds 1 --tries 1".split(), "--json", str(file)
+        "cpu",
+        *["--models", "tiny", "--micro-batches", "4", "--rounds", "1", "--tries", "1"],
+        "--json",
+        str(file),
     ).output
     race, overhead = json.loads(file.read_text())["races"]
     own = {f"pipepart {name}" for name in ("gpipe", "1f1b", "auto")}
