@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-import schedules
 from pipepart import Cluster, Plan, Profile, Trace, plan
-from pipepart.planning import StagePlan
-from pipepart.planning.plans.searched_order import order_text
 from pipepart.units import format_seconds
 
 Run = Callable[..., Result]
@@ -64,32 +61,3 @@ def test_two_plans_and_a_measured_step_are_held_against_a_plan(run: Run, planned
     shown = run("explain plan.json --trace trace.json").stdout
     assert "the median is as predicted (ratio 1.00)" in shown
     assert "Measured timeline of the median step" in shown
-
-
-@pytest.fixture
-def uneven(measured: Profile, directory: Path) -> Plan:
-    """A stage for each of the five layers, three of them on the first of two used devices; one is left out."""
-    placement, ones = (0, 1, 0, 1, 0), [1.0] * 5
-    order = schedules.search(schedules.StageCosts(ones, ones, ones), 2, 4, placement=placement, effort=0.01)
-    names = ("virtual:2", "virtual:0")
-    made = Plan(
-        stages=tuple(
-            StagePlan(layers=(info.name,), device=names[row])
-            for info, row in zip(measured.layers, placement, strict=True)
-        ),
-        cluster=Cluster.virtual(3),
-        schedule="search",
-        micro_batches=4,
-        actions=order_text(order),
-        profile=measured.model_copy(update={"costs": (measured.at(4),)}),
-    ).refreshed()
-    made.save(directory / "uneven.json")
-    return made
-
-
-def test_stages_of_a_searched_order_under_other_orders(run: Run, uneven: Plan) -> None:
-    (own,) = json.loads(run("simulate uneven.json --json").stdout)["schedules"]
-    assert own["makespan_seconds"] == pytest.approx(uneven.predicted.step_seconds, rel=1e-12)
-    (fewer,) = json.loads(run("simulate uneven.json --micro-batches 2 --json").stdout)["schedules"]
-    assert [len(row) for row in fewer["actions"]] < [len(row) for row in own["actions"]]
-    assert "plan again" in " ".join(run("simulate uneven.json --micro-batches 8", 2).stderr.split())

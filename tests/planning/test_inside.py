@@ -39,7 +39,7 @@ def test_groups_plan_as_single_devices_do():
 
 
 def test_groups_may_differ_from_each_other():
-    cluster = Cluster.parse(["1GiB", "2GiB", "1GiB@0.5", "1GiB@0.5"])
+    cluster = Cluster.parse(["2GiB", "1GiB", "1GiB@0.5", "1GiB@0.5"])
     plan = pipepart.plan(PROFILE, cluster, schedule="1f1b", tensor=2)
     assert [stage.device for stage in plan.stages] == ["device:0", "device:2"]
     assert [device.memory_bytes for device in plan.groups.devices] == [2**30, 2**30]

@@ -30,6 +30,7 @@ def wrong_layers(layers: list[Layer], sizes: list[int], seed: int = 1) -> list[L
                 forward=layer.forward * forward,
                 backward_input=layer.backward_input * backward,
                 backward_weight=layer.backward_weight * backward,
+                split=layer.split and layer.split * backward,
             )
             for layer in layers[len(wrong) : len(wrong) + size]
         ]
@@ -64,7 +65,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_costs_become_those_measured(case):
     speeds, options = CASES[case]
-    layers = true_layers(8)
+    layers = [replace(layer, split=2.0 if "zb" in options["schedule"] else None) for layer in true_layers(8)]
     true = profile_of(layers, COUNTS, loss_seconds=2)
     thought = profile_of(wrong_layers(layers, [3, 3, 2]), COUNTS)
     first = pipepart.plan(thought, cluster_of(*speeds, latency=0.01), micro_batches=4, **options)

@@ -162,6 +162,7 @@ def test_times_follow_from_the_roofline() -> None:
     for speed, each in (
         (Roofline(device="cpu", flops_per_second=1.0, bytes_per_second=1e15), flops),
         (Roofline(device="cpu", flops_per_second=1e15, bytes_per_second=1.0), moved),
+        (Roofline(device="cpu", flops_per_second=1.0, bytes_per_second=1.0), max(flops, moved)),
     ):
         made = pipepart.profile(model, torch.randn(16, 64), measure=False, roofline=speed)
         linear, relu = made.costs[0].layers

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import networkx as nx
 
 import schedules
-from pipepart import Cluster, Plan, Profile, planning
+from pipepart import Cluster, Plan, Profile, Trace, planning
 
 _HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
@@ -64,7 +64,7 @@ def test_a_profile_shows_its_layers_and_totals_and_of_a_long_one_the_first_and_t
     assert len(long._repr_html_()) < 20_000
 
 
-def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages: Plan):
+def test_a_plan_and_a_trace_show_time_and_memory_of_each_device_and_its_timeline(two_stages: Plan):
     assert "svg" in shown(two_stages).tags
     stages = [row for row in rows(two_stages) if row[1:] and row[1].startswith("virtual")]
     assert [row[:3] for row in stages] == [
@@ -75,6 +75,10 @@ def test_a_plan_shows_time_and_memory_of_each_device_and_its_timeline(two_stages
     assert all("64.0 MiB" in row for row in devices)
     bare = two_stages.model_copy(update={"prediction": None, "profile": None})
     assert "virtual:0" in shown(bare).words
+    words = " ".join(shown(Trace(two_stages, [two_stages.simulate()])).words)
+    assert "as predicted" in words
+    assert "predicted:" in words
+    assert "no whole step" in " ".join(shown(Trace(two_stages)).words)
 
 
 def test_a_schedule_and_a_large_timeline_stay_small_and_a_cut_shows_its_stages():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -133,6 +134,13 @@ def test_a_micro_batch_has_one_colour_on_all_devices() -> None:
         for number, event in zip(numbers, slices, strict=True)
     }
     assert len(of_perfetto) == len({name for *_, name in of_perfetto}) == 3 * 12
+
+
+def test_slices_of_a_trace_do_not_overlap_by_rounding() -> None:
+    costs = StageCosts([1.23456789e-6] * 2, [2.3456789e-6] * 2, [3.456789e-6] * 2)
+    events = simulate(build("zb-h1", 2, 40), costs).to_trace()["traceEvents"]
+    slices = sorted((e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X")
+    assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(slices) if one[0] == other[0])
 
 
 def test_a_message_past_stages_is_waited_for_where_it_is_late():
