@@ -66,7 +66,6 @@ class Pipeline(Calls):
             Called with the list of outputs, in the order of the parts; returns the output of the mini-batch.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
-            Under torchrun, also refuse mini-batches whose values differ between ranks.
         optimizer: a function from a list of parameters to an optimizer of torch; a class such as ``torch.optim.Adam``
             has its default settings. Each stage then has its own, which steps within :meth:`step` as soon as the last
             gradient of the stage is there.
@@ -160,7 +159,7 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes, strict, parallelize)
+            self._side = side = join(ranks, plan, chain, varying_shapes, parallelize)
             if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)

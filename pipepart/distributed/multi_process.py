@@ -50,7 +50,6 @@ class MultiProcess(SingleProcess):
         plan: has the stages.
         chain: the layers of the model.
         varying_shapes: whether every message is sent with its shape.
-        strict: whether calls compare values of the mini-batches of the ranks.
         parallelize: the user's function for the layers of this rank; None if there is none.
 
     Attributes:
@@ -67,7 +66,6 @@ class MultiProcess(SingleProcess):
         plan: Plan,
         chain: Chain,
         varying_shapes: bool,
-        strict: bool,
         parallelize: Parallelize | None = None,
     ) -> None:
         super().__init__(plan, chain)
@@ -82,7 +80,7 @@ class MultiProcess(SingleProcess):
         owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))], strict)
+        self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))])
         self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
         self._offset: float | None = None
@@ -335,7 +333,6 @@ def join(
     plan: Plan,
     chain: Chain,
     varying_shapes: bool,
-    strict: bool,
     parallelize: Parallelize | None = None,
 ) -> SingleProcess:
     """Return the coordinator of a pipeline in this process.
@@ -354,7 +351,7 @@ def join(
             "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
             "without torchrun, or plan for a cluster without link= and latency="
         )
-    return MultiProcess(ranks, plan, chain, varying_shapes, strict, parallelize)
+    return MultiProcess(ranks, plan, chain, varying_shapes, parallelize)
 
 
 def _check_even(micro_batches: int, replicas: int) -> None:

@@ -26,7 +26,7 @@ from ..workers.modes import Modes
 from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
-from .observe.recorder import RecordedTransport, Recorder, named, profiling
+from .observe.recorder import RecordedTransport, Recorder
 from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
@@ -153,7 +153,6 @@ class Step:
         if recorder is not None:
             transport = RecordedTransport(transport, schedule, recorder)
             around.append(recorder.timed)
-        around += [named] if profiling() else []
         if compressed:
             devices = [stage.device for stage in stages]
             transport = CompressingTransport(transport, schedule, compressed, devices)

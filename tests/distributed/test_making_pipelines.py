@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -87,25 +86,6 @@ def made() -> None:
 
 def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_all():
     ranks(3).run(made)
-
-
-def told(seed_by_rank: bool) -> list[str]:
-    torch.manual_seed(rank() if seed_by_rank else 0)
-    layers = model({3: nn.Linear(4, 3)})
-    # Equal on all ranks, whatever it holds that is made anew on each.
-    loss = partial(nn.functional.cross_entropy, weight=torch.ones(3))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with cut_by_hand(layers, [2], loss_fn=loss, merge=lambda parts: torch.cat(parts)) as pipe:
-            pipe.step(X, target=Y)
-    return [str(one.message) for one in caught if "rank" in str(one.message)]
-
-
-def test_other_initial_values_on_one_rank_are_told_once():
-    assert ranks(2).run(told, False) == [[], []]
-    (first,), second = ranks(2).run(told, True)
-    assert re.search(r"'3.weight' has other values on rank 1 .* Call torch.manual_seed", first)
-    assert second == []
 
 
 def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pipeline:

@@ -28,7 +28,7 @@ class StepTimeoutError(TimeoutError):
 def wait_for(
     step: Step,
     done: SimpleQueue[BaseException | None],
-    timeout: float,
+    timeout: float | None,
     workers: Sequence[Worker],
     rows: Sequence[int],
     names: Sequence[str],
@@ -39,7 +39,7 @@ def wait_for(
     Args:
         step: that the workers run.
         done: gets one entry from each worker, or a failure elsewhere.
-        timeout: seconds in which no action ends.
+        timeout: seconds in which no action ends; None for no limit.
         workers: of this process.
         rows: of the schedule, one a worker.
         names: of all devices.
@@ -50,11 +50,12 @@ def wait_for(
         BaseException: the failure elsewhere.
     """
     missing = len(workers)
-    ends = max(step.current[row][1] for row in rows) + timeout
+    ends = None if timeout is None else max(step.current[row][1] for row in rows) + timeout
     while missing:
         try:
-            failure = done.get(timeout=max(0.0, ends - time.monotonic()))
+            failure = done.get(timeout=None if ends is None else max(0.0, ends - time.monotonic()))
         except Empty:
+            assert timeout is not None
             if ranks is None:
                 idle = (status := doing(step, workers, rows, names)).idle
                 if idle >= timeout:

@@ -19,9 +19,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import profiler
 
-from schedules import Action, Kind, Schedule, Timeline, Transfer
+from schedules import Kind, Schedule, Timeline, Transfer
 
 from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
@@ -147,21 +146,6 @@ class Recorder:
             there = max(sent, arrived.get(key, starts[device][position] if waited else sent))
             transfers.append(Transfer(kind, sender, receiver, micro_batch, sent, there, size))
         return tuple(sorted(transfers, key=attrgetter("start")))
-
-
-def profiling() -> bool:
-    """Return True if a torch profiler is active, on this thread or on all threads."""
-    return profiler._is_profiler_enabled
-
-
-def named(kind: Kind, run: Any, compute: Compute) -> Compute:
-    """Return the computation of a kind of action of a stage in a range of torch.profiler, named by the action."""
-
-    def computed(micro_batch: int | None, received: Any) -> Any:
-        with profiler.record_function(f"pipepart {Action(kind, run.index, micro_batch)}"):
-            return compute(micro_batch, received)
-
-    return computed
 
 
 class RecordedTransport:
