@@ -71,8 +71,6 @@ class Pipeline(Calls):
             gradient of the stage is there.
         timeout: seconds after which a step in which no action ends fails with a TimeoutError that says which device
             waits for what. A backward of ``pipe(x)`` on accelerators has no timeout.
-        varying_shapes: under torchrun, send the shapes of every message with it, for stages that pass tensors whose
-            shapes depend on values. Otherwise they are sent once for each shape of the mini-batch.
         verify: compare the first replay of each recording of the model with the model itself, bit for bit
             (``"first"``), every replay (``"always"``) or none (``"never"``). Not used for an ``nn.Sequential``.
         weights: a file of safetensors, or a folder as ``save_pretrained`` writes it, with the model's state dict. None
@@ -117,7 +115,6 @@ class Pipeline(Calls):
         optimizer: OptimizerFactory | None = None,
         compile: CompileOptions = False,
         timeout: float | None = None,
-        varying_shapes: bool = False,
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
         initialize: Initialize | None = None,
@@ -134,7 +131,6 @@ class Pipeline(Calls):
             "optimizer": optimizer,
             "compile": compile,
             "timeout": timeout,
-            "varying_shapes": varying_shapes,
             "verify": verify,
             "initialize": initialize,
             "parallelize": parallelize,
@@ -159,7 +155,7 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes, parallelize)
+            self._side = side = join(ranks, plan, chain, parallelize)
             if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)

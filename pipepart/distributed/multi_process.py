@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain as chained
@@ -22,7 +23,6 @@ from ..loss import LossError
 from ..planning import Plan
 from ..profiling import Parallelize
 from ..ranks import Ranks
-from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward, LossSink, Share
 from ..runtime.stage import Stage
@@ -49,7 +49,6 @@ class MultiProcess(SingleProcess):
         ranks: the processes.
         plan: has the stages.
         chain: the layers of the model.
-        varying_shapes: whether every message is sent with its shape.
         parallelize: the user's function for the layers of this rank; None if there is none.
 
     Attributes:
@@ -65,7 +64,6 @@ class MultiProcess(SingleProcess):
         ranks: Ranks,
         plan: Plan,
         chain: Chain,
-        varying_shapes: bool,
         parallelize: Parallelize | None = None,
     ) -> None:
         super().__init__(plan, chain)
@@ -76,14 +74,13 @@ class MultiProcess(SingleProcess):
         self.plan = plan = ownership.plan_of_lane()
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         lane = ownership.of_lanes(ownership.rank_of)[ownership.lane]
-        self.links = self._links = Links(ranks, lane, homes, varying_shapes, ownership.tensor)
+        self.links = self._links = Links(ranks, lane, homes, ownership.tensor)
         owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
         self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))])
         self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
-        self._offset: float | None = None
         self._chain = chain
         self._parallelize = parallelize
         self._shards: StageShards | None = None
@@ -320,11 +317,9 @@ class MultiProcess(SingleProcess):
         return agreed
 
     def _complete(self, recorder: Recorder) -> None:
-        """Give every rank the times of all workers, on the clock of rank 0."""
-        if self._offset is None:
-            ranks = self._ranks
-            self._offset = ranks.run(partial(offset_to_rank_0, ranks.rank, ranks.size, ranks.groups[0]))
-        shares = self._ranks.gather(recorder.share(self._links.local, self._offset))
+        """Give every rank the times of all workers, on the clock of the day, which hosts keep alike."""
+        offset = time.time() - time.perf_counter()
+        shares = self._ranks.gather(recorder.share(self._links.local, offset))
         recorder.adopt(self._ownership.of_first_lane(shares))
 
 
@@ -332,7 +327,6 @@ def join(
     ranks: Ranks | None,
     plan: Plan,
     chain: Chain,
-    varying_shapes: bool,
     parallelize: Parallelize | None = None,
 ) -> SingleProcess:
     """Return the coordinator of a pipeline in this process.
@@ -351,7 +345,7 @@ def join(
             "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
             "without torchrun, or plan for a cluster without link= and latency="
         )
-    return MultiProcess(ranks, plan, chain, varying_shapes, parallelize)
+    return MultiProcess(ranks, plan, chain, parallelize)
 
 
 def _check_even(micro_batches: int, replicas: int) -> None:

@@ -70,7 +70,7 @@ OTHERS: dict[str, tuple[Callable[[], dict[int, nn.Module]], dict[str, Any], str]
         {},
         r"'3.weight' is float64 \[3, 4\] on rank 1, and '3.weight' is float32 \[3, 4\] on rank 0",
     ),
-    "shapes": (dict, {"varying_shapes": True}, "varying_shapes is True on rank 1, and varying_shapes is False"),
+    "trace": (dict, {"trace": True}, "trace is True on rank 1, and trace is False"),
     "loss": (dict, {"loss_fn": smooth}, "loss_fn is smooth on rank 1, and loss_fn is CrossEntropyLoss"),
     "optimizer": (dict, {"optimizer": torch.optim.SGD}, "optimizer is SGD on rank 1, and optimizer is Adam"),
 }  # fmt: skip

@@ -35,7 +35,7 @@ Compute = Callable[[Any, Any], Any]  # see pipepart.runtime.actions
 
 
 class RankRecord(NamedTuple):
-    """What the workers of one rank have recorded, on the clock of rank 0.
+    """What the workers of one rank have recorded, on the clock of the day.
 
     Attributes:
         times: by row of the schedule, starts and ends of its actions.
@@ -84,7 +84,7 @@ class Recorder:
 
         Args:
             rows: of the schedule, those of the workers.
-            offset: seconds to add to the times of this rank's clock to have those of rank 0.
+            offset: seconds to add to the times of this rank's clock to have those of the day.
         """
         times = {
             row: tuple([at + offset for at in moments] for moments in times)

@@ -276,6 +276,5 @@ def _changed(stage: int, before: Form, now: Form) -> str:
     return (
         f"stage {stage} passes tensors of another form to another rank than in an earlier step whose mini-batch had "
         f"the same shapes{shown}. Under torchrun the shapes between stages are to follow from those of the mini-batch: "
-        "put the layers before and behind into one stage (pipepart.plan(..., colocate=...)), or send the shapes with "
-        "each message (Pipeline(..., varying_shapes=True))"
+        "put the layers before and behind into one stage (pipepart.plan(..., colocate=...))"
     )
