@@ -160,7 +160,7 @@ class RecordedTransport:
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send the message, and record it if it leaves the device."""
         if self._device_of[sender] != self._device_of[receiver] and message is not None:
-            self._sent.append((sender, receiver, key, _bytes(message)))
+            self._sent.append((sender, receiver, key, bytes_of(message)))
         self._inner.send(sender, receiver, key, message)
 
 
@@ -202,14 +202,6 @@ class _Clock:
 def _event(device: torch.device) -> torch.Event:
     """Return an event after everything that is queued on the worker's stream."""
     return recorded(torch.accelerator.current_stream(device), timed=True)
-
-
-def _bytes(message: Any) -> int:
-    if type(message) is list and len(message) == 1:  # gradients of one tensor
-        message = message[0]
-    if type(message) is torch.Tensor and message.layout is torch.strided:
-        return message.nbytes
-    return bytes_of(message)
 
 
 def _carried(kind: Kind | int) -> Kind:
