@@ -19,7 +19,7 @@ from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
-from .distributed import check_parallelize, join, making, planned_once
+from .distributed import MultiProcess, SingleProcess, check_parallelize, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
@@ -155,7 +155,9 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, parallelize)
+            self._side = side = (
+                SingleProcess(plan, chain) if ranks is None else MultiProcess(ranks, plan, chain, parallelize)
+            )
             if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)

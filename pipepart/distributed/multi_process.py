@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain as chained
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -321,31 +320,6 @@ class MultiProcess(SingleProcess):
         offset = time.time() - time.perf_counter()
         shares = self._ranks.gather(recorder.share(self._links.local, offset))
         recorder.adopt(self._ownership.of_first_lane(shares))
-
-
-def join(
-    ranks: Ranks | None,
-    plan: Plan,
-    chain: Chain,
-    parallelize: Parallelize | None = None,
-) -> SingleProcess:
-    """Return the coordinator of a pipeline in this process.
-
-    Raises:
-        ValueError: the plan needs one process, or another number of them.
-    """
-    if ranks is None:
-        return SingleProcess(plan, chain)
-    cluster = plan.cluster
-    links = [
-        cluster.link_between(sender.name, receiver.name) for sender, receiver in permutations(plan.workers, 2)
-    ]
-    if cluster.emulated and any(link.bandwidth or link.latency > cluster.message_seconds for link in links):
-        raise InputError(
-            "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
-            "without torchrun, or plan for a cluster without link= and latency="
-        )
-    return MultiProcess(ranks, plan, chain, parallelize)
 
 
 def _check_even(micro_batches: int, replicas: int) -> None:
