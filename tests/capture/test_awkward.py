@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pipepart.capture import CaptureError
+from pipepart.capture.recorded.recording import interception
 from tests.capture import (  # they fill the tables
     awkward_blocks,
-    awkward_code,  # noqa: F401
+    awkward_code,
     awkward_reads,  # noqa: F401
     awkward_sequentials,
     awkward_state,  # noqa: F401
@@ -70,3 +71,12 @@ def test_refused(name):
 )
 def test_what_blocks_count_and_draw_is_not_advanced_by_recordings(kind):
     assert_same_step(kind(), X, target=Y, loss_fn=loss_fn, stages=2, parts=4)
+
+
+def test_a_custom_function_that_torch_hides_is_refused(monkeypatch):
+    """As an alias of ``apply`` is since torch 2.14."""
+    monkeypatch.setattr(interception, "_APPLY_IS_C", True)
+    with pytest.raises(
+        CaptureError, match=r"_Double\.apply is called by another name before capture/awkward_code"
+    ):
+        chain_for(awkward_code.AliasOfAFunction(), X, loss_fn=loss_fn)

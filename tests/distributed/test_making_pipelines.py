@@ -28,7 +28,6 @@ from tests.distributed.cases.models import (
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, rank, small
 from tests.pipeline.conformance.scenarios import sparse_messages
 from tests.support.chains import cut_by_hand
-from tests.support.deferred import reset_parameters, twins
 from tests.support.pieces import linear
 from tests.support.ranks import Failed, ranks
 
@@ -201,20 +200,6 @@ def too_small() -> str:
 
 def test_a_memory_limit_ends_the_step_on_all_ranks():
     assert "OutOfMemoryError" in ranks(2).run(too_small)
-
-
-def shares() -> tuple[int, int, int]:
-    """Bytes that a rank holds of a deferred model, of its own stage, and of the whole model."""
-    plain, deferred = twins(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))))
-    with cut(deferred, [2, 4], loss_fn=nn.functional.mse_loss, initialize=reset_parameters) as pipe:
-        pipe.step(torch.randn(4, 16), target=torch.randn(4, 16))
-        held = sum(tensor.nbytes for tensor in deferred.parameters() if not tensor.is_meta)
-        own = sum(tensor.nbytes for tensor in pipe.state_dict().values())
-    return held, own, sum(tensor.nbytes for tensor in plain.parameters())
-
-
-def test_three_ranks_hold_a_third_each():
-    assert all(held == own == whole // 3 for held, own, whole in ranks(3).run(shares))
 
 
 def planned_here() -> dict[str, Any]:

@@ -16,6 +16,7 @@ Batch = Callable[[], tuple[Any, Any]]
 
 CLASS_WEIGHTS = torch.tensor([0.3, 1.0, 0.0, 2.0], dtype=torch.double)
 BUFFER = torch.ones(3, dtype=torch.double)
+WRITTEN = torch.ones(3, dtype=torch.double)
 CENTERS = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
 COUNT = torch.tensor(7.0, dtype=torch.double)
 GLOBAL = {"scale": 0.5}
@@ -112,6 +113,13 @@ SIZES: list[Loss] = [
     lambda o, t: (-t.square()).sum().clamp(min=-9),
 ]
 
+
+def added_in_place(o: Tensor, t: Tensor) -> Tensor:
+    total = F.cross_entropy(o.mT, t)
+    total += 0.1 * o.pow(2).mean()
+    return total
+
+
 EXACT: dict[Batch, list[Loss]] = {
     numbers: [
         lambda o, t: torch.mean(torch.sum((o - t) ** 2, dim=-1), dim=0),
@@ -184,9 +192,13 @@ EXACT: dict[Batch, list[Loss]] = {
         lambda o, t: F.cross_entropy(o.mT, t) - 0.5 * F.cross_entropy(2 * o.mT, t).detach(),
         lambda o, t: o.abs().mean() + (F.cross_entropy(o.mT, t) + o.square().mean()).detach(),
         lambda o, t: F.cross_entropy(o.mT, t).mean(),
-        *(shifted, picked, by_position),
+        *(shifted, picked, by_position, added_in_place),
     ],
-    images: [lambda o, t: F.cross_entropy(o, t, ignore_index=-1), dice_over_images],
+    images: [
+        lambda o, t: F.cross_entropy(F.interpolate(o, size=(4, 4), mode="bilinear"), t, ignore_index=-1),
+        lambda o, t: F.cross_entropy(o, t, ignore_index=-1),
+        dice_over_images,
+    ],
     weighted: [
         lambda o, t: ((o - t[0]).square().mean(1) * t[1]).mean(),
         lambda o, t: ((o - t[0]).square().mean(1) * t[1]).sum(),
@@ -276,9 +288,8 @@ def written_through_a_view(o: Tensor, t: Tensor) -> Tensor:
 
 
 def written_into_a_constant(o: Tensor, t: Tensor) -> Tensor:
-    mean = torch.ones(3, dtype=torch.double)
-    torch.mean(t, 0, out=mean)
-    return F.mse_loss(o * mean, t)
+    torch.mean(t, 0, out=WRITTEN)
+    return F.mse_loss(o * WRITTEN, t)
 
 
 def coefficient_written(o: Tensor, t: Tensor) -> Tensor:
@@ -331,6 +342,7 @@ DIVISORS: list[Loss] = [
     *(lambda o, t: -2 * (t > 0).sum().clamp(min=50), lambda o, t: (0.37 * (t > 0).sum()).to(torch.long)),
     *(lambda o, t: (50 * (t > 0).sum()).type(torch.int8), lambda o, t: (t > 0).sum() + 1e-8),
     *(lambda o, t: (t > 0).sum().clamp(min=50).clamp(min=1), lambda o, t: (o.abs() * (t > 0)).sum()),
+    *(lambda o, t: (t > 0).sum().clamp(1, 5), lambda o, t: (t > 0).sum().clamp(min=1).clamp(max=5)),
     *(lambda o, t: max(len(o), 4), lambda o, t: min(len(o), 4), lambda o, t: (t > 0).sum().item()),
 ]
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from pipepart import Plan
+from pipepart.emulation.transport import Clock, EmulatedHostLink
 from pipepart.runtime.offload.copy_queues import CopyQueue
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -91,6 +92,30 @@ def test_hooks_of_the_caller_give_way_in_stages_that_offload():
     ):
         pipe.step(x, target=y)
     plain.assert_same(plain.gradients(model), plain.gradients(reference))
+
+
+def test_an_emulated_link_carries_one_copy_at_a_time():
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    queue = EmulatedHostLink(1000.0, Clock(lambda: now, sleep))
+    first, second = torch.ones(250), torch.ones(500)
+    out = [queue.start_out([first, first[:10]]), queue.start_out([second])]
+    assert [copy.done_at for copy in out] == [1, 3]
+    queue.wait(out[0])
+    on_host = queue.finish_out(out[0])
+    assert now == 1
+    back = queue.start_back(on_host)
+    assert back.done_at == 4
+    queue.wait(out[1])
+    assert now == 3
+    queue.wait(back)
+    assert now == 4
+    assert torch.equal(back.tensors[0], first)
+    assert back.tensors[1].data_ptr() == back.tensors[0].data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ recording only. What a whole module changes in itself is its own: the replay cal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..python_state.access import COLLECTIONS, MISSING, STATE
+from ..python_state.access import MISSING, STATE
 from ..python_state.snapshot import Difference, Snapshot
 from ..python_state.surroundings import Surroundings
 from ..python_state.values import Holder
@@ -136,7 +135,6 @@ class Changes:
         self.changing: set[str] = set()
         self._found: dict[tuple[str, str], Change] = {}
         self._by_whole: set[tuple[int, Any]] = set()  # ids of owners, and keys
-        self._collectors: list[Any] = []  # objects in context variables to which whole modules add
         self._open = {id(holder.owner) for holder, _ in before.found if self._is_open(holder)}
 
     def check_before(self, module: nn.Module, path: str) -> None:
@@ -179,22 +177,15 @@ class Changes:
     def _note_of(self, module: nn.Module, differences: Sequence[Difference]) -> None:
         """Note the changes of what a whole module holds, outside of its calls.
 
-        What open code holds as well and alone has changed counts if the module names it. A collection in a context
-        variable does not that was empty when a module first found it: libraries collect outputs in one.
+        What open code holds as well and alone has changed counts if the module names it.
         """
         names = self._surroundings.names_of(module) if differences else set[str]()
         for difference in differences:
             change = self._change(difference, of_whole=True)
             owner = difference.holder.owner
-            collects = isinstance(owner, ContextVar) and self._is_collector(difference.now)
-            reads = not collects and not names.isdisjoint(difference.names)
+            reads = not names.isdisjoint(difference.names)
             if change.by_whole or reads or id(owner) not in self._open:
                 self._note(change)
-
-    def _is_collector(self, value: Any) -> bool:
-        if _is_empty(value):
-            self._collectors.append(value)
-        return any(value is collector for collector in self._collectors)
 
     def _note(self, change: Change) -> None:
         self._found.setdefault((change.path, change.what), change)
@@ -226,13 +217,6 @@ def innermost(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
         deepest = paths.get(id(owner), deepest)
         at = at.tb_next
     return deepest
-
-
-def _is_empty(value: Any) -> bool:
-    """Return True for a collection that holds nothing but empty collections."""
-    if type(value) not in COLLECTIONS:
-        return False
-    return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
 
 
 def _place(difference: Difference) -> tuple[int, Any]:

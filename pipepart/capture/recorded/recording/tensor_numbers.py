@@ -112,11 +112,6 @@ class TensorNumbers:
             "or keep the tensor as an attribute of the model"
         )
 
-    def varies(self, tensor: Tensor) -> bool:
-        """Return True if a tensor depends on an input, a module, the state or a random draw."""
-        number = self.known(tensor)
-        return number is None or number in self.varying
-
     def is_given(self, tensor: Tensor) -> bool:
         """Return True for a tensor with a number, and for a parameter or buffer."""
         return self.known(tensor) is not None or id(tensor) in self._paths
