@@ -1,5 +1,6 @@
 """Replicas of the model train as one, follow what the user does with the model, and refuse what cannot be copied."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,10 +13,15 @@ from pipepart.profiling import Costs, Timing
 from tests.pipeline.conformance.layers import OwnGenerator
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.replicas import IN_TURN, batch, model_for
+from tests.support.two_parts import Calls
 
 LOSS = nn.MSELoss()
-X, Y = batch()
+IN_TURN = (0, 1, 0, 1)  # the replicas that micro-batches take
+X, Y = torch.randn(8, 3).double(), torch.randn(8, 4).double()
+
+
+def network() -> nn.Sequential:
+    return plain.in_double([nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.GELU()])
 
 
 def cut(model: nn.Module, loss_fn: Any = LOSS, **how: Any) -> Pipeline:
@@ -30,7 +36,7 @@ def around(layer: nn.Module) -> nn.Sequential:
 @pytest.mark.parametrize(("schedule", "copies"), [("1f1b", 2), ("gpipe", 3), ("zb-h1", 2), ("chimera", 1)])
 def test_the_pipeline_itself_computes_and_differentiates_in_copies(schedule, copies):
     """Two outputs, one backward."""
-    model = model_for(1)
+    model = network()
     reference = plain.twin(model)
     ours, theirs = X.clone().requires_grad_(), X.clone().requires_grad_()
     with cut(model, replicas=copies, schedule=schedule) as pipe:
@@ -43,7 +49,7 @@ def test_the_pipeline_itself_computes_and_differentiates_in_copies(schedule, cop
 
 
 def test_fewer_samples_than_copies_leave_some_idle():
-    with cut(model_for(1), replicas=3) as pipe:
+    with cut(network(), replicas=3) as pipe:
         plain.check_whole(pipe, X[:1], Y[:1], LOSS)
 
 
@@ -55,7 +61,7 @@ def test_buffers_of_a_loss_are_read_by_each_replica(strict, first_weight, classe
     """Class weights may be zero for all samples of a micro-batch, where the mean is 0/0."""
     weight = torch.tensor([first_weight, 2.0, 3.0, 4.0]).double()
     loss_fn = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)
-    with cut(model_for(1), loss_fn, strict=strict) as pipe:
+    with cut(network(), loss_fn, strict=strict) as pipe:
         plain.check_whole(pipe, X, torch.tensor(classes), loss_fn)
 
 
@@ -127,7 +133,7 @@ class Counting(nn.Module):
 
 def test_a_loss_may_not_write_its_buffers():
     says = "the loss writes its buffer 'seen'"
-    with cut(model_for(1), Counting(), strict=True) as pipe, pytest.raises(ValueError, match=says):
+    with cut(network(), Counting(), strict=True) as pipe, pytest.raises(ValueError, match=says):
         pipe.step(X, target=Y)
 
 
@@ -146,7 +152,7 @@ def test_a_layer_that_writes_a_buffer_is_refused(layer, name, buffer):
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_hooks_on_parameters_are_refused_as_they_would_see_one_copy(register):
-    model = model_for(1)
+    model = network()
     with cut(model) as pipe:
         handle = getattr(model[2].weight, register)(lambda *_: None)
         with pytest.raises(ValueError, match=r"parameter '2.weight' has a hook"):
@@ -176,3 +182,28 @@ class Locked(nn.Identity):
 def test_a_layer_that_cannot_be_copied_is_refused_by_name(make, says):
     with pytest.raises(ValueError, match=says):
         cut(around(make()))
+
+
+def test_a_backward_that_failed_in_a_copy_leaves_nothing_to_the_next_backward():
+    """Of an output from before, so that no forward comes in between."""
+    calls = iter(range(4))
+
+    def fail(gradient: Tensor) -> None:
+        if threading.current_thread().name.endswith("virtual:3") and next(calls) == 1:
+            raise ArithmeticError("when the copy has gradients")
+
+    def hooked(x: Tensor) -> Tensor:
+        y = x * 1
+        y.register_hook(fail)
+        return y
+
+    model = plain.in_double([nn.Linear(3, 4), nn.Tanh(), Calls(hooked), nn.Linear(4, 4)])
+    reference = plain.twin(model)
+    with cut(model) as pipe:
+        fails, succeeds = pipe(X), pipe(X)
+        with pytest.raises(ArithmeticError):
+            fails.sum().backward()
+        pipe.zero_grad()
+        succeeds.sum().backward()
+    reference(X).sum().backward()
+    plain.assert_close(plain.gradients(model), plain.gradients(reference))

@@ -72,3 +72,15 @@ def test_a_later_stage_copies_each_shared_tensor_once():
     assert [stage.static_bytes for stage in three.stages] == [40, 80 + 14, 40 + 14]
     one = pipepart.plan(profile, Cluster.virtual(1), **options)
     assert one.stages[0].static_bytes == 160
+
+
+@pytest.mark.parametrize(
+    ("schedule", "versions"),
+    [("1f1b", [1, 1, 1, 1]), ("pipedream", [4, 3, 2, 1]), ("pipedream-2bw", [2, 2, 2, 2])],
+)
+def test_a_stage_holds_as_many_versions_of_its_weights_as_the_papers_say(schedule, versions):
+    profile = profile_of([Layer(parameters=1000)] * 4, [8], optimizer="sgd")
+    plan = pipepart.plan(profile, Cluster.virtual(4), schedule=schedule)
+    held = [count * 1000 + 1000 for count in versions]
+    assert [stage.static_bytes for stage in plan.stages] == held
+    assert list(plan.predicted.memory_bytes) == held

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipepart.workers import process_settings, worker
+from pipepart.workers.worker import start_workers
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import Fails
 from tests.support.two_parts import Calls
@@ -156,3 +158,25 @@ def test_steps_leave_as_many_objects_and_threads_as_before(called):
                 counts.append((len(gc.get_objects()), threading.active_count()))
     assert counts[2][0] <= counts[1][0] + 50
     assert counts[2][1] == counts[1][1]
+
+
+def test_a_device_that_cannot_be_bound_is_told_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: torch.device, threads: int | None) -> None:
+        if threads == 7:
+            raise RuntimeError("no such device")
+
+    monkeypatch.setattr(worker, "_bind", refuse)
+    threads = torch.get_num_threads()
+    cpu = torch.device("cpu")
+    with pytest.raises(RuntimeError, match="no such device"):
+        start_workers([("good", cpu, 1), ("bad", cpu, 7)])
+    for thread in threading.enumerate():
+        if thread.name in ("pipepart-good", "pipepart-bad"):
+            thread.join(30)
+    assert not {"pipepart-good", "pipepart-bad"} & {thread.name for thread in workers()}
+    assert torch.get_num_threads() == threads
+
+
+def test_settings_of_the_users_own_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
+    assert process_settings._glibc() is None

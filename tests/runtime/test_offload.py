@@ -1,6 +1,7 @@
 """Stages that keep what they save on the host: less memory, and nothing left behind."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from pipepart import Plan
+from pipepart.emulation.transport import Clock, EmulatedHostLink
 from pipepart.runtime.offload.copy_queues import CopyQueue
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -36,6 +38,47 @@ def test_a_graph_that_is_dropped_and_forwards_without_gradients():
             for part in x.tensor_split(6):
                 reference(part).square().sum().backward()
     plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
+
+
+def one_gradient_waits(sender: nn.Module, receiver: nn.Module) -> None:
+    """Let the backward of ``sender`` send a gradient when that of ``receiver`` has used the one before.
+
+    How many wait at the receiver, in its memory, would depend on the times of the step.
+    """
+    used = threading.Semaphore(1)
+
+    def wait(gradient: Tensor) -> None:
+        assert used.acquire(timeout=60)
+
+    def release(gradient: Tensor) -> None:
+        used.release()
+
+    sender.get_parameter("weight").register_hook(wait)
+    receiver.get_parameter("weight").register_hook(release)
+
+
+def test_a_device_holds_three_stashes_and_the_inputs_of_the_others():
+    """Each stage saves the output of each Tanh; its first Linear saves the input, which stays."""
+    peaks = {}
+    rows, row = 16, 64 * 4
+    for offload in ("never", "stash"):
+        model = chain()
+        one_gradient_waits(model[6], model[0])
+        with cut_by_hand(
+            model,
+            [6],
+            loss_fn=nn.MSELoss(),
+            micro_batches=12,
+            schedule="gpipe",
+            offload=offload,
+            strict=True,
+        ) as pipe:
+            for _ in range(2):
+                pipe.step(torch.randn(12 * rows, 64), target=torch.randn(12 * rows, 64))
+            peaks[offload] = pipe.memory()["virtual:0"].peak
+            assert pipe.memory()["virtual:0"].by_category["other"] <= 100
+    stash = 3 * rows * row  # besides the input
+    assert peaks["never"] - peaks["stash"] == pytest.approx(9 * stash, rel=0.02)
 
 
 def test_nothing_is_left_on_the_host(monkeypatch: pytest.MonkeyPatch):
@@ -88,6 +131,30 @@ def test_hooks_of_the_caller_are_refused():
         pytest.raises(RuntimeError, match=r"a stage of this plan offloads .* plan with offload='never'"),
     ):
         pipe.step(torch.randn(12, 64), target=torch.randn(12, 64))
+
+
+def test_an_emulated_link_carries_one_copy_at_a_time():
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    queue = EmulatedHostLink(1000.0, Clock(lambda: now, sleep))
+    first, second = torch.ones(250), torch.ones(500)
+    out = [queue.start_out([first, first[:10]]), queue.start_out([second])]
+    assert [copy.done_at for copy in out] == [1, 3]
+    queue.wait(out[0])
+    on_host = queue.finish_out(out[0])
+    assert now == 1
+    back = queue.start_back(on_host)
+    assert back.done_at == 4
+    queue.wait(out[1])
+    assert now == 3
+    queue.wait(back)
+    assert now == 4
+    assert torch.equal(back.tensors[0], first)
+    assert back.tensors[1].data_ptr() == back.tensors[0].data_ptr()
 
 
 @pytest.mark.parametrize(

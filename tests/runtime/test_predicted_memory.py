@@ -22,13 +22,6 @@ def deep() -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
 
 
-def normalized() -> nn.Sequential:
-    """Layers with buffers, of which some save their input and others their output."""
-    return nn.Sequential(
-        *[layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())]
-    )
-
-
 def tied() -> nn.Sequential:
     """The first and the last weight are one parameter, of which each stage has a copy."""
     model = deep()
@@ -151,7 +144,6 @@ SLOW: dict[str, Case] = {
     "gpipe": (deep, CUT, MSE, {"schedule": "gpipe"}, {}),
     "interleaved-1f1b": (deep, CHUNKS, MSE, {"schedule": "interleaved-1f1b"}, {}),
     "chimera, recomputed": (deep, CUT, MSE, {"schedule": "chimera", "recompute": "always"}, {}),
-    "normalized": (normalized, ["12"], MSE, {"schedule": "1f1b"}, {}),
     "frozen": (frozen, CUT, MSE, {"schedule": "1f1b"}, {}),
     "residual": (residual, ["3"], classified, {"schedule": "1f1b"}, {"reduction": "mean"}),
     "versions of weights, twice": (deep, CUT, MSE, {**EIGHT, "schedule": "pipedream-2bw"}, {"optimizer": sgd}),

@@ -1,6 +1,7 @@
 """Random layers: what they draw depends on the seed alone, not on the cut, the schedule or the threads."""
 
-from collections.abc import Callable
+import re
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import ClassVar
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pipepart
-from pipepart.checkpoint.own_state import SavedOwn, own_state
-from pipepart.generators import GENERATOR_LOCKS
+from pipepart.generators import GENERATOR_LOCKS, draws_undone
 from tests.support import plain
-from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.chains import cut_by_hand
 from tests.support.pieces import Noise
 from tests.support.two_parts import Calls
 
@@ -144,47 +144,14 @@ def test_a_step_moves_the_generator_by_one_number_whatever_its_layers_draw(defau
     assert found.equal(torch.get_rng_state())
 
 
-def profiling(inside: Callable[[], object]) -> None:
-    layer = Calls(lambda x: (inside(), x * 1)[1])
-    pipepart.profile(nn.Sequential(layer), X, loss_fn=nn.MSELoss(), target=X, micro_batches=2)
-
-
-def initializing(inside: Callable[[], object]) -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(16, 16))
-
-    def initialize(module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            inside()
-            module.reset_parameters()
-
-    plan = plan_by_hand(["0"], [], micro_batches=2)
-    pipepart.Pipeline(model, plan, loss_fn=nn.MSELoss(), initialize=initialize).close()
-
-
-def analysing_a_loss(inside: Callable[[], object]) -> None:
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        if output.is_meta:  # it reads the number of samples, and is called for that of the mini-batch
-            inside()
-        return (output - target).abs().sum() / len(output)
-
-    with cut_by_hand(nn.Sequential(nn.Linear(16, 1)), [], loss_fn=loss, micro_batches=4) as pipe:
-        pipe.step(X, target=Y)
-
-
-def saving(inside: Callable[[], object]) -> None:
-    states = own_state([], None, None)
-    inside()
-    SavedOwn([states]).load([], None, random=True)
-
-
-@pytest.mark.parametrize("work", [profiling, initializing, analysing_a_loss, saving])
-def test_nothing_keeps_a_state_that_another_worker_has_set_for_a_moment(work):
+def test_a_state_that_another_thread_has_set_for_a_moment_is_not_kept():
     """Put back later, it would change the numbers of the next step."""
     inside, go_on = Event(), Event()
 
     def run() -> None:
-        work(lambda: (inside.set(), go_on.wait(60)))
+        with draws_undone():
+            inside.set()
+            go_on.wait(60)
 
     torch.manual_seed(0)
     before, other = torch.get_rng_state(), Thread(target=run)
@@ -196,6 +163,14 @@ def test_nothing_keeps_a_state_that_another_worker_has_set_for_a_moment(work):
     go_on.set()
     other.join()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_module_reads_the_states_of_generators_with_their_locks_held():
+    files = Path(pipepart.__file__).parent.rglob("*.py")
+    found = {
+        file.name for file in files if re.search(r"rng_state|fork_rng", file.read_text(encoding="utf-8"))
+    }
+    assert found == {"generators.py"}
 
 
 def test_a_loss_may_wait_for_threads_that_draw():

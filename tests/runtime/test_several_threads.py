@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -53,6 +54,15 @@ def test_a_step_within_a_step(where):
             with pytest.raises(RuntimeError, match=reason):
                 pipe.step(X, target=Y)
         holder.clear()
+
+
+def test_the_stages_are_for_one_thread_at_a_time():
+    """Also for one that was told that they are free just before another took them."""
+    with cut(nn.Identity()) as pipe, ThreadPoolExecutor(1) as pool:
+        engine: Any = pipe._engine
+        error = engine.exclusively(lambda: pool.submit(engine.exclusively, int).exception(60))
+        engine.exclusively(int)
+    assert "busy" in str(error)
 
 
 def test_of_many_threads_one_steps_at_a_time():

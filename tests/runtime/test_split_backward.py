@@ -53,6 +53,7 @@ def test_known_layers_wait_and_have_the_same_bits(
         (lambda x, a: F.linear(x, a, x.mean() * torch.ones(12)), 1),
         (lambda x, a: F.linear(x, (b := a.t().t())) + b.sum(1), 0),
         (lambda x, a: torch.addmm(x, x, a[:6], alpha=2), 0),
+        (lambda x, a: torch.addmm(x, x, a[:6]), 1),
         (lambda x, a: a[:6] @ a[6:], 0),
         (lambda x, a: torch.einsum("bi,oi->bo", x, a), 0),
         (lambda x, a: x @ a[:6].t() + x, 1),
@@ -133,6 +134,10 @@ def with_a_penalty(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return y + slope.square().sum()
 
 
+def several_functions(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return torch.addmm(c, F.linear(x, a).tanh(), b.t()) @ a
+
+
 def words() -> list[Tensor]:
     return [torch.randint(10, (3, 6)) for _ in range(2)]
 
@@ -158,6 +163,11 @@ CASES: dict[str, Case] = {
     "embedding": Case(lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)), words, 1),
     "embedding tied to the head": Case(tied_to_the_head, words, 1),
     "input that asks for no gradient": Case(two_layers, lambda: inputs(7, 6, grad=False), 2),
+    "functions that a layer calls": Case(
+        lambda: Calls(several_functions, a=torch.randn(9, 6), b=torch.randn(9, 9), c=torch.randn(1, 9)),
+        (7, 6),
+        1,
+    ),
     "frozen weight": Case(lambda: frozen("0.weight"), (7, 6), 1),
     "frozen layer": Case(lambda: frozen("2.weight", "2.bias"), (7, 6), 1),
     "layer used twice": Case(TiedTwice, (7, 6), 0),
@@ -189,6 +199,14 @@ def test_what_waits_and_what_does_not_has_the_same_bits(name: str):
     model = case.model()
     samples = inputs(*case.samples) if isinstance(case.samples, tuple) else case.samples()
     assert_same_as_fused(model, samples, case.waits, case.context)
+
+
+@splits
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_parameter_with_a_hook_does_not_wait(kind: str):
+    model = two_layers()
+    getattr(model[2].weight, kind)(lambda _: None)
+    assert train(model, inputs(7, 6), True).waited == 2  # of the other layer, in two micro-batches
 
 
 def test_hooks_that_wait_for_several_gradients_are_called():

@@ -1,7 +1,6 @@
 """A step in which nothing goes on any more ends with word of who waits for whom, and never hangs."""
 
 import threading
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,24 +11,21 @@ from pipepart import Pipeline
 from pipepart.runtime.failure.stalled import StepTimeoutError
 from tests.support import plain
 from tests.support.chains import plan_by_hand
-from tests.support.in_backward import CallsInBackward
 
 SECONDS = 1.5  # in which a busy machine gets to each action of a small step
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)
 
 
 class Stuck(nn.Module):
-    """Waits in one call, in its forward or in its backward, until it is let go."""
+    """Waits in one call until it is let go."""
 
-    def __init__(self, where: str = "forward", at: int = 0) -> None:
+    def __init__(self, at: int) -> None:
         super().__init__()
-        self.where, self.at, self.calls = where, at, 0
+        self.at, self.calls = at, 0
         self.released = threading.Event()
 
     def forward(self, x: Tensor) -> Tensor:
         call, self.calls = self.calls, self.calls + 1
-        if self.where == "backward":
-            return CallsInBackward.apply(x, partial(self.wait, call))
         self.wait(call)
         return x * 1
 
@@ -41,8 +37,7 @@ class Stuck(nn.Module):
 @pytest.fixture(autouse=True, scope="module")
 def _torch_is_warm() -> None:
     """The first of some operations has torch import modules, which takes longer than these tests wait."""
-    stuck = Stuck("backward", at=-1)
-    with cut(stuck, timeout=None) as pipe:
+    with cut(Stuck(at=-1), timeout=None) as pipe:
         pipe.step(X, target=Y)
 
 
@@ -89,17 +84,34 @@ def test_a_forward_that_does_not_return():
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_backward_that_does_not_return():
-    stuck = Stuck("backward")
-    pipe = cut(stuck, schedule="gpipe")
+def test_a_backward_of_a_copy_that_does_not_return():
+    """Another device waits for the sum of its gradients."""
+    released = threading.Event()
+
+    class Apart(nn.Module):
+        """Waits where the copy runs."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            y.register_hook(self.wait)
+            return y
+
+        def wait(self, gradient: Tensor) -> None:
+            if threading.current_thread().name.endswith("virtual:3"):
+                assert released.wait(60)
+
+    plan = plan_by_hand(["0", "1", "2"], [1], replicas=2, micro_batches=4)
+    model = nn.Sequential(nn.Linear(4, 4), Apart(), nn.Linear(4, 4))
+    pipe = Pipeline(model, plan, nn.MSELoss(), timeout=SECONDS)
     try:
         with pytest.raises(TimeoutError) as caught:
             pipe.step(X, target=Y)
-        assert "is in the backward of layer '2' (Stuck): stage 1, micro-batch 0 (action 1B0)" in str(
-            caught.value
-        )
     finally:
-        stuck.released.set()
+        released.set()
+    place = "layer '1' (Apart): stage 1 of copy 1, micro-batch 1 (action 3B1)"
+    assert f"virtual:3 is in the backward of {place}" in str(caught.value)
+    waits = "the gradients of stage 1 of copy 1 on virtual:3 (action 1REDUCE_GRAD)"
+    assert f"virtual:1 waits for {waits}" in str(caught.value)
 
 
 def test_a_layer_that_returns_late_leaves_a_pipeline_that_works(monkeypatch: pytest.MonkeyPatch):

@@ -197,6 +197,21 @@ def test_compressed_messages_take_what_their_bytes_take(seed, compress, skipping
     check(seed, skipping, compress)
 
 
+def test_a_link_carries_one_message_at_a_time_in_each_direction():
+    arrivals: list[float] = []
+
+    class Sent:
+        def send(self, sender: int, receiver: int, key: Any, message: Any) -> None:
+            arrivals.append(message[1])
+
+    link = Link(bandwidth=100.0, latency=0.5)
+    sent: Any = Sent()
+    over = transport.EmulatedTransport(sent, (0, 1), [[link] * 2] * 2, transport.Clock(lambda: 0.0), 0.0)
+    for sender, receiver in ((0, 1), (0, 1), (1, 0)):
+        over.send(sender, receiver, (Kind.F, receiver, 0), torch.zeros(50))
+    assert arrivals == [2.5, 4.5, 2.5]
+
+
 @pytest.mark.parametrize(
     "cluster",
     [

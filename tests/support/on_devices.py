@@ -16,7 +16,6 @@ from tests.vdev import races
 TWO = ("vdev:0", "vdev:1")
 SHARED = ("vdev:0", "vdev:0")  # one device of two workers
 THREE = ("vdev:0", "vdev:1", "vdev:2")
-AND_BACK = ("vdev:0", "vdev:1", "vdev:0")
 
 
 def cut_on(

@@ -140,14 +140,19 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     }
 
 
-def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Assert that both hold the same tensors bit for bit, and None in the same places."""
+def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Return the names of tensors that differ in a bit, or that are None on one side."""
     assert ours.keys() == theirs.keys()
-    wrong = [
+    return [
         name
         for name, tensor in theirs.items()
         if (tensor is None) != (ours[name] is None) or (tensor is not None and not tensor.equal(ours[name]))
     ]
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Assert that both hold the same tensors bit for bit, and None in the same places."""
+    wrong = differing(ours, theirs)
     assert not wrong, f"differs: {wrong}"
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pipepart import Arguments, Pipeline
 from pipepart.capture import Chain, chain_of
@@ -15,6 +14,7 @@ from pipepart.capture.deep_copies import deep_copies
 from pipepart.data.arguments import call
 from pipepart.data.recorded import entered
 from pipepart.data.split import micro_batches_of
+from tests.support import plain
 from tests.support.chains import cut_by_hand
 
 LossFunction = Callable[..., Any] | None
@@ -84,15 +84,13 @@ def own_loss(output: Any) -> Tensor:
 
 def differing(model: nn.Module, other: nn.Module) -> list[str]:
     """Names of parameters whose gradients differ in a bit, and of buffers that differ."""
-    pairs = zip(model.named_parameters(), other.parameters(), strict=True)
-    found = [name for (name, one), two in pairs if not _same(one.grad, two.grad)]
-    buffers = zip(model.named_buffers(), other.buffers(), strict=True)
-    return found + [name for (name, one), two in buffers if not _same(one, two)]
+    one, two = (plain.gradients(each) | dict(each.named_buffers()) for each in (model, other))
+    return plain.differing(one, two)
 
 
 def assert_same_step(model: nn.Module, sample: Any, **settings: Any) -> None:
     """Assert that a step of a pipeline has the loss and the gradients of the plain micro-batches, bit for bit."""
-    (plain,) = deep_copies(model)
+    (reference,) = deep_copies(model)
     weights = settings.pop("weights", None)
     seed = settings.pop("seed", None)
     target, loss_fn, parts = (
@@ -102,30 +100,28 @@ def assert_same_step(model: nn.Module, sample: Any, **settings: Any) -> None:
         if seed is not None:
             torch.manual_seed(seed)
         loss = pipe.step(Arguments.of(sample), target=target)
-    expected = plainly(plain, sample, target=target, loss_fn=loss_fn, parts=parts, weights=weights)
-    assert differing(model, plain) == []
+    expected = plainly(reference, sample, target=target, loss_fn=loss_fn, parts=parts, weights=weights)
+    assert differing(model, reference) == []
     torch.testing.assert_close(loss, expected.to(loss.dtype), rtol=1e-6, atol=0)
 
 
 def assert_that_of_the_whole(
-    model: nn.Module, plain: nn.Module, loss: Tensor, expected: Tensor, rtol: float = 1e-4, atol: float = 1e-6
+    model: nn.Module,
+    reference: nn.Module,
+    loss: Tensor,
+    expected: Tensor,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
 ) -> None:
     """Assert that loss and gradients of a pipeline are those of the whole mini-batch, up to rounding.
 
     Args:
         model, loss: of the pipeline.
-        plain, expected: the plain model and its loss, whose backward runs here unless it has run.
+        reference, expected: the plain model and its loss, whose backward runs here unless it has run.
         rtol, atol: of the gradients. The losses may differ by a millionth, or by ``rtol`` if that is less.
     """
     if expected.requires_grad:
         expected.backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=min(rtol, 1e-6), atol=0, check_dtype=False)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=rtol, atol=atol)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is None or other is None:
-        return one is other
-    leaves = pytree.tree_leaves((one, other))
-    return len(leaves) == 2 and torch.equal(leaves[0], leaves[1])

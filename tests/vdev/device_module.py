@@ -84,8 +84,4 @@ def _module(backend: ModuleType) -> ModuleType:
     module.get_rng_state = lambda device=None: generators[_index(device)].get_state()
     module.set_rng_state = set_rng_state
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
-    module.memory_allocated = lambda device=None: backend.memory(_index(device))[0]
-    module.max_memory_allocated = lambda device=None: backend.memory(_index(device))[1]
-    module.reset_peak_memory_stats = lambda device=None: backend.reset_peak(_index(device))
-    module.empty_cache = lambda: None
     return module

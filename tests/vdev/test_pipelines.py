@@ -153,28 +153,6 @@ def test_a_parameter_that_a_graph_holds_is_refused():
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
-def test_a_step_leaves_parameters_gradients_and_optimizer_state():
-    gc.collect()
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 32))
-    parameters = [4 * (64 * 64 + 64), 4 * (64 * 2 + 64 * 32 + 32)]
-    buffers = [0, 4 * 64 * 2 + 8]
-    before = [vdev.memory(device).allocated for device in TWO]
-
-    def momentum(own: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(own, lr=0.1, momentum=0.9)
-
-    def check_memory(copies: int, slack: int) -> None:
-        gc.collect()
-        for device, then, own, kept in zip(TWO, before, parameters, buffers, strict=True):
-            assert 0 <= vdev.memory(device).allocated - then - copies * own - kept <= slack
-
-    with cut_on(TWO, model, [2], LOSS, micro_batches=2, optimizer=momentum) as pipe:
-        check_memory(1, 0)
-        for _ in range(2):
-            pipe.step(torch.randn(8, 64), target=torch.randn(8, 32))
-        check_memory(3, 64)
-
-
 def test_stashes_on_the_host_leave_the_device():
     """Of twelve micro-batches, three stashes stay at most: the outputs of three Tanh, and the target. Inputs stay."""
     row, rows = 4 * 64, 64

@@ -1,14 +1,12 @@
 """Profiles on devices that run late time the device's work, and need room for one layer only."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.support.deferred import reset_parameters
 from tests.vdev import devices as vdev
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -99,15 +97,3 @@ def test_the_random_state_of_the_device_is_restored() -> None:
     before = torch.get_device_module("vdev").get_rng_state(0)
     pipepart.profile(sequential(), torch.randn(8, WIDTH), device="vdev:0", seconds=0, progress=False)
     assert torch.get_device_module("vdev").get_rng_state(0).equal(before)
-
-
-def test_auto_profiles_a_deferred_model_on_the_first_of_its_devices() -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    x, y = torch.randn(8, 4), torch.randn(8, 4)
-    how: dict[str, Any] = {"devices": ["vdev:0", "vdev:1"], "schedule": "1f1b", "micro_batches": 2}
-    with pipepart.Pipeline.auto(
-        model, x, target=y, loss_fn=nn.MSELoss(), initialize=reset_parameters, **how
-    ) as pipe:
-        assert pipe.plan.profile is not None
-        assert pipe.plan.profile.device == "vdev:0"

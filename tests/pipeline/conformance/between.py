@@ -71,6 +71,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "buffers": _other_buffers,
     TO_DOUBLE: nn.Module.double,
     "settings": _other_settings,
+    "evaluation": nn.Module.eval,
 }
 
 
@@ -86,9 +87,9 @@ def drawn_event(mode: Mode) -> str:
         refused.add("assigned")
     if mode.dtype != torch.float32 or mode.runner == "optimizers of stages":
         refused.add(TO_DOUBLE)
-    if what.recorded:
+    if what.recorded or what.shared:  # a layer with a hook of its own is in one place
         refused.add(FAILURE)
-    return random.Random(f"between {mode}").choice(sorted({*CHANGES, *[FAILURE]} - refused))
+    return random.Random(f"between {mode}").choice(sorted({*CHANGES, FAILURE} - refused))
 
 
 class Burnt(Exception):
@@ -105,6 +106,7 @@ class Fuse:
     """
 
     def __init__(self, model: nn.Module, choose: random.Random, calls: int) -> None:
+        self._calls = itertools.count()
         self._armed = self._burnt = False
         self._at, in_forward = choose.randrange(calls), choose.random() < 0.5
         _, layer = choose.choice(flatten(model))

@@ -61,7 +61,9 @@ def called_step(
     return loss
 
 
-def check(mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None = None) -> None:
+def check(
+    mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None = None, event: str = ""
+) -> None:
     """Two steps: gradients of parameters and inputs, buffers, losses and weights are those of the plain model.
 
     They are those of micro-batches one after the other, bit for bit. In float64, where layers neither draw nor write
@@ -72,12 +74,13 @@ def check(mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None 
         mode: what is trained, and how.
         seed: of the parameters.
         change: is called with the model of the pipeline.
+        event: between the steps; drawn by default.
     """
     what = mode.what
     loss_fn, mean = (what.loss, True) if what.loss else LOSSES[mode.loss]
     model, reference, whole = (made(mode, seed) for _ in range(3))
     undivided = mode.dtype == torch.float64 and not (what.draws or what.writes or what.by_batch)
-    event = drawn_event(mode)
+    event = event or drawn_event(mode)
     optimizers = [sgd(each.parameters()) for each in (reference, whole, model)]
     by_stage = mode.runner == "optimizers of stages"
     rounding = ROUNDING[mode.dtype]
@@ -165,6 +168,14 @@ def test_a_pipeline_trains_as_the_plain_model(mode: Mode):
     check(mode)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_step_that_fails_leaves_nothing_to_the_next_one(seed: int):
+    choose, stash = random.Random(seed), VALUES["stash"][seed % 5]
+    kinds = ["linear", "dropout", "tied ends", "nests"]
+    given = {"scenario": choose.choice(kinds), "runner": "step", "stash": stash, "replicas": 1 + seed % 2}
+    check(drawn(choose, **given), event=FAILURE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.filterwarnings("ignore:.*(weight_norm|torch.jit.script).*")
@@ -187,6 +198,7 @@ def test_every_schedule_that_a_pipeline_can_run_is_among_the_modes():
 
 def test_the_modes_have_every_setting_with_several_others():
     assert {mode.scenario for mode in ALL} == set(SCENARIOS)
+    assert {drawn_event(mode) for mode in ALL} == {*CHANGES, FAILURE}
     for name, values in VALUES.items():
         for value in set(values) if name != "scenario" else ():
             modes = [mode for mode in ALL if getattr(mode, name) == value]

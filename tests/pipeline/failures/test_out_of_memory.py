@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart import Pipeline
+from pipepart.autograd.split_backward import WeightGradients
+from pipepart.runtime.stage_run import Stash
 from pipepart.units import format_bytes
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.two_parts import Calls
+from tests.support.two_parts import Calls, splits
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -42,19 +44,16 @@ class Large(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         call, self.calls = self.calls, self.calls + 1
-        inner = self.tagged(x.exp())
+        inner = x.exp()
+        tag = Tag()
+        inner.untyped_storage().tag = tag  # type: ignore[attr-defined]
+        self.alive.append(weakref.ref(tag))
         if self.where == "forward" and call == self.fails_at:
             raise torch.OutOfMemoryError("device is full")
-        y = self.tagged((inner * inner).log())  # which the weights of the next layer need
+        y = (inner * inner).log()
         if y.requires_grad:
             y.register_hook(self.go_back)
         return y
-
-    def tagged(self, tensor: Tensor) -> Tensor:
-        tag = Tag()
-        tensor.untyped_storage().tag = tag  # type: ignore[attr-defined]
-        self.alive.append(weakref.ref(tag))
-        return tensor
 
     def go_back(self, gradient: Tensor) -> None:
         call, self.backwards = self.backwards, self.backwards + 1
@@ -152,3 +151,32 @@ def test_the_error_says_what_the_plan_predicts():
     peak = format_bytes(plan.predicted.memory_bytes[1])
     assert f"predicts at most {peak} on virtual:1, taken to have 1.0 MiB" in notes(caught.value)
     assert "plan with more micro-batches" in notes(caught.value)
+
+
+def kept() -> list[Any]:
+    """What any step has kept for its backwards."""
+    return [one for one in gc.get_objects() if type(one) in (Stash, WeightGradients)]
+
+
+@splits
+def test_a_failed_step_leaves_no_stashes_and_no_weights_waiting():
+    """Of any error, though its traceback is still there."""
+    calls = iter(range(4))
+
+    def fail(gradient: Tensor) -> None:
+        if next(calls) == 2:
+            raise ValueError("on purpose")
+
+    def hooked(x: Tensor) -> Tensor:
+        y = x * 1
+        y.register_hook(fail)
+        return y
+
+    model = nn.Sequential(nn.Linear(4, 4), Calls(hooked), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    others = kept()  # by steps of other tests, as in threads that they gave up
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4, schedule="zb-h1") as pipe:
+        with pytest.raises(ValueError, match="on purpose") as caught:
+            pipe.step(X, target=Y)
+        own = [type(one) for one in kept() if not any(one is other for other in others)]
+        assert caught.value.__traceback__
+    assert own in ([], [Stash])  # that of the backward that failed, in its frame

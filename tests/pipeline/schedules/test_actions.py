@@ -1,7 +1,7 @@
 """Which worker runs what, when: split backwards at their own actions, and several stages on a device."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -10,15 +10,36 @@ from torch import Tensor, nn
 
 import schedules
 from pipepart import Pipeline
+from pipepart.runtime.actions import Act
 from pipepart.runtime.step import Step
 from schedules import Action, Kind
 from tests.pipeline.conformance.runners import split_on_the_critical_path
 from tests.support import plain
 from tests.support.chains import cut_by_hand, plan_by_hand
-from tests.support.observed_actions import after_each_action, around_each_action
 from tests.support.two_parts import splits
 
 LOSS = nn.MSELoss()
+
+
+def around_each_action(
+    monkeypatch: pytest.MonkeyPatch, around: Callable[[Step, Action, Callable[[], None]], None]
+) -> None:
+    """Call ``around(step, action, run)`` in place of each action, which ``run()`` runs."""
+    begin = Step.begin
+
+    def begin_observed(step: Step) -> None:
+        begin(step)
+
+        def act(kind: Kind, stage: int, run: Callable[[int | None], None], micro_batch: int | None) -> None:
+            around(step, Action(kind, stage, micro_batch), partial(run, micro_batch))
+
+        tables: dict[int, Mapping[Kind, Act]] = {
+            stage: {kind: partial(act, kind, stage, run) for kind, run in table.items()}
+            for stage, table in step._tables.items()
+        }
+        step._tables = tables
+
+    monkeypatch.setattr(Step, "begin", begin_observed)
 
 
 @splits
@@ -29,14 +50,15 @@ def test_weights_get_their_gradients_at_their_own_action(monkeypatch: pytest.Mon
     weights |= {"2.weight": "1W0", "2.bias": "1W0"}
     first: dict[str, tuple[str, Tensor]] = {}
 
-    def note(step: Step, action: Action) -> None:
+    def note(step: Step, action: Action, run: Callable[[], None]) -> None:
+        run()
         for name in weights:
             gradient = model.get_parameter(name).grad
             own = action.stage == (1 if name[0] == "2" else 0)
             if own and gradient is not None and name not in first:
                 first[name] = str(action), gradient.clone()
 
-    after_each_action(monkeypatch, note)
+    around_each_action(monkeypatch, note)
     reference = plain.twin(model)
     x, y = torch.randn(6, 4), torch.randn(6, 2)
     with cut_by_hand(model, [2], loss_fn=LOSS, schedule="zb-h1") as pipe:
@@ -104,3 +126,17 @@ def test_a_trace_has_a_span_for_each_part_of_an_overlapped_pair():
         assert any(action.parts for row in built.actions for action in row)
         assert trace.schedule == schedules.split_overlaps(built)
         assert [len(row) for row in trace.starts] == [len(row) for row in trace.schedule.actions]
+
+
+def test_sends_and_receives_of_a_plan_are_left_to_the_transport():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    plan = plan_by_hand(["0", "1", "2"], [1], micro_batches=2)
+    rows = (
+        ("0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"),
+        ("1RECV_F0", "1F0", "1RECV_F1", "1B0", "1SEND_B0", "1F1", "1B1", "1SEND_B1"),
+    )
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    with Pipeline(
+        model, plan.model_copy(update={"schedule": "search", "actions": rows}), nn.MSELoss()
+    ) as pipe:
+        plain.check_step(pipe, x, y, nn.MSELoss(), 2)
