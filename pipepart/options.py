@@ -28,7 +28,6 @@ class RunOptions(TypedDict, total=False):
     optimizer: OptimizerFactory | None
     compile: CompileOptions
     timeout: float | None
-    varying_shapes: bool
     verify: Verify
     weights: str | PathLike[str] | None
     initialize: Initialize | None

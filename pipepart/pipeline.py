@@ -16,11 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from .automatic import plan_for
 from .calls import Calls
 from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
-from .checkpoint import finish
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
-from .distributed import check_parallelize, join, making, planned_once
+from .distributed import MultiProcess, SingleProcess, check_parallelize, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
@@ -67,14 +66,11 @@ class Pipeline(Calls):
             Called with the list of outputs, in the order of the parts; returns the output of the mini-batch.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
-            Under torchrun, also refuse mini-batches whose values differ between ranks.
         optimizer: a function from a list of parameters to an optimizer of torch; a class such as ``torch.optim.Adam``
             has its default settings. Each stage then has its own, which steps within :meth:`step` as soon as the last
             gradient of the stage is there.
         timeout: seconds after which a step in which no action ends fails with a TimeoutError that says which device
             waits for what. A backward of ``pipe(x)`` on accelerators has no timeout.
-        varying_shapes: under torchrun, send the shapes of every message with it, for stages that pass tensors whose
-            shapes depend on values. Otherwise they are sent once for each shape of the mini-batch.
         verify: compare the first replay of each recording of the model with the model itself, bit for bit
             (``"first"``), every replay (``"always"``) or none (``"never"``). Not used for an ``nn.Sequential``.
         weights: a file of safetensors, or a folder as ``save_pretrained`` writes it, with the model's state dict. None
@@ -119,7 +115,6 @@ class Pipeline(Calls):
         optimizer: OptimizerFactory | None = None,
         compile: CompileOptions = False,
         timeout: float | None = None,
-        varying_shapes: bool = False,
         verify: Verify = "first",
         weights: str | PathLike[str] | None = None,
         initialize: Initialize | None = None,
@@ -136,7 +131,6 @@ class Pipeline(Calls):
             "optimizer": optimizer,
             "compile": compile,
             "timeout": timeout,
-            "varying_shapes": varying_shapes,
             "verify": verify,
             "initialize": initialize,
             "parallelize": parallelize,
@@ -161,7 +155,9 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = join(ranks, plan, chain, varying_shapes, strict, parallelize)
+            self._side = side = (
+                SingleProcess(plan, chain) if ranks is None else MultiProcess(ranks, plan, chain, parallelize)
+            )
             if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)
@@ -309,15 +305,10 @@ class Pipeline(Calls):
     def close(self) -> None:
         """End the worker threads. The model stays usable, the pipeline does not. Closing twice does nothing.
 
-        A step that is running, in another thread or in the layer that calls this, is finished first, and so is a
-        checkpoint that is written in the background.
-
-        Raises:
-            BaseException: the error of that checkpoint, if nothing has raised it yet.
+        A step that is running, in another thread or in the layer that calls this, is finished first.
         """
         self._engine.close("the pipeline is closed")
         self._engine.join()
-        finish(self)
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,6 @@ from pathlib import Path
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _TEMPORARY = re.compile(r"(step-[0-9]+|latest)\.tmp-[0-9a-f]+")
 LATEST = "latest"
-_written: set[Path] = set()  # temporary directories that this process writes
 
 
 def step_of(directory: Path) -> int | None:
@@ -39,15 +38,14 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 def begin(folder: Path, step: int) -> Path:
     """Make a temporary directory for a checkpoint, and its folder if needed.
 
-    Those that this process does not write are removed: the processes that began them have ended.
+    Those of earlier saves are removed: the processes that began them have ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        if _TEMPORARY.fullmatch(path.name) and path not in _written:
+        if _TEMPORARY.fullmatch(path.name):
             remove(path)
     directory = folder / f"step-{step}.tmp-{secrets.token_hex(4)}"
     directory.mkdir()
-    _written.add(directory)
     return directory
 
 
@@ -57,7 +55,6 @@ def publish(directory: Path, keep: int | None) -> Path:
     final = folder / directory.name.partition(".")[0]
     _flush(directory)
     directory.rename(final)
-    _written.discard(directory)
     link = folder / f"{LATEST}.tmp-{secrets.token_hex(4)}"
     link.symlink_to(final.name, target_is_directory=True)
     link.replace(folder / LATEST)
@@ -79,7 +76,6 @@ def remove(path: Path) -> None:
         os.unlink(path)
     else:
         shutil.rmtree(path, ignore_errors=True)
-    _written.discard(path)
 
 
 def _renamed(path: Path, why: str) -> Path:

@@ -14,7 +14,6 @@ from ..input_error import InputError
 from ..tensor_file import TensorFile
 from . import directories
 from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
-from .background import finish
 from .manifest import MANIFEST, CheckpointError, Manifest
 from .model_state import Model, SavedModel, listed, module_of
 from .optimizer_state import SavedOptimizers, named_groups
@@ -75,7 +74,6 @@ def load(
     """
     check_model(pipe)
     peers = Peers.of(pipe, f"load({str(folder)!r}, {random=})")
-    finish(pipe)
     path, manifest = _chosen(peers, checked_folder(folder))
     request = peers.agree(lambda: _Request(path, manifest, peers, pipe, optimizer, scheduler, scaler))
     optimized = {name for names in peers.gather(request.optimized) for name in names}

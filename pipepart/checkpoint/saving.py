@@ -2,9 +2,8 @@
 
 ::
 
-    caller's thread                                     the same thread, or one in the background
-    collect and check ─▶ agree on names ─▶ (copy) ────▶ write files ─▶ agree on hashes ─▶ manifest ─▶ rename
-    nothing is written if a rank cannot                 every rank its own                rank 0
+    collect and check ─▶ agree on names ─▶ write files ─▶ agree on hashes ─▶ manifest ─▶ rename
+    nothing is written if a rank cannot    every rank its own                rank 0
 
 Every rank writes the tensors of its stages that no lower rank has, the state of their optimizers, and what belongs to
 the process.
@@ -26,7 +25,6 @@ from ..input_error import InputError
 from ..units import is_count
 from . import directories
 from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
-from .background import Saving, finish
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
 from .model_state import Model, model_state, module_of
 from .optimizer_state import OptimizerState, optimizer_state, stored_name
@@ -48,8 +46,7 @@ def save(
     scaler: Any = None,
     data: Any = None,
     keep: int | None = None,
-    asynchronous: bool = False,
-) -> Saving:
+) -> Path:
     """Save a checkpoint as ``folder/step-N``, atomically and without overwriting any file.
 
     Under ``torchrun`` every rank calls this, with a folder that all of them see.
@@ -64,11 +61,9 @@ def save(
         data: how far the data were read: numbers, text, small tensors, and lists, tuples and dicts of them.
             ``load`` returns it.
         keep: remove all but so many of the newest checkpoints; None to keep all.
-        asynchronous: copy the tensors to the CPU, and write them on a thread. What goes wrong there is raised by the
-            next ``save``, by ``pipe.close()`` or by ``join`` of the result.
 
     Returns:
-        The checkpoint: its ``path``, and ``join()`` to wait until it is complete.
+        The directory of the checkpoint.
 
     Raises:
         TypeError: safetensors cannot hold a tensor, or JSON another value, which the message names.
@@ -79,8 +74,7 @@ def save(
         RuntimeError: it failed on another rank.
     """
     check_model(pipe)
-    peers = Peers.of(pipe, f"save({str(folder)!r}, {step=}, {keep=}, {asynchronous=})")
-    finish(pipe)
+    peers = Peers.of(pipe, f"save({str(folder)!r}, {step=}, {keep=})")
     absolute = checked_folder(folder)
     if not is_count(step, 0):
         raise InputError(f"step must be a whole number from 0 on, got {step!r}")
@@ -89,16 +83,9 @@ def save(
     contents = peers.agree(lambda: _contents(pipe, optimizer, scheduler, scaler, data))
     trains = any(parameter.requires_grad for _, parameter in pipe.named_parameters())
     contents = _share_out(peers, contents, trains)
-    if asynchronous:
-        contents = peers.agree(contents.copied)
     directory = peers.agree(lambda: str(_begin(absolute, step)) if peers.rank == 0 else "")
-    writing = _Writing(peers, Path(peers.gather(directory)[0]), step, keep, contents)
-    saving = Saving(absolute / f"step-{step}", pipe)
-    if asynchronous:
-        saving.start(writing.run)
-    else:
-        writing.run()
-    return saving
+    _Writing(peers, Path(peers.gather(directory)[0]), step, keep, contents).run()
+    return absolute / f"step-{step}"
 
 
 class _Contents(NamedTuple):
@@ -147,13 +134,6 @@ class _Contents(NamedTuple):
             optimizer = optimizer._replace(tensors=states).without(optimized)
         return self._replace(tensors=tensors, optimizer=optimizer)
 
-    def copied(self) -> _Contents:
-        """Return the contents with copies of the tensors on the CPU, which later steps do not change."""
-        optimizer = self.optimizer and self.optimizer._replace(
-            tensors={name: _copied(tensors) for name, tensors in self.optimizer.tensors.items()}
-        )
-        return self._replace(tensors=_copied(self.tensors), optimizer=optimizer)
-
 
 def _whole(tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
     gathered = {}
@@ -162,10 +142,6 @@ def _whole(tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dic
         if name not in left_out:
             gathered[name] = value
     return gathered
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _contents(pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: Any) -> _Contents:

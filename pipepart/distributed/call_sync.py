@@ -3,29 +3,25 @@
 ::
 
     rank 0   parts of the mini-batch ┐
-    rank 1   parts, or an error      ├ exchange: same call and shapes? ─▶ run; an error anywhere: all raise
-    rank 2   given no mini-batch     ┘
-
-A rank that was given no mini-batch runs with tensors of the same shapes on the meta device. Its stages do not read
-them.
+    rank 1   parts, or an error      ┴ exchange: same call and shapes? ─▶ run; an error anywhere: all raise
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from ..data.split import MicroBatches
 from ..input_error import InputError
-from ..ranks import RankError, Ranks, attempt
+from ..ranks import Ranks, attempt
 from ..runtime.replay.randomness import RngKeys
 from ..workers.modes import Modes
 from .call_summary import CallSummary, check_calls, check_run
-from .mini_batches import digest, forms, on_meta, values
+from .mini_batches import digest, forms
 from .single_process import Agreed, Call
 
 T = TypeVar("T")
@@ -37,16 +33,13 @@ class CallSync:
     Args:
         ranks: the processes.
         model: the user's.
-        firsts, lasts: the ranks of the first and the last stage of each replica, which need the mini-batch.
-        strict: whether values of mini-batches are compared, and not their shapes alone.
+        lasts: the ranks of the last stage of each replica.
     """
 
-    def __init__(
-        self, ranks: Ranks, model: nn.Module, firsts: Sequence[int], lasts: Sequence[int], strict: bool
-    ) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, lasts: Sequence[int]) -> None:
         self._ranks = ranks
-        self._firsts, self._lasts = firsts, lasts
-        self._model, self._strict = model, strict
+        self._lasts = lasts
+        self._model = model
         self._calls = 0
 
     def begin(self, call: Call) -> Agreed:
@@ -57,26 +50,21 @@ class CallSync:
             RankError: another rank refuses its arguments, or is lost.
             RuntimeError: the ranks make different calls.
         """
-        is_given = bool(call.args or call.kwargs)
-        batch, refusal, why = attempt(call.split) if is_given else (None, None, "")
-        target = () if call.target is None else (forms([call.target]), self._strict and values(call.target))
+        batch, refusal, why = attempt(partial(_split, call))
         mine = CallSummary(
             call.name + call.options,
             self._calls,
             why,
             "" if batch is None else digest(forms(batch.inputs)),
-            "" if batch is None or not self._strict else digest(values((call.args, call.kwargs))),
-            digest(target) if target else "",
+            "" if call.target is None else digest(forms([call.target])),
             self._state(),
             RngKeys().seed,
         )
         everyone = self._exchange(mine, call.name, refusal)
-        check_run(everyone, self._firsts, self._lasts, call, self._ranks)
-        form = next(summary.form for summary in everyone if summary.form)
-        if batch is None or not all(summary.form for summary in everyone):
-            batch = self._everywhere(batch, everyone, call)
+        check_run(everyone, call, self._ranks)
+        assert batch is not None
         self._begun(call.name)
-        whole = call.name, form, tuple(summary.state for summary in everyone)
+        whole = call.name, mine.form, tuple(summary.state for summary in everyone)
         return Agreed(batch, whole, everyone[0].seed, self._calls - 1)
 
     def meet(self, call: str, work: Callable[[], T]) -> T:
@@ -129,31 +117,16 @@ class CallSync:
             )
         return digest((bytes(flags), torch.is_grad_enabled(), Modes.current().autocast))
 
-    def _everywhere(
-        self, batch: MicroBatches | None, everyone: Sequence[CallSummary], call: Call
-    ) -> MicroBatches:
-        """Return the micro-batches of this rank, which are made on the meta device if it was given no mini-batch.
 
-        Raises:
-            RankError: that fails on another rank.
-            ValueError: a rank would run the model in another way than those with a mini-batch.
-        """
-        source = next(rank for rank, summary in enumerate(everyone) if summary.form)
-        shapes = None
-        if self._ranks.rank == source:
-            shapes = pytree.tree_map_only(Tensor, on_meta, (call.args, call.kwargs))
-        args, kwargs = self._ranks.gather(shapes)[source]
-        outcome, failure, why = attempt(lambda: batch or call._replace(args=args, kwargs=kwargs).split())
-        mine = why, outcome and digest(forms(outcome.inputs))
-        for rank, (other, form) in enumerate(self._ranks.gather(mine)):
-            if failure is not None:
-                raise failure
-            if other:
-                raise RankError(f"rank {rank} cannot run without the values of the mini-batch: {other}")
-            if form != everyone[source].form:
-                raise InputError(
-                    f"on rank {rank}, which was given no mini-batch, the model calls other functions than on the ranks "
-                    "that were: give the mini-batch to all ranks"
-                )
-        assert outcome is not None
-        return outcome
+def _split(call: Call) -> MicroBatches:
+    """Return the micro-batches of a call.
+
+    Raises:
+        ValueError: it was given none.
+    """
+    if not (call.args or call.kwargs):
+        raise InputError(
+            f"{call.name} was given no mini-batch: pass the same one on all ranks. On ranks with neither the first nor "
+            "the last stage tensors of the same shapes do, as nothing there reads their values"
+        )
+    return call.split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -17,7 +16,6 @@ from ..ranks import Ranks, join_ranks
 from .mini_batches import digest
 from .wrapped import refuse_wrapped
 
-_FIRST = 8  # numbers of each tensor of the model that are compared
 _PLAIN = bool | int | float | str | tuple | type(None)
 
 
@@ -37,7 +35,6 @@ def making(
         InputError: the ranks have different plans, models or options.
     """
     arguments: list[str] = []
-    values: dict[str, str] = {}
     with _failing_together(ranks):
         if isinstance(model, nn.Module | Chain):
             module = model if isinstance(model, nn.Module) else model.model
@@ -45,12 +42,10 @@ def making(
             if ranks is not None and isinstance(plan, Plan):
                 digest_of_plan = digest(plan.model_dump_json(exclude={"alternatives", "profile"}))
                 arguments = [f"the plan is {digest_of_plan[:8]}", *_options(options), *_layers(module)]
-                values = _first_values(module)
         yield  # refuses other types
     if ranks is not None and arguments:
         try:
             _check_alike(ranks, arguments)
-            _compare_values(ranks, values)
         except BaseException:
             ranks.close("the pipeline could not be made")
             raise
@@ -108,21 +103,6 @@ def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
         )
 
 
-def _compare_values(ranks: Ranks, values: Mapping[str, str]) -> None:
-    """Warn if the model has other values on another rank; all ranks call this."""
-    if rank := _first_other(ranks.exchange(digest(values))):
-        first, other = (ranks.gather(values)[which] for which in (0, rank))
-        # Tensors on the meta device have none.
-        name = next((name for name in first if other.get(name, first[name]) != first[name]), "")
-        if name and ranks.rank == 0:
-            warnings.warn(
-                f"{name!r} has other values on rank {rank} than on rank 0. The pipeline takes those of the rank "
-                "that has the stage: one process would compute other numbers. Call torch.manual_seed with the "
-                "same number on all ranks before the model is made",
-                stacklevel=5,  # of the script
-            )
-
-
 def _first_other(values: Sequence[str]) -> int:
     """Return the first rank whose value is not that of rank 0; 0 if there is none."""
     return next((rank for rank, value in enumerate(values) if value != values[0]), 0)
@@ -142,15 +122,6 @@ def _layers(model: nn.Module) -> list[str]:
         shape = "uninitialized" if nn.parameter.is_lazy(tensor) else str(list(tensor.shape))
         layers.append(f"{name!r} is {str(tensor.dtype).removeprefix('torch.')} {shape}")
     return layers
-
-
-def _first_values(model: nn.Module) -> dict[str, str]:
-    """Return a digest of a few numbers of each tensor of a model that the CPU has."""
-    return {
-        name: digest(tensor.detach()[(slice(_FIRST),) if tensor.dim() else ()].flatten()[:_FIRST].tolist())
-        for name, tensor in _tensors(model)
-        if type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" and not tensor.is_sparse
-    }
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

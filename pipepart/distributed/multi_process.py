@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain as chained
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..autograd import graph_cut
-from ..autograd.own_copy import tensors
 from ..capture import Chain, Live
 from ..data.split import MicroBatches
 from ..input_error import InputError
@@ -23,7 +22,6 @@ from ..loss import LossError
 from ..planning import Plan
 from ..profiling import Parallelize
 from ..ranks import Ranks
-from ..ranks.clock import offset_to_rank_0
 from ..runtime.observe.recorder import Recorder
 from ..runtime.sinks import BeforeBackward, LossSink, Share
 from ..runtime.stage import Stage
@@ -50,8 +48,6 @@ class MultiProcess(SingleProcess):
         ranks: the processes.
         plan: has the stages.
         chain: the layers of the model.
-        varying_shapes: whether every message is sent with its shape.
-        strict: whether calls compare values of the mini-batches of the ranks.
         parallelize: the user's function for the layers of this rank; None if there is none.
 
     Attributes:
@@ -67,8 +63,6 @@ class MultiProcess(SingleProcess):
         ranks: Ranks,
         plan: Plan,
         chain: Chain,
-        varying_shapes: bool,
-        strict: bool,
         parallelize: Parallelize | None = None,
     ) -> None:
         super().__init__(plan, chain)
@@ -79,15 +73,13 @@ class MultiProcess(SingleProcess):
         self.plan = plan = ownership.plan_of_lane()
         homes = [torch.device(device.torch_device or "cpu") for device in plan.workers]
         lane = ownership.of_lanes(ownership.rank_of)[ownership.lane]
-        self.links = self._links = Links(ranks, lane, homes, varying_shapes, ownership.tensor)
+        self.links = self._links = Links(ranks, lane, homes, ownership.tensor)
         owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        every_first, every_last = ([*chained(*ownership.of_lanes(some))] for some in (firsts, lasts))
-        self._sync = CallSync(ranks, chain.model, every_first, every_last, strict)
+        self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))])
         self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
-        self._offset: float | None = None
         self._chain = chain
         self._parallelize = parallelize
         self._shards: StageShards | None = None
@@ -317,8 +309,6 @@ class MultiProcess(SingleProcess):
             batch = call.make(args, kwargs, target)
             if self._shards is not None and self._shards.reshards:
                 _check_even(len(batch.inputs), len(self._ownership.ranks))
-            if call.name.startswith("forward") and torch.is_grad_enabled():
-                _check_labels(batch)
             return batch
 
         agreed = self._sync.begin(call._replace(make=checked))
@@ -326,39 +316,10 @@ class MultiProcess(SingleProcess):
         return agreed
 
     def _complete(self, recorder: Recorder) -> None:
-        """Give every rank the times of all workers, on the clock of rank 0."""
-        if self._offset is None:
-            ranks = self._ranks
-            self._offset = ranks.run(partial(offset_to_rank_0, ranks.rank, ranks.size, ranks.groups[0]))
-        shares = self._ranks.gather(recorder.share(self._links.local, self._offset))
+        """Give every rank the times of all workers, on the clock of the day, which hosts keep alike."""
+        offset = time.time() - time.perf_counter()
+        shares = self._ranks.gather(recorder.share(self._links.local, offset))
         recorder.adopt(self._ownership.of_first_lane(shares))
-
-
-def join(
-    ranks: Ranks | None,
-    plan: Plan,
-    chain: Chain,
-    varying_shapes: bool,
-    strict: bool,
-    parallelize: Parallelize | None = None,
-) -> SingleProcess:
-    """Return the coordinator of a pipeline in this process.
-
-    Raises:
-        ValueError: the plan needs one process, or another number of them.
-    """
-    if ranks is None:
-        return SingleProcess(plan, chain)
-    cluster = plan.cluster
-    links = [
-        cluster.link_between(sender.name, receiver.name) for sender, receiver in permutations(plan.workers, 2)
-    ]
-    if cluster.emulated and any(link.bandwidth or link.latency > cluster.message_seconds for link in links):
-        raise InputError(
-            "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
-            "without torchrun, or plan for a cluster without link= and latency="
-        )
-    return MultiProcess(ranks, plan, chain, varying_shapes, strict, parallelize)
 
 
 def _check_even(micro_batches: int, replicas: int) -> None:
@@ -372,17 +333,4 @@ def _check_even(micro_batches: int, replicas: int) -> None:
             f"a part of a stage gathers its parameters for each micro-batch (reshard_after_forward=True), and "
             f"{micro_batches} micro-batches are not equally many for each of {replicas} replicas: leave "
             "reshard_after_forward= out, or give a mini-batch and a plan with a multiple"
-        )
-
-
-def _check_labels(batch: MicroBatches) -> None:
-    """Check that this rank can compute the loss of a model that computes its own.
-
-    Raises:
-        ValueError: the rank was given no mini-batch.
-    """
-    has_loss = any(isinstance(each, Live) and each.recording.loss is not None for each in batch.inputs)
-    if has_loss and any(label.is_meta for label in tensors(batch.targets)):
-        raise InputError(
-            "the model computes its own loss, which every rank goes backward from: give the mini-batch to all ranks"
         )

@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
     Attributes:
         name: of the method.
-        args, kwargs, target: its arguments; none on a rank that was given no mini-batch.
+        args, kwargs, target: its arguments.
         make: splits them into micro-batches.
         options: further arguments of the method, as text; the same on all ranks.
     """

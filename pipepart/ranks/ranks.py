@@ -165,8 +165,12 @@ class Ranks:
         """
         return self._apart(together, self._timeout)
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return the values of all ranks, in rank order. All ranks call this at the same point.
+
+        Args:
+            mine: given by this rank.
+            patient: wait without a timeout, for ranks that write files.
 
         Raises:
             RankError: another rank has failed or is lost.
@@ -178,7 +182,7 @@ class Ranks:
             dist.all_gather_object(gathered, mine, group=self._control)
             return gathered
 
-        return self._apart(collective, self._timeout)
+        return self._apart(collective, None if patient else self._timeout)
 
     def exchange(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return the values of all ranks, like :meth:`gather`, for short JSON values.

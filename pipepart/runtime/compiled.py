@@ -46,8 +46,6 @@ def compile_options(wish: CompileOptions, plan: Plan) -> Mapping[str, Any] | Non
             'compile={"mode": "max-autotune-no-cudagraphs"}'
         )
     options = {} if wish is True else dict(wish)
-    if "model" in options:
-        raise InputTypeError("compile: torch.compile's 'model' is a stage's layers, leave it out")
     graphs = options.get("mode") in _MODES_WITH_CUDA_GRAPHS or (options.get("options") or {}).get(
         "triton.cudagraphs"
     )

@@ -331,12 +331,7 @@ class Engine:
                 step.turns = quick_turns
             with nullcontext() if ranks is None else ranks.telling(failed_elsewhere, now):
                 self._hand_out(jobs, partial(done.put, None))
-                if self._timeout is None:
-                    for _ in self.workers:
-                        if (failure := done.get()) is not None:
-                            raise failure
-                else:
-                    wait_for(step, done, self._timeout, self.workers, self._rows, self._names, ranks)
+                wait_for(step, done, self._timeout, self.workers, self._rows, self._names, ranks)
         except BaseException as interrupt:  # Ctrl-C, the timeout's, or the failure of another rank
             step.fail(interrupt)
             if ranks is not None:

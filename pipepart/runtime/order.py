@@ -11,7 +11,6 @@ from schedules import Kind, Schedule
 
 from ..planning import Plan
 
-_MOST = 32  # size of the cache, by number of micro-batches: small mini-batches have fewer
 _FORWARDS = frozenset({Kind.F, Kind.OFFLOAD})
 _BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.RELOAD, Kind.REDUCE_GRAD})
 # All but sends and receives: the transport sends messages when they are made and receives them when they are needed.
@@ -75,8 +74,6 @@ class Orders:
                 schedule, _micro_batches(schedule, Kind.RECOMPUTE), _micro_batches(schedule, Kind.OFFLOAD)
             )
             forwards, backwards = _only(schedule, _FORWARDS), _only(schedule, _BACKWARDS)
-            if len(self._built) >= _MOST:
-                self._built.clear()
             self._built[micro_batches] = (
                 whole,
                 replace(whole, schedule=forwards),

@@ -24,7 +24,6 @@ from .state.replicas import Replica
 from .state.shared_parameters import SharedParameters
 
 _requires_grad = attrgetter("requires_grad")
-_MOST_LAYOUTS = 256  # that are remembered: sequences may have any length
 
 
 # The input of one forward, and where its gradients will be: the tensors that require a gradient, and the gradient that
@@ -140,8 +139,6 @@ class Stage:
         if len(memories) == len(leaves) and all(
             gradient is not None and gradient.stride() == leaf.stride() for leaf, gradient in pairs
         ):
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                self._layouts.clear()
             self._layouts.add(_layout(leaves))
         return caught
 

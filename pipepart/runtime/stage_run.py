@@ -35,7 +35,7 @@ from ..capture import state_of
 from ..loss import Added, AddedLosses
 from ..workers.modes import Modes
 from .failure.notes import LAYER, add_note
-from .offload import CopyQueue, SavedTensors, check_no_hooks, storages_of
+from .offload import CopyQueue, SavedTensors, storages_of
 from .order import Order
 from .replay.buffers import Values
 from .replay.randomness import ForwardPass, RngKeys
@@ -97,9 +97,6 @@ class StageRun:
             are the first replica's.
         queue: copies to the host and back, if any stage offloads.
 
-    Raises:
-        RuntimeError: the stage offloads, and the caller has hooks on saved tensors.
-
     Attributes:
         stashes: by micro-batch, from the forward that keeps its graph to the backward.
         inputs: by micro-batch, from the first forward to the second.
@@ -137,7 +134,6 @@ class StageRun:
         self._offloaded = order.offloaded[number] if modes.grad else frozenset()
         self.offloads = bool(self._offloaded)
         if self.offloads:
-            check_no_hooks(modes)
             self._queue = queue
             self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
         self._is_on_cpu = stage.device.type == "cpu"

@@ -26,7 +26,7 @@ from ..workers.modes import Modes
 from ..workers.streams import hold_for_caller
 from .actions import Around, Compute, Emulation, Exchange, StageActions
 from .failure.notes import PLACE, add_note
-from .observe.recorder import RecordedTransport, Recorder, named, profiling
+from .observe.recorder import RecordedTransport, Recorder
 from .offload import CopyQueue
 from .order import Order
 from .replay.randomness import RngKeys
@@ -38,7 +38,7 @@ from .transport.cuda import Callers, Pace, Streams, StreamTransport
 from .transport.links import Links, Table
 from .transport.ranks import RankTransport
 from .transport.skips import Routes, SkipTransport
-from .transport.threads import Stopped, ThreadTransport, Transport
+from .transport.threads import Key, Stopped, ThreadTransport, Transport, sender_of
 
 
 class Step:
@@ -146,14 +146,13 @@ class Step:
         self._remote: RankTransport | None = None
         if links is not None and table is not None:
             transport = self._remote = RankTransport(
-                transport, schedule, links, table, self._follower, inputs, self.fail, self.awaiting
+                transport, schedule, links, table, self.sender_of, inputs, self.fail, self.awaiting
             )
             exchange.reductions = self._reductions
             around += [] if self._reductions is None else [self._reductions.around]
         if recorder is not None:
             transport = RecordedTransport(transport, schedule, recorder)
             around.append(recorder.timed)
-        around += [named] if profiling() else []
         if compressed:
             devices = [stage.device for stage in stages]
             transport = CompressingTransport(transport, schedule, compressed, devices)
@@ -294,9 +293,12 @@ class Step:
         with suppress(Exception):  # of a device that has failed: the step has raised it
             self._end()
 
-    def _follower(self, parameter: int, stage: int) -> int:
-        """Return the later stage that sends a stage the gradient of a shared parameter."""
-        route = next(route for route in self.runs[stage].routes if route.number == parameter)
+    def sender_of(self, key: Key) -> int:
+        """Return the stage that sends a message."""
+        number, stage = key[:2]
+        if isinstance(number, Kind):
+            return sender_of(key)
+        route = next(route for route in self.runs[stage].routes if route.number == number)
         assert route.following is not None
         return route.following
 

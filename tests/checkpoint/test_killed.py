@@ -61,10 +61,10 @@ note(f"start {{start}}")
 for step in range(start, STEPS):
     made.train(step, step + 1)
     saving = pipepart.save(
-        folder, made.pipe, made.optimizer, step=step + 1, scheduler=made.scheduler, keep=2, asynchronous=step % 3 == 0
+        folder, made.pipe, made.optimizer, step=step + 1, scheduler=made.scheduler, keep=2
     )
     if step % 2:
-        note(f"saved {{int(saving.join().name[5:])}}")
+        note(f"saved {{int(saving.name[5:])}}")
 made.pipe.close()
 note(f"end {{digest(made)}}")
 """
@@ -74,6 +74,25 @@ def digest(made: object) -> str:
     """A hash of all bits of a training's state."""
     state = made.state()  # type: ignore[attr-defined]
     return hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest()
+
+
+FULL = """
+import resource, signal
+from torch import nn
+import pipepart
+module = nn.Linear(100, 100)
+pipepart.save({folder!r}, module, step=1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+pipepart.save({folder!r}, module, step=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    ended = run_script(FULL.format(folder=str(tmp_path)))
+    assert "File too large" in ended.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1", "latest"}
 
 
 @pytest.mark.slow

@@ -62,13 +62,13 @@ def test_a_plain_module_is_saved_like_its_pipeline_and_goes_on_with_a_plain_opti
         )
         made.train(3, 5)
         wanted = made.state()
-    paths = tmp_path / "pipe" / "latest", own.path
+    paths = tmp_path / "pipe" / "latest", own
     one, two = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in paths)
     assert one == two
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7])
-    pipepart.load(own.path, module, optimizer, scheduler=scheduler)
+    pipepart.load(own, module, optimizer, scheduler=scheduler)
     for number in (3, 4):
         plain.micro_batched_step(module, *batch(number), torch.nn.MSELoss(), 4, drawing=True)
         optimizer.step()

@@ -19,13 +19,11 @@ from tests.support.ranks import ranks
 Borders = tuple[int, ...]  # of the stages, dealt out to the ranks in order
 
 
-def train_and_save(
-    folder: Path, borders: Borders, of_stages: bool, asynchronous: bool, replicas: int = 1
-) -> dict[str, Tensor]:
+def train_and_save(folder: Path, borders: Borders, of_stages: bool, replicas: int = 1) -> dict[str, Tensor]:
     """Save after three steps, train two more, return the state."""
     with (made := training(borders, of_stages, replicas=replicas)).pipe:
         made.train(0, 3)
-        made.save(folder, 3, data={"batch": 3}, asynchronous=asynchronous)
+        made.save(folder, 3, data={"batch": 3})
         made.train(3, 5)
         return made.state()
 
@@ -120,7 +118,7 @@ def test_training_goes_on_bit_for_bit_in_another_number_of_ranks(tmp_path, saved
         return case(*args) if size == 1 else merged(ranks(size).run(case, *args))
 
     size, borders = saved
-    wanted = run(size, train_and_save, tmp_path, borders, of_stages, saved == THREE)
+    wanted = run(size, train_and_save, tmp_path, borders, of_stages)
     for other, cut in loaded:
         plain.assert_same(run(other, load_and_train, tmp_path, cut, of_stages), wanted)
 
@@ -136,7 +134,7 @@ def test_ranks_that_train_nothing_have_an_optimizer_without_parameters_of_the_mo
 
 
 def test_replicas_write_a_stage_once_and_all_read_it(tmp_path):
-    wanted, _ = ranks(2).run(train_and_save, tmp_path, (), False, False, 2)
+    wanted, _ = ranks(2).run(train_and_save, tmp_path, (), False, 2)
     files = {path.name for path in (tmp_path / "step-3").iterdir()}
     assert {"model-00001-of-00002.safetensors", "rank-0.json", "rank-1.json"} <= files
     assert json.loads((tmp_path / "step-3" / "optimizer-1.json").read_text()) == {"groups": [], "state": {}}
@@ -169,14 +167,14 @@ def test_arguments_that_are_wrong_on_one_rank_are_refused_on_all(tmp_path, how, 
 
 
 def test_a_rank_that_cannot_load_keeps_all_from_it(tmp_path):
-    ranks(2).run(train_and_save, tmp_path, (5,), False, False)
+    ranks(2).run(train_and_save, tmp_path, (5,), False)
     found = ranks(2).run(load_with, tmp_path, 1)
     assert "that of a AdamW, and the optimizer is a SGD" in found[1]
     assert found[0].startswith("RuntimeError: rank 1 failed: InputError: the optimizer state of")
 
 
 def test_a_damaged_file_is_found_by_the_rank_that_verifies_it(tmp_path):
-    ranks(2).run(train_and_save, tmp_path, (5,), False, False)
+    ranks(2).run(train_and_save, tmp_path, (5,), False)
     for path in (tmp_path / "step-3").iterdir():
         content = path.read_bytes()
         path.write_bytes(content[:-1])

@@ -21,7 +21,7 @@ HOW: dict[str, Any] = {"devices": 2, "micro_batches": 2}
 @pytest.mark.parametrize(("family", "dtype"), [("gpt2", torch.float32), ("bert", torch.bfloat16)])
 def test_from_pretrained_reads_a_checkpoint(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     model = FAMILIES[family][0]().to(dtype)
-    path = pipepart.save(tmp_path, model, step=3).path
+    path = pipepart.save(tmp_path, model, step=3)
     found, told = type(model).from_pretrained(path, output_loading_info=True)  # type: ignore[attr-defined]
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     plain.assert_same(found.state_dict(), model.state_dict())

@@ -48,7 +48,7 @@ class Training(NamedTuple):
             if self.scheduler is not None:
                 self.scheduler.step()
 
-    def save(self, folder: Path, step: int, **how: Any) -> pipepart.checkpoint.Saving:
+    def save(self, folder: Path, step: int, **how: Any) -> Path:
         """Save the model, the optimizer and the scheduler."""
         return pipepart.save(folder, self.pipe, self.optimizer, step=step, scheduler=self.scheduler, **how)
 

@@ -135,9 +135,9 @@ FAULTS = {
         "time.sleep(1000)",
         (
             "TimeoutError",
-            "rank 0: virtual:0 waits for the gradients of stage 1",
-            "rank 1: virtual:1 is in the forward of layer '1' (Layer): stage 1, micro-batch 0",
-            "rank 2: virtual:2 waits for the output of stage 1",
+            "rank 0: virtual:0 waits for a message of stage 1",
+            "rank 1: virtual:1 is in layer '1' (Layer), stage 1, micro-batch 0",
+            "rank 2: virtual:2 waits for a message of stage 1",
         ),
         timeout=3,
     ),

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_tensor
 
 import pipepart
-from pipepart import CaptureError, Pipeline
-from pipepart.ranks import RankError
+from pipepart import Pipeline
 from tests.distributed.cases.layers import cut_recorded
 from tests.distributed.cases.models import (
     Alternating,
     AsksBetween,
-    AsksForMask,
     AsksWhatItWrote,
     Blocks,
     ReadsWithin,
@@ -72,7 +69,7 @@ OTHERS: dict[str, tuple[Callable[[], dict[int, nn.Module]], dict[str, Any], str]
         {},
         r"'3.weight' is float64 \[3, 4\] on rank 1, and '3.weight' is float32 \[3, 4\] on rank 0",
     ),
-    "shapes": (dict, {"varying_shapes": True}, "varying_shapes is True on rank 1, and varying_shapes is False"),
+    "trace": (dict, {"trace": True}, "trace is True on rank 1, and trace is False"),
     "loss": (dict, {"loss_fn": smooth}, "loss_fn is smooth on rank 1, and loss_fn is CrossEntropyLoss"),
     "optimizer": (dict, {"optimizer": torch.optim.SGD}, "optimizer is SGD on rank 1, and optimizer is Adam"),
 }  # fmt: skip
@@ -88,25 +85,6 @@ def made() -> None:
 
 def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_all():
     ranks(3).run(made)
-
-
-def told(seed_by_rank: bool) -> list[str]:
-    torch.manual_seed(rank() if seed_by_rank else 0)
-    layers = model({3: nn.Linear(4, 3)})
-    # Equal on all ranks, whatever it holds that is made anew on each.
-    loss = partial(nn.functional.cross_entropy, weight=torch.ones(3))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with cut_by_hand(layers, [2], loss_fn=loss, merge=lambda parts: torch.cat(parts)) as pipe:
-            pipe.step(X, target=Y)
-    return [str(one.message) for one in caught if "rank" in str(one.message)]
-
-
-def test_other_initial_values_on_one_rank_are_told_once():
-    assert ranks(2).run(told, False) == [[], []]
-    (first,), second = ranks(2).run(told, True)
-    assert re.search(r"'3.weight' has other values on rank 1 .* Call torch.manual_seed", first)
-    assert second == []
 
 
 def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pipeline:
@@ -163,11 +141,6 @@ REFUSED: dict[str, tuple[int, Callable[[], Any], str]] = {
         r"the plan is \w+ on rank 1, .* or use Pipeline.auto",
     ),
     "devices": (2, lambda: cut(chain(3), [1, 2]), "3 devices and torchrun started 2 processes"),
-    "links": (
-        2,
-        lambda: limited(pipepart.Cluster.virtual(2, link="1GB/s"), chain(2)),
-        "the links of the plan's cluster are emulated.*one process",
-    ),
     "no optimizer on one": (
         2,
         lambda: cut(chain(2), [1], optimizer=(lambda parameters: None) if rank() else adam),
@@ -227,23 +200,6 @@ def too_small() -> str:
 
 def test_a_memory_limit_ends_the_step_on_all_ranks():
     assert "OutOfMemoryError" in ranks(2).run(too_small)
-
-
-def without_batch(kind: type[nn.Module]) -> Tensor:
-    """The loss of a step in which only the first and the last of three ranks are given the mini-batch."""
-    args, layers = (torch.randn(4, 4), torch.ones(4)), kind()
-    with cut_recorded(layers, layers, args, 3, nn.functional.mse_loss) as pipe:
-        return pipe.step() if rank() == 1 else pipe.step(*args, target=args[0])
-
-
-def test_a_rank_in_the_middle_needs_no_batch_unless_code_reads_it():
-    losses = ranks(3).run(without_batch, Blocks)
-    assert all(torch.equal(one, losses[0]) for one in losses)
-    first, second, third = (one.error for one in ranks(3).outcomes(without_batch, AsksForMask))
-    assert isinstance(second, CaptureError)
-    for error in (first, third):
-        assert isinstance(error, RankError)
-        assert "rank 1 cannot run without the values of the mini-batch: CaptureError" in str(error)
 
 
 def planned_here() -> dict[str, Any]:

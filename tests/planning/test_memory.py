@@ -84,3 +84,6 @@ def test_a_stage_holds_as_many_versions_of_its_weights_as_the_papers_say(schedul
     held = [count * 1000 + 1000 for count in versions]
     assert [stage.static_bytes for stage in plan.stages] == held
     assert list(plan.predicted.memory_bytes) == held
+    short = Cluster.virtual(4, memory=[held[0] - 1, *held[1:]])
+    with pytest.raises(InfeasiblePlanError, match="short by 1 byte "):
+        pipepart.plan(profile, short, schedule=schedule, stages=4, recompute="never")

@@ -1,4 +1,4 @@
-"""Compressed messages: what is sent in fewer bytes, how far off it is, and what feedback does to sums of gradients."""
+"""Compressed messages: what is sent in fewer bytes, and how far off it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_int8_is_within_half_a_step_and_bf16_rounds_to_nearest_in_the_same_layout(name):
+def test_int8_is_within_half_a_step_and_bf16_rounds_to_nearest(name):
     tensor = LAYOUTS[name]
     found, rounded = (decode(encode(tensor, to)) for to in ("int8", "bf16"))
     assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
@@ -36,8 +36,6 @@ def test_int8_is_within_half_a_step_and_bf16_rounds_to_nearest_in_the_same_layou
     step = torch.finfo(tensor.dtype).eps * largest if tensor.dtype is torch.half else 1e-44
     assert ((found - tensor).double().abs() <= largest.double() / 254 * (1 + 1e-6) + step).all()
     assert torch.equal(rounded, tensor.bfloat16().to(tensor.dtype))
-    if name in ("channels last", "turned"):
-        assert found.stride() == rounded.stride() == tensor.stride()
 
 
 def test_an_outlier_costs_precision_in_its_block_alone():
@@ -99,38 +97,26 @@ def test_only_activations_that_train_are_compressed():
     assert torch.equal(found["trained"], x.bfloat16().float())
 
 
-def test_a_short_micro_batch_begins_without_feedback():
-    way, box = transport("int8")
-    for part, size in enumerate((4, 4, 2)):
-        way.send(1, 0, (Kind.B, 0, part), [torch.arange(1.0, size * 100 + 1).view(size, 100)])
-    last = torch.arange(1.0, 201).view(2, 100)
-    assert torch.equal(decode(box.sent[Kind.B, 0, 2][0]), decode(encode(last, "int8")))
-
-
 class Rounded(torch.autograd.Function):
-    """What the border of two stages does: rounds activations, and gradients with what the one before lacked."""
+    """What the border of two stages does: rounds activations and gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, to: Any, left: list[Tensor]) -> Tensor:
-        ctx.to, ctx.left = to, left
+    def forward(ctx: Any, x: Tensor, to: Any) -> Tensor:
+        ctx.to = to
         return decode(encode(x, to))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        whole = gradients[0] + ctx.left.pop() if ctx.left else gradients[0]
-        sent = decode(encode(whole, ctx.to))
-        ctx.left.append(whole - sent)
-        return sent, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return decode(encode(gradients[0], ctx.to)), None
 
 
 class Border(nn.Module):
     def __init__(self, to: Any) -> None:
         super().__init__()
         self.to = to
-        self.left: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        return Rounded.apply(x, self.to, self.left)
+        return Rounded.apply(x, self.to)
 
 
 def gradient(parameter: Tensor) -> Tensor:
@@ -148,13 +134,11 @@ def layers() -> list[nn.Module]:
 def test_a_step_is_that_of_a_model_which_rounds_at_the_border(to, schedule):
     x, y = torch.randn(12, 5), torch.randn(12, 3)
     first, tanh, last = layers()
-    border = Border(to)
-    model = nn.Sequential(first, tanh, border, last)
+    model = nn.Sequential(first, tanh, Border(to), last)
     with cut_by_hand(
         nn.Sequential(*layers()), [2], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule, compress=to
     ) as pipe:
-        for _ in range(2):  # feedback ends with the step
-            border.left.clear()
+        for _ in range(2):
             model.zero_grad()
             pipe.zero_grad()
             micro_batched_step(model, x, y, nn.MSELoss(), 4)

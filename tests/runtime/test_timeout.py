@@ -61,11 +61,9 @@ def test_a_forward_that_does_not_return():
         with pytest.raises(TimeoutError, match=f"for {SECONDS} s, the pipeline's timeout") as caught:
             pipe.step(X, target=Y)
         _, first, second = str(caught.value).splitlines()
-        assert first.startswith(
-            "  virtual:0 waits for the gradients of stage 1 on virtual:1 for micro-batch 1 (action 0B1), for "
-        )
+        assert first.startswith("  virtual:0 waits for a message of stage 1 on virtual:1 (action 0B1), for ")
         assert second.startswith(
-            "  virtual:1 is in the forward of layer '2' (Stuck): stage 1, micro-batch 1 (action 1F1), for "
+            "  virtual:1 is in layer '2' (Stuck), stage 1, micro-batch 1 (action 1F1), for "
         )
         (stack,) = caught.value.__notes__
         assert stack.startswith("pipepart: the stack of virtual:1:")
@@ -108,9 +106,9 @@ def test_a_backward_of_a_copy_that_does_not_return():
             pipe.step(X, target=Y)
     finally:
         released.set()
-    place = "layer '1' (Apart): stage 1 of copy 1, micro-batch 1 (action 3B1)"
-    assert f"virtual:3 is in the backward of {place}" in str(caught.value)
-    waits = "the gradients of stage 1 of copy 1 on virtual:3 (action 1REDUCE_GRAD)"
+    place = "layer '1' (Apart), stage 1 of copy 1, micro-batch 1 (action 3B1)"
+    assert f"virtual:3 is in {place}" in str(caught.value)
+    waits = "a message of stage 1 of copy 1 on virtual:3 (action 1REDUCE_GRAD)"
     assert f"virtual:1 waits for {waits}" in str(caught.value)
 
 

@@ -34,6 +34,7 @@ def test_a_layer_that_does_something_else_on_a_workers_thread(layer: nn.Module, 
     assert len(report.rows) == 3
     for row in report.rows:
         assert not row.ok
+        assert not row.same
         assert (row.layer, row.kind, row.what) == ("2", type(layer).__name__, what)
         assert row.repeats
     named = rf"1f1b in float64: layer '2' \({type(layer).__name__}\) is the first"

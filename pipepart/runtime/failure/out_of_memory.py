@@ -17,7 +17,7 @@ from ...planning import Plan
 from ...ranks.failure import RankError, is_out_of_memory
 from ...units import format_bytes
 from ..step import Step
-from .notes import add_further
+from .notes import add_note
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ def explained(step: Step, plan: Plan) -> BaseException:
     if not isinstance(failure, torch.OutOfMemoryError | MemoryError):
         failure = _as_torch_error(failure)
     for note in _planned(step.failed_on, plan):
-        add_further(failure, note)
+        add_note(failure, note)
     _clear_frames(failure)
     return failure
 

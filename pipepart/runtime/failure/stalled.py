@@ -13,25 +13,12 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from schedules import Action, Kind
+from schedules import Action
 
 from ...ranks import Ranks
 from ...ranks.status import RankStatus
 from ...workers.worker import Worker
 from ..step import Step
-from ..transport.threads import Key
-
-_PARTS = {
-    Kind.F: "the forward",
-    Kind.RECOMPUTE: "the second forward",
-    Kind.OFFLOAD: "the copy to the host",
-    Kind.RELOAD: "the copy from the host",
-    Kind.B: "the backward",
-    Kind.I: "the backward",
-    Kind.W: "the backward for the weights",
-    Kind.OPT_STEP: "the optimizer's step",
-    Kind.REDUCE_GRAD: "the sum of gradients",
-}
 
 
 class StepTimeoutError(TimeoutError):
@@ -41,7 +28,7 @@ class StepTimeoutError(TimeoutError):
 def wait_for(
     step: Step,
     done: SimpleQueue[BaseException | None],
-    timeout: float,
+    timeout: float | None,
     workers: Sequence[Worker],
     rows: Sequence[int],
     names: Sequence[str],
@@ -52,7 +39,7 @@ def wait_for(
     Args:
         step: that the workers run.
         done: gets one entry from each worker, or a failure elsewhere.
-        timeout: seconds in which no action ends.
+        timeout: seconds in which no action ends; None for no limit.
         workers: of this process.
         rows: of the schedule, one a worker.
         names: of all devices.
@@ -63,11 +50,12 @@ def wait_for(
         BaseException: the failure elsewhere.
     """
     missing = len(workers)
-    ends = max(step.current[row][1] for row in rows) + timeout
+    ends = None if timeout is None else max(step.current[row][1] for row in rows) + timeout
     while missing:
         try:
-            failure = done.get(timeout=max(0.0, ends - time.monotonic()))
+            failure = done.get(timeout=None if ends is None else max(0.0, ends - time.monotonic()))
         except Empty:
+            assert timeout is not None
             if ranks is None:
                 idle = (status := doing(step, workers, rows, names)).idle
                 if idle >= timeout:
@@ -94,15 +82,16 @@ def doing(step: Step, workers: Sequence[Worker], rows: Sequence[int], names: Seq
         if action is None:
             lines.append(f"{name} has nothing left to do")
         elif key is not None:
-            lines.append(f"{name} waits for {_message(step, names, key)} (action {action}){for_seconds}")
+            maker = step.sender_of(key)
+            of = f"stage {_stage(step, maker)} on {names[step.schedule.device_of[maker]]}"
+            lines.append(f"{name} waits for a message of {of} (action {action}){for_seconds}")
         else:
             frame = sys._current_frames().get(worker.ident or 0)
             stack = [] if frame is None else [frame_below for frame_below, _ in traceback.walk_stack(frame)]
             layer = _layer(step, action, stack)
-            part = _PARTS[action.kind] + (f" of {layer}" if layer else "")
             which = "" if action.micro_batch is None else f", micro-batch {action.micro_batch}"
             place = f"stage {_stage(step, action.stage)}{which} (action {action})"
-            lines.append(f"{name} is in {part}: {place}{for_seconds}")
+            lines.append(f"{name} is in {layer + ', ' if layer else ''}{place}{for_seconds}")
             text = "".join(traceback.format_stack(frame)) if frame else ""
             notes.append(f"the stack of {name}:\n{text.rstrip()}")
     return RankStatus(now - max(step.current[row][1] for row in rows), lines, notes)
@@ -117,24 +106,6 @@ def _error(status: RankStatus, timeout: float) -> StepTimeoutError:
     for note in status.notes:
         error.add_note(f"pipepart: {note}")
     return error
-
-
-def _message(step: Step, names: Sequence[str], key: Key) -> str:
-    """Describe a message by what it holds and who sends it."""
-    kind, stage, micro_batch = key[:3]
-    if kind is Kind.REDUCE_GRAD:
-        maker = key[3] if len(key) == 4 else stage
-        return f"the gradients of stage {_stage(step, maker)} on {names[step.schedule.device_of[maker]]}"
-    if kind is Kind.F:
-        maker, what = step.schedule.previous_stage(stage), "the output"
-    elif kind is Kind.B:
-        maker, what = step.schedule.next_stage(stage), "the gradients"
-    else:
-        return f"the gradient of a shared parameter for micro-batch {micro_batch}, from a later stage"
-    maker = key[3] if len(key) == 4 else maker  # it goes past stages
-    assert maker is not None
-    sender = f"stage {_stage(step, maker)} on {names[step.schedule.device_of[maker]]}"
-    return f"{what} of {sender} for micro-batch {micro_batch}"
 
 
 def _stage(step: Step, stage: int) -> str:

@@ -19,9 +19,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import profiler
 
-from schedules import Action, Kind, Schedule, Timeline, Transfer
+from schedules import Kind, Schedule, Timeline, Transfer
 
 from ...autograd.sparse import bytes_of
 from ...workers.streams import has_streams, recorded
@@ -36,7 +35,7 @@ Compute = Callable[[Any, Any], Any]  # see pipepart.runtime.actions
 
 
 class RankRecord(NamedTuple):
-    """What the workers of one rank have recorded, on the clock of rank 0.
+    """What the workers of one rank have recorded, on the clock of the day.
 
     Attributes:
         times: by row of the schedule, starts and ends of its actions.
@@ -85,7 +84,7 @@ class Recorder:
 
         Args:
             rows: of the schedule, those of the workers.
-            offset: seconds to add to the times of this rank's clock to have those of rank 0.
+            offset: seconds to add to the times of this rank's clock to have those of the day.
         """
         times = {
             row: tuple([at + offset for at in moments] for moments in times)
@@ -149,21 +148,6 @@ class Recorder:
         return tuple(sorted(transfers, key=attrgetter("start")))
 
 
-def profiling() -> bool:
-    """Return True if a torch profiler is active, on this thread or on all threads."""
-    return profiler._is_profiler_enabled
-
-
-def named(kind: Kind, run: Any, compute: Compute) -> Compute:
-    """Return the computation of a kind of action of a stage in a range of torch.profiler, named by the action."""
-
-    def computed(micro_batch: int | None, received: Any) -> Any:
-        with profiler.record_function(f"pipepart {Action(kind, run.index, micro_batch)}"):
-            return compute(micro_batch, received)
-
-    return computed
-
-
 class RecordedTransport:
     """A transport that notes for a recorder the messages that go from one device to another."""
 
@@ -176,7 +160,7 @@ class RecordedTransport:
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
         """Send the message, and record it if it leaves the device."""
         if self._device_of[sender] != self._device_of[receiver] and message is not None:
-            self._sent.append((sender, receiver, key, _bytes(message)))
+            self._sent.append((sender, receiver, key, bytes_of(message)))
         self._inner.send(sender, receiver, key, message)
 
 
@@ -218,14 +202,6 @@ class _Clock:
 def _event(device: torch.device) -> torch.Event:
     """Return an event after everything that is queued on the worker's stream."""
     return recorded(torch.accelerator.current_stream(device), timed=True)
-
-
-def _bytes(message: Any) -> int:
-    if type(message) is list and len(message) == 1:  # gradients of one tensor
-        message = message[0]
-    if type(message) is torch.Tensor and message.layout is torch.strided:
-        return message.nbytes
-    return bytes_of(message)
 
 
 def _carried(kind: Kind | int) -> Kind:

@@ -18,21 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...autograd.sparse import dense_parts
 from ...autograd.weight_gradients import Saved, unpacked
-from ...workers.modes import Modes
 from .copy_queues import Copy, CopyQueue
-
-
-def check_no_hooks(modes: Modes) -> None:
-    """Refuse hooks of the caller for a step that offloads.
-
-    Raises:
-        RuntimeError: the caller has hooks on saved tensors.
-    """
-    if modes.saved_hooks is not None:
-        raise RuntimeError(
-            "saved_tensors_hooks are active on the calling thread, such as save_on_cpu, and a stage of this plan "
-            "offloads what autograd saves: leave them around this call, or plan with offload='never'"
-        )
 
 
 class SavedTensors:

@@ -36,7 +36,7 @@ class WeightFiles:
         self._where = Path(weights)
         self._files: dict[str, TensorFile] = {}
         for path in _files(self._where):
-            file = _opened(path)
+            file = TensorFile(path)
             self._files.update((name, file) for name in file.names)
 
     def check(self, wanted: Mapping[Tensor, Sequence[str]]) -> None:
@@ -113,16 +113,6 @@ def _files(where: Path) -> Iterator[Path]:
         raise FileNotFoundError(
             f"weights={str(where)!r} is neither a file nor a folder with {_SINGLE!r} or {_INDEX!r}"
         )
-
-
-def _opened(path: Path) -> TensorFile:
-    try:
-        return TensorFile(path)
-    except InputError as error:
-        raise InputError(
-            f"{error}. For a file of torch.save, pass no weights= and call "
-            "model.load_state_dict(torch.load(path, mmap=True), assign=True) before the pipeline is made"
-        ) from error
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -228,8 +228,6 @@ def on_device_of(output: Any, target: Any) -> Any:
     """Return the target on the device of the first tensor of the output."""
     if target is None:
         return None
-    if type(output) is Tensor:
-        return graph_cut.move(target, output.device)
     leaves = tensors(output)
     return graph_cut.move(target, leaves[0].device) if leaves else target
 

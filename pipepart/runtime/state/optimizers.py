@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from itertools import islice
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from ...capture import Chain
 from ...input_error import InputError, InputTypeError
@@ -58,7 +58,7 @@ class StageOptimizers:
 
     Raises:
         TypeError: the factory returns no optimizer of torch.
-        ValueError: it returns one that has other parameters, or runs the model itself.
+        ValueError: it returns one that has other parameters.
     """
 
     def __init__(
@@ -111,10 +111,6 @@ def _made(factory: OptimizerFactory, parameters: list[nn.Parameter], stage: int)
         raise InputTypeError(
             f"optimizer must return a torch.optim.Optimizer, got {type(optimizer).__name__} for stage {stage}: "
             f"{_LIKE_THIS}"
-        )
-    if isinstance(optimizer, LBFGS):
-        raise InputError(
-            "LBFGS runs the model again within its step, which a stage cannot: take another optimizer"
         )
     if is_sharded(optimizer):
         raise InputError(

@@ -71,7 +71,6 @@ class Links:
         ranks: the processes.
         rank_of: of each worker.
         homes: the device of each worker.
-        varying_shapes: whether every message is sent with its form, as it may be another one each time.
         lanes: the number of ranks of each worker. They send the same messages, each to the rank in its own place.
 
     Attributes:
@@ -85,7 +84,6 @@ class Links:
         ranks: Ranks,
         rank_of: Sequence[int],
         homes: Sequence[torch.device],
-        varying_shapes: bool = False,
         lanes: int = 1,
     ) -> None:
         self.ranks = ranks
@@ -93,8 +91,7 @@ class Links:
         self.rank_of = rank_of
         self.reductions: Reductions | None = None
         self.local = [worker for worker, rank in enumerate(rank_of) if rank == ranks.rank]
-        self.varying_shapes = varying_shapes
-        self.backend = None if varying_shapes else ordered.direct_backend(homes, rank_of)
+        self.backend = ordered.direct_backend(homes, rank_of)
         self._home = homes[self.local[0]]
         self._edges: dict[Edge, dist.ProcessGroup] = {}
         self._connected: set[Edge] = set()  # of all ranks
@@ -116,8 +113,6 @@ class Links:
 
     def table(self, form: Hashable) -> Table:
         """Return what is known of the messages of a step; all ranks ask in the same order."""
-        if self.varying_shapes:
-            return Table()
         if form in self._tables:
             self._tables.move_to_end(form)
         else:

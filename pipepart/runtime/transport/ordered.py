@@ -131,9 +131,8 @@ class Ordered:
                 break
             self._receive(placed)
         raise InputError(
-            f"message {key} has another place than in an earlier step whose mini-batch had the same shapes. Under "
-            "torchrun what stages pass on is to follow from the shapes of the mini-batch, or is sent with its shapes: "
-            "Pipeline(..., varying_shapes=True)"
+            f"message {key} has another place than in an earlier step whose mini-batch had the same shapes: under "
+            "torchrun what stages pass on is to follow from the shapes of the mini-batch"
         )
 
     def _receives(self, placed: Placed) -> bool:

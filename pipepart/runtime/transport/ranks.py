@@ -49,7 +49,7 @@ class RankTransport:
         schedule: of the step.
         links: to the other ranks.
         table: the messages of steps like this one.
-        follower: returns for a shared parameter and a stage the later stage that sends its gradient; by their numbers.
+        sender_of: returns the stage that sends a message.
         inputs: of the micro-batches, whose recordings live values belong to.
         fail: ends the step.
         awaiting: for each worker the key of the message that it waits for.
@@ -61,7 +61,7 @@ class RankTransport:
         schedule: Schedule,
         links: Links,
         table: Table,
-        follower: Callable[[int, int], int],
+        sender_of: Callable[[Key], int],
         inputs: Sequence[Any],
         fail: Fail,
         awaiting: MutableSequence[Key | None],
@@ -72,7 +72,7 @@ class RankTransport:
         self._worker_of = schedule.device_of
         self._links = links
         self._table = table
-        self._follower = follower
+        self._sender_of = sender_of
         self._recordings: list[Recording | None] = [
             each.recording if isinstance(each, Live) else None for each in inputs
         ]
@@ -134,7 +134,7 @@ class RankTransport:
         Raises:
             Stopped: the step has failed.
         """
-        sender = self._sender(key)
+        sender = self._sender_of(key)
         if (rank := self._rank_of(sender)) == self._links.ranks.rank:
             return self._inner.recv(receiver, key)
         if (worker := self._worker_of[receiver]) not in self._ahead:  # the calling thread works for it
@@ -184,14 +184,6 @@ class RankTransport:
 
     def _rank_of(self, stage: int) -> int:
         return self._links.rank_of[self._worker_of[stage]]
-
-    def _sender(self, key: Key) -> int:
-        kind, stage = key[:2]
-        if len(key) == 4:
-            return key[3]
-        if kind is Kind.F:
-            return stage - 1
-        return stage + 1 if isinstance(kind, Kind) else self._follower(kind, stage)
 
     def _tag(self, key: Key, sender: int) -> int:
         """Return the first tag of a message, the same on both ranks; no other one in the step has it."""
@@ -284,6 +276,5 @@ def _changed(stage: int, before: Form, now: Form) -> str:
     return (
         f"stage {stage} passes tensors of another form to another rank than in an earlier step whose mini-batch had "
         f"the same shapes{shown}. Under torchrun the shapes between stages are to follow from those of the mini-batch: "
-        "put the layers before and behind into one stage (pipepart.plan(..., colocate=...)), or send the shapes with "
-        "each message (Pipeline(..., varying_shapes=True))"
+        "put the layers before and behind into one stage (pipepart.plan(..., colocate=...))"
     )

@@ -18,6 +18,13 @@ Key = tuple[Kind | int, int, int] | tuple[Kind | int, int, int, int]
 _MISSING = object()
 
 
+def sender_of(key: Key) -> int:
+    """Return the stage that sends a message which is not the gradient of a shared parameter."""
+    if len(key) == 4:
+        return key[3]
+    return {Kind.F: key[1] - 1, Kind.B: key[1] + 1}.get(key[0], key[1])  # type: ignore[call-overload]
+
+
 class Stopped(Exception):
     """The step has failed on another device, so no message will come."""
 

@@ -1,4 +1,4 @@
-"""What callers do beside plain steps: losses of their own, and mini-batches that only some ranks have."""
+"""What callers do beside plain steps: losses of their own, and values only where they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 import pipepart
 from pipepart.ranks import under_torchrun
 from tests.distributed.cases.registry import on
-from tests.distributed.training import TIMEOUT, drawn_batches, gradients, rank, small, trained
+from tests.distributed.training import TIMEOUT, adam, drawn_batches, gradients, rank, small, trained
 from tests.support.chains import cut_by_hand
 from tests.support.pieces import WIDTH, Balanced, linear
 from tests.support.ranks import Own
@@ -40,16 +40,12 @@ class OwnLoss(nn.Module):
         return {"loss": functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), "scores": scores}
 
 
-@on(3, True, slow=True)
-@on(3, False)
-def of_a_model_with_a_loss_of_its_own(given: bool) -> dict[str, Any]:
-    """Every rank computes the loss of the model from its labels, also one that was given no mini-batch."""
+@on(3)
+def of_a_model_with_a_loss_of_its_own() -> dict[str, Any]:
+    """Every rank computes the loss of the model from its labels."""
     ids = torch.randint(9, (6, 7), generator=torch.Generator().manual_seed(4))
     sample = {"ids": ids, "labels": ids}
     with piped(OwnLoss().double(), sample, stages=3, parts=3, timeout=TIMEOUT) as pipe:
-        if not given and under_torchrun():
-            with pytest.raises((RuntimeError, ValueError), match="give the mini-batch to all ranks"):
-                pipe(**(sample if rank() != 1 else {}))
         out = pipe(**sample)
         (out["loss"] + out["scores"].pow(2).mean()).backward()
         return {**out, "gradients": gradients(pipe)}
@@ -106,26 +102,19 @@ def collected_losses(recompute: Any) -> dict[str, Any]:
 
 
 @on(3)
-def only_what_is_needed() -> dict[str, Any]:
-    """The first rank gets the input, which an earlier layer made, and the last one the target."""
-    before = linear().double()
+def values_only_where_they_are_read() -> dict[str, Any]:
+    """Mini-batches of changing shapes; a rank in the middle is given tensors of these shapes."""
     found: dict[str, Any] = {"losses": []}
-    alone = not under_torchrun()
     with small() as pipe:
-        for x, y in drawn_batches([6, 3]):
-            made = [before(x)] if alone or rank() == 0 else []
-            found["losses"].append(pipe.step(*made, target=y if alone or rank() == 2 else None))
-        own = before.weight.grad if alone or rank() == 0 else None
-        return {**found, "gradients": gradients(pipe), "before": Own({} if own is None else {"weight": own})}
-
-
-@on(3)
-def backward_on_a_rank_without_the_mini_batch() -> dict[str, Any]:
-    before = linear().double()
-    with small() as pipe:
-        out = pipe(*([before(X)] if rank() != 1 else []))
-        out.pow(2).mean().backward()
-        return {"gradients": gradients(pipe), "before": Own({} if rank() == 1 else {"w": before.weight.grad})}
+        optimizer = adam(pipe.parameters())
+        for x, y in drawn_batches([6, 6, 3, 6]):
+            optimizer.zero_grad()
+            given = [
+                each.new_zeros(each.shape) if rank() == 1 and under_torchrun() else each for each in (x, y)
+            ]
+            found["losses"].append(pipe.step(given[0], target=given[1]))
+            optimizer.step()
+        return {**found, "state": pipe.full_state_dict()}
 
 
 @on(3)

@@ -84,21 +84,6 @@ def cut_of_varying_shapes(**options: Any) -> Pipeline:
     return cut([linear(), picks, Uses(), linear()], [2, 3], **options)
 
 
-@on(3, "1f1b", slow=True)
-@on(3, "zb-h1")
-def shapes_that_depend_on_values(schedule: str) -> dict[str, Any]:
-    pipe = cut_of_varying_shapes(schedule=schedule, varying_shapes=True)
-    return trained(pipe, drawn_batches([9, 9, 9, 4, 9]))
-
-
-@on(3, slow=True)
-def shapes_that_depend_on_values_in_a_call() -> dict[str, Any]:
-    with cut_of_varying_shapes(varying_shapes=True) as pipe:
-        for x, y in drawn_batches([9, 9]):
-            (pipe(x) - y).pow(2).mean().backward()
-        return {"gradients": gradients(pipe)}
-
-
 def cut_recorded(
     plain: nn.Module,
     model: nn.Module,

@@ -116,7 +116,7 @@ def test_files_of_another_kind_are_refused(tmp_path):
     saved(tmp_path)
     cut_off = (tmp_path / FILE).read_bytes()[:-8]
     torch.save(two_layers().state_dict(), tmp_path / FILE)
-    with pytest.raises(ValueError, match=r"model\.safetensors' is not a file of safetensors.*assign=True"):
+    with pytest.raises(ValueError, match=r"model\.safetensors' is not a file of safetensors"):
         pipeline(tmp_path)
     (tmp_path / FILE).write_bytes(cut_off)
     with pytest.raises(ValueError, match=r"model\.safetensors' is not a whole file"):

@@ -157,7 +157,7 @@ def test_an_exception_in_compiled_layers_has_its_type_and_names_them():
     ("wish", "device", "error", "says"),
     [
         ("inductor", "cpu", TypeError, "got 'inductor'"),
-        ({"model": nn.Tanh()}, "cpu", TypeError, "leave it out"),
+        ({"model": nn.Tanh()}, "cpu", TypeError, "multiple values"),
         ({"backend": "nowhere"}, "cpu", RuntimeError, "nowhere"),
         ({"mode": "reduce-overhead"}, "cuda:0", ValueError, "max-autotune-no-cudagraphs"),
         ({"options": {"triton.cudagraphs": True}}, "cuda:0", ValueError, "max-autotune-no-cudagraphs"),

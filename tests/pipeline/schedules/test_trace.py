@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import profile
 
 import pipepart
 import schedules
@@ -111,18 +109,3 @@ def test_a_saved_trace_has_what_was_measured_and_what_was_predicted(tmp_path):
     assert (tmp_path / "trace.svg").read_text(encoding="utf-8") == svg
     assert svg.index("measured: a step of") < svg.index("predicted: a step of")
     assert svg.count(">virtual:1<") == 2
-
-
-def test_a_profiler_of_all_threads_sees_each_action_once_on_its_worker_also_while_it_is_traced():
-    with pipeline(trace=True) as pipe:
-        pipe.step(X, target=Y)
-        with profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
-            pipe.step(X, target=Y)
-        schedule = pipe.plan.build_schedule()
-        assert len(last_trace(pipe).transfers) == 12
-    seen = [(e.name, e.thread) for e in profiler.events() or () if e.name.startswith("pipepart ")]
-    names = [name for name, _ in seen]
-    for row in schedule.actions:
-        assert all(names.count(f"pipepart {action}") == 1 for action in row)
-        assert len({thread for name, thread in seen if name in {f"pipepart {action}" for action in row}}) == 1
-    assert len({thread for _, thread in seen}) == schedule.devices

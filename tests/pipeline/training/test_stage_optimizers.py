@@ -68,7 +68,6 @@ def test_what_needs_all_gradients_before_any_step_is_refused():
     [
         ("sgd", TypeError, "must make an optimizer of the parameters of a stage, got str"),
         (lambda params: params, TypeError, "must return a torch.optim.Optimizer, got list for stage 0"),
-        (torch.optim.LBFGS, ValueError, "LBFGS runs the model again"),
         (
             lambda _: torch.optim.SGD([nn.Parameter(torch.zeros(1))]),
             ValueError,
