@@ -22,6 +22,7 @@ from .tape import PLAIN, Call, Lost, Ref, Tape
 from .terms import MicroBatchLoss, Replay, Term, on_host
 from .torch_losses import is_torch_loss, result_of
 
+_NONE_KNOWN: Mapping[int, float | Tensor] = {}
 _READS = words(
     "item tolist numpy __float__ __int__ __bool__ __index__ __repr__ __format__ __array__ equal allclose"
 )
@@ -68,14 +69,17 @@ class Pattern(NamedTuple):
     held: Any
     lasting: bool
 
-    def loss(self, value: Tensor, values: Values) -> MicroBatchLoss:
+    def loss(
+        self, value: Tensor, values: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
+    ) -> MicroBatchLoss:
         """Return the loss of a micro-batch.
 
         Args:
             value: what the loss function has returned.
             found: gives the tensors of its calls by their numbers.
+            counts: by term, where they are known.
         """
-        terms = tuple([_term(part, values) for part in self.parts])
+        terms = tuple([_term(part, values, counts.get(index)) for index, part in enumerate(self.parts)])
         return MicroBatchLoss(value, terms, self.shift, self.key, self.replays)
 
     def writes_counts(self, tape: Tape) -> bool:
@@ -84,13 +88,14 @@ class Pattern(NamedTuple):
         return any(tape.is_written(Ref(number)) for divisor in divisors for number in divisor.operands)
 
 
-def _term(part: Part, values: Values) -> Term:
+def _term(part: Part, values: Values, known: float | Tensor | None) -> Term:
     tensor, divisor, divided = values(part.number), part.divisor, part.divided
     if not part.gradient:  # the loss may have detached a term that has one
         tensor = tensor.detach()
     if divisor is None:
         return Term(tensor, part.coefficient)
-    count = divisor.part(values)
+    # A count on an accelerator may have been computed on the stream of another worker.
+    count = known if isinstance(known, float) else divisor.part(values)
     if part.summed is not None and (isinstance(count, Tensor) or not count):
         tensor, divided = part.summed(values), False
         tensor = tensor if part.gradient else tensor.detach()

@@ -23,6 +23,7 @@ from .analysis import Pattern
 from .following import Followed, Following
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
+from .sums import Values
 from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of
 
 _HOST = torch.device("cpu")
@@ -54,6 +55,8 @@ class MiniBatchLoss:
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._first: tuple[int, MicroBatchLoss] | None = None  # the micro-batch that was taken first
         self._totals: list[float | Tensor] | None = None
+        # By micro-batch and term: the counts that were computed from the targets.
+        self._counts: list[dict[int, float | Tensor]] = [{} for _ in batch.sizes]
         self._replays: tuple[Replay | None, ...] = ()  # of the first micro-batch, until the totals are known
 
     def take(self, micro_batch: int, output: Any, target: Any) -> list[Tensor]:
@@ -67,13 +70,11 @@ class MiniBatchLoss:
         Raises:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
-        value, followed = self._following.call(micro_batch, output, target)
-        taken = self._as_taken(value, micro_batch, followed)
-        if followed is not None:
-            self.leaves.update(followed.tape.leaves)
-            followed.tape.forget()
-        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in tensors(output)):
-            check_gradient(value[0] if is_pair(value) else value, self._loss.function)
+        known = self._following.known(micro_batch, output, target)
+        if known is not None:
+            taken = self._of_pattern(*known, self._counts[micro_batch])
+        else:
+            taken = self._computed(micro_batch, output, target)
         if self._first is None:
             self._first, self._replays = (micro_batch, taken), taken.replays
         elif self._first[1].key is not taken.key:  # not of one pattern
@@ -195,6 +196,17 @@ class MiniBatchLoss:
         shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None
 
+    def _computed(self, micro_batch: int, output: Any, target: Any) -> MicroBatchLoss:
+        """Call a loss whose calls are not certain, and return what it is made of."""
+        value, followed = self._following.call(micro_batch, output, target)
+        taken = self._as_taken(value, micro_batch, followed)
+        if followed is not None:
+            self.leaves.update(followed.tape.leaves)
+            followed.tape.forget()
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in tensors(output)):
+            check_gradient(value[0] if is_pair(value) else value, self._loss.function)
+        return taken
+
     def _as_taken(self, value: Any, micro_batch: int, followed: Followed | None) -> MicroBatchLoss:
         """Return what a loss is made of: as it is declared or returned, or as its calls show."""
         function, declared = self._loss.function, self._loss.reduction
@@ -242,13 +254,21 @@ class MiniBatchLoss:
         pattern = None if followed is None else self._following.count(followed, count)
         if followed is not None and pattern is not None:
             self._check_counts(pattern, followed)
-            (term,) = pattern.loss(total, followed.tape.value).terms
-            assert term.divisor is not None
-            taken = self._divided(total, count, term.divisor, term.least)
-            taken.key, taken.replays = pattern.key, pattern.replays
-            return taken
+            return self._of_pattern((total, count), pattern, followed.tape.value, {})
         part = on_host(count.detach()) if isinstance(count, Tensor) else float(count)
         return self._divided(total, count, part)
+
+    def _of_pattern(
+        self, value: Any, pattern: Pattern, values: Values, counts: Mapping[int, float | Tensor]
+    ) -> MicroBatchLoss:
+        """Return what a loss is made of; arguments beside the pattern are as for :meth:`Pattern.loss`."""
+        if isinstance(value, Tensor) or not is_pair(value):
+            return pattern.loss(value, values, counts)
+        (total, count), (term,) = value, pattern.loss(value[0], values, counts).terms
+        assert term.divisor is not None
+        taken = self._divided(total, count, term.divisor, term.least)
+        taken.key, taken.replays = pattern.key, pattern.replays
+        return taken
 
     def _divided(
         self, total: Tensor, count: Tensor | float, part: float | Tensor, least: float = -math.inf
@@ -306,6 +326,8 @@ class MiniBatchLoss:
         try:
             with torch.no_grad():
                 counts = [replay(self._targets, k) for k in range(len(self._targets))]
+                for known, count in zip(self._counts, counts, strict=True):
+                    known[index] = count
                 return term.bounded(total_of(counts))
         except Exception:  # calls for one micro-batch may not do for another: its count is assumed
             return None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..autograd.own_copy import leaves_of, tensors
 from ..capture import Unfinished, loss_of
@@ -17,7 +17,9 @@ from .buffers import buffers_elsewhere, call_with_buffers
 from .reduction import StepLoss
 from .rules import Rows
 from .sized import SizedTape, without_data
+from .sums import Values
 from .tape import Lost, Tape
+from .torch_losses import is_torch_loss, is_unchanged
 
 
 class Followed(NamedTuple):
@@ -29,6 +31,7 @@ class Followed(NamedTuple):
         batch: the micro-batch.
         border: what the last layer ends with, if the model computes its loss.
         call_sized: calls the loss for the mini-batch, on a tape.
+        kinds: of the arguments, if the loss is torch's.
     """
 
     tape: Tape
@@ -36,6 +39,7 @@ class Followed(NamedTuple):
     batch: Batch
     border: str
     call_sized: Callable[[SizedTape], None]
+    kinds: Hashable = None
 
     def given(self) -> dict[int, Given]:
         """Return what the tensors of the batch are, by their numbers on the tape."""
@@ -102,12 +106,39 @@ class Following:
         self._earlier: dict[Hashable, Pattern | str] = loss.patterns
         loss.patterns = self._patterns
         self._sized: dict[Hashable, SizedTape] = {}  # by the keys of tapes
+        self._has_buffers = isinstance(loss.function, nn.Module) and any(
+            True for _ in loss.function.buffers()
+        )
+        self._is_torchs = is_unchanged(loss.function)
+        self._of_torch: dict[
+            Hashable, tuple[Pattern, int]
+        ] = {}  # by kinds: the pattern, and the loss's number
         first, *others = targets
         self._common = {  # targets that all micro-batches have in common, by place
             place: leaf
             for place, leaf in enumerate(first)
             if all(len(other) == len(first) and other[place] is leaf for other in others)
         }
+
+    def known(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Pattern, Values] | None:
+        """Call a loss of torch on a micro-batch without a tape, if it was called for tensors of the same kinds.
+
+        Returns:
+            What the loss returns, its pattern, and the tensors of its calls by their numbers; None for other losses.
+        """
+        kinds = self._kinds(micro_batch, output, target)
+        known = None if kinds is None else self._of_torch.get(kinds)
+        if known is None or self._function is None:
+            return None
+        moved = buffers_elsewhere(self._function, output) if self._has_buffers else {}
+        value = call_with_buffers(self._function, (output, target), moved)
+        pattern, number = known
+        return value, pattern, {0: output, 1: target, number: value}.__getitem__
+
+    def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
+        if not self._is_torchs or type(output) is not Tensor or type(target) is not Tensor:
+            return None
+        return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.
@@ -145,7 +176,8 @@ class Following:
         def call_sized(sized: SizedTape) -> None:
             sized.call(sized_function, values, moved)
 
-        return value, Followed(tape, places, batch, border, call_sized)
+        kinds = None if moved or len(places) != 2 else self._kinds(micro_batch, output, target)
+        return value, Followed(tape, places, batch, border, call_sized, kinds)
 
     def pattern(self, followed: Followed, loss: Tensor) -> Pattern | str:
         """Return the terms of a loss, or the reason why there are none."""
@@ -177,6 +209,10 @@ class Following:
             if not isinstance(pattern, Pattern) or not pattern.lasting:
                 pattern = analyse(Analysis(tape, followed.given(), batch, sized), number)
             self._patterns[key] = pattern
+        # Another function may have been put in the place of torch's.
+        of_torch = len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)
+        if of_torch and followed.kinds is not None and isinstance(pattern, Pattern):
+            self._of_torch[followed.kinds] = pattern, number
         return pattern
 
     def _give(self, tape: Tape, output: Any, target: Sequence[Any]) -> list[int | None]:

@@ -43,6 +43,19 @@ def is_torch_loss(function: Any) -> bool:
     return inspect.isfunction(function) and function in all_losses()
 
 
+def is_unchanged(loss_fn: Any) -> bool:
+    """Return True for a function or module of torch whose call does no more than torch's own code."""
+    if not isinstance(loss_fn, nn.Module):
+        return is_torch_loss(loss_fn)
+    module_name = nn.modules.loss.__name__
+    if type(loss_fn).__module__ != module_name or type(loss_fn).forward.__module__ != module_name:
+        return False
+    hooks = loss_fn._forward_hooks or loss_fn._forward_pre_hooks or nn.modules.module._has_any_global_hook()
+    backward_hooks = loss_fn._backward_hooks or loss_fn._backward_pre_hooks
+    replaced = "forward" in vars(loss_fn) or loss_fn._compiled_call_impl is not None
+    return not (hooks or backward_hooks or replaced)
+
+
 def result_of(operation: Operation) -> list[Rows] | Sum:
     """Return the state of the result of a call of a torch loss: a term, or the layout of its samples.
 

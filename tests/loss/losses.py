@@ -113,13 +113,6 @@ SIZES: list[Loss] = [
     lambda o, t: (-t.square()).sum().clamp(min=-9),
 ]
 
-
-def added_in_place(o: Tensor, t: Tensor) -> Tensor:
-    total = F.cross_entropy(o.mT, t)
-    total += 0.1 * o.pow(2).mean()
-    return total
-
-
 EXACT: dict[Batch, list[Loss]] = {
     numbers: [
         lambda o, t: torch.mean(torch.sum((o - t) ** 2, dim=-1), dim=0),
@@ -192,13 +185,9 @@ EXACT: dict[Batch, list[Loss]] = {
         lambda o, t: F.cross_entropy(o.mT, t) - 0.5 * F.cross_entropy(2 * o.mT, t).detach(),
         lambda o, t: o.abs().mean() + (F.cross_entropy(o.mT, t) + o.square().mean()).detach(),
         lambda o, t: F.cross_entropy(o.mT, t).mean(),
-        *(shifted, picked, by_position, added_in_place),
+        *(shifted, picked, by_position),
     ],
-    images: [
-        lambda o, t: F.cross_entropy(F.interpolate(o, size=(4, 4), mode="bilinear"), t, ignore_index=-1),
-        lambda o, t: F.cross_entropy(o, t, ignore_index=-1),
-        dice_over_images,
-    ],
+    images: [lambda o, t: F.cross_entropy(o, t, ignore_index=-1), dice_over_images],
     weighted: [
         lambda o, t: ((o - t[0]).square().mean(1) * t[1]).mean(),
         lambda o, t: ((o - t[0]).square().mean(1) * t[1]).sum(),
