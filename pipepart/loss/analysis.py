@@ -82,6 +82,14 @@ class Pattern(NamedTuple):
         terms = tuple([_term(part, values, counts.get(index)) for index, part in enumerate(self.parts)])
         return MicroBatchLoss(value, terms, self.shift, self.key, self.replays)
 
+    @property
+    def needs(self) -> set[int | None]:
+        """The numbers of the tensors that the terms are computed from; None stands for those of a sum, not known."""
+        divisors = [part.divisor for part in self.parts if part.divisor is not None]
+        of_sums = [None for part in self.parts if part.summed is not None]
+        operands = [number for divisor in divisors for number in divisor.operands]
+        return {*operands, *of_sums, *(part.number for part in self.parts)}
+
     def writes_counts(self, tape: Tape) -> bool:
         """Return True if the loss has written into a tensor by which it counts."""
         divisors = [part.divisor for part in self.parts if part.divisor is not None]

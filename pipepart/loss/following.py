@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,12 @@ from .buffers import buffers_elsewhere, call_with_buffers
 from .reduction import StepLoss
 from .rules import Rows
 from .sized import SizedTape, without_data
+from .straight_line import code_of_straight_line
 from .sums import Values
-from .tape import Lost, Tape
+from .tape import Lost, Results, Tape
 from .torch_losses import is_torch_loss, is_unchanged
+
+_MOST = 64  # mini-batches and kinds of arguments whose patterns are kept
 
 
 class Followed(NamedTuple):
@@ -31,7 +35,7 @@ class Followed(NamedTuple):
         batch: the micro-batch.
         border: what the last layer ends with, if the model computes its loss.
         call_sized: calls the loss for the mini-batch, on a tape.
-        kinds: of the arguments, if the loss is torch's.
+        kinds: of the arguments, if the calls of the loss depend on nothing else.
     """
 
     tape: Tape
@@ -110,9 +114,16 @@ class Following:
             True for _ in loss.function.buffers()
         )
         self._is_torchs = is_unchanged(loss.function)
-        self._of_torch: dict[
-            Hashable, tuple[Pattern, int]
-        ] = {}  # by kinds: the pattern, and the loss's number
+        code = () if self._is_torchs else code_of_straight_line(loss.function)
+        self._is_straight = bool(code)
+        # By the kinds of the arguments, of a loss that makes the same calls for all of the same kinds: the pattern, and
+        # the number of what it returns if the pattern needs that, the arguments and no other tensors, else None. A
+        # module may have other settings at the next step.
+        self._certain: dict[Hashable, tuple[Pattern, int | None]] = {}
+        if isinstance(loss.function, FunctionType):
+            self._certain = loss.certain.setdefault((code, self._sizes, self._regular, self._follows), {})
+            if len(loss.certain) > _MOST or len(self._certain) > _MOST:
+                loss.certain.clear()
         first, *others = targets
         self._common = {  # targets that all micro-batches have in common, by place
             place: leaf
@@ -121,24 +132,38 @@ class Following:
         }
 
     def known(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Pattern, Values] | None:
-        """Call a loss of torch on a micro-batch without a tape, if it was called for tensors of the same kinds.
+        """Call the loss on a micro-batch without a tape; None if its calls are not certain.
+
+        A loss of torch, and a function without branches that reads nothing but its arguments, make the same calls for
+        each micro-batch whose tensors are of the same kinds.
 
         Returns:
-            What the loss returns, its pattern, and the tensors of its calls by their numbers; None for other losses.
+            What the loss returns, its pattern, and the tensors of its calls by their numbers.
         """
         kinds = self._kinds(micro_batch, output, target)
-        known = None if kinds is None else self._of_torch.get(kinds)
-        if known is None or self._function is None:
+        certain = None if kinds is None else self._certain.get(kinds)
+        if certain is None or self._function is None:
             return None
-        moved = buffers_elsewhere(self._function, output) if self._has_buffers else {}
-        value = call_with_buffers(self._function, (output, target), moved)
-        pattern, number = known
+        pattern, number = certain
+        if number is None:
+            with Results(output, target) as results:
+                value = self._function(output, target)
+            return value, pattern, results.values.__getitem__
+        if self._has_buffers:
+            moved = buffers_elsewhere(self._function, output)
+            value = call_with_buffers(self._function, (output, target), moved)
+        else:
+            value = self._function(output, target)
         return value, pattern, {0: output, 1: target, number: value}.__getitem__
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
-        if not self._is_torchs or type(output) is not Tensor or type(target) is not Tensor:
+        if not (self._is_torchs or self._is_straight):
             return None
-        return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
+        if type(output) is not Tensor or type(target) is not Tensor:
+            return None
+        of_output = output.shape, output.dtype, output.device, output.requires_grad
+        of_target = target.shape, target.dtype, target.device, target.requires_grad
+        return self._sizes[micro_batch], of_output, of_target, torch.is_grad_enabled()
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.
@@ -199,20 +224,22 @@ class Following:
         tape, places, batch, *_ = followed
         kinds = tuple([(_kind(tape.value(of_batch)), place) for of_batch, place in enumerate(places)])
         calls = batch, kinds, tape.key()
-        sized = self._sized.get(calls) if tape.reads_sizes else None
-        if tape.reads_sizes and sized is None:
-            sized = self._sized[calls] = followed.sized()
+        if tape.reads_sizes and calls not in self._sized:
+            self._sized[calls] = followed.sized()
+        sized = self._sized.get(calls)
         key = analyse, number, calls, sized and (sized.result, sized.key())
-        pattern = self._patterns.get(key)
-        if pattern is None:
+        if key not in self._patterns:
             pattern = self._earlier.get(key)
             if not isinstance(pattern, Pattern) or not pattern.lasting:
                 pattern = analyse(Analysis(tape, followed.given(), batch, sized), number)
             self._patterns[key] = pattern
+        pattern = self._patterns[key]
         # Another function may have been put in the place of torch's.
-        of_torch = len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)
-        if of_torch and followed.kinds is not None and isinstance(pattern, Pattern):
-            self._of_torch[followed.kinds] = pattern, number
+        of_torch = self._is_torchs and len(tape.calls) == 1 and is_torch_loss(tape.calls[0].function)
+        is_certain = of_torch or (self._is_straight and not any(call.in_place for call in tape.calls))
+        if is_certain and followed.kinds is not None and isinstance(pattern, Pattern):
+            is_direct = analyse is Analysis.pattern and (self._is_torchs or pattern.needs <= {0, 1, number})
+            self._certain[followed.kinds] = pattern, number if is_direct else None
         return pattern
 
     def _give(self, tape: Tape, output: Any, target: Sequence[Any]) -> list[int | None]:

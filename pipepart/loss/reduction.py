@@ -64,6 +64,7 @@ class StepLoss:
     Attributes:
         patterns: what the calls of the last step are known to compute (:mod:`~.following`).
         calls: of torch, that the loss has made for the last micro-batch.
+        certain: patterns of a function whose calls depend on the kinds of its arguments alone, by mini-batch.
 
     Raises:
         LossError: the loss states that it does not reduce, or the model computes it and it is to be computed at once.
@@ -75,6 +76,7 @@ class StepLoss:
         self.reduction = reduction
         self.patterns: dict[Hashable, Any] = {}
         self.calls: Sequence[Any] = ()
+        self.certain: dict[Hashable, dict[Hashable, Any]] = {}
         if loss_fn is None and reduction is Reduction.BATCH:
             raise LossError(
                 "reduction='batch' needs a loss_fn: a model that computes its own loss sees one micro-batch. Compute "

@@ -124,6 +124,29 @@ def _nested(form: Any, leaves: Iterator[Any]) -> Any:
     return slice(*parts) if kind is slice else kind(parts)
 
 
+class Results(TorchFunctionMode):
+    """Numbers the tensors that torch calls return as a tape does, for calls that are known.
+
+    Args:
+        given: the tensors of the batch.
+
+    Attributes:
+        values: the tensors.
+    """
+
+    def __init__(self, *given: Tensor) -> None:
+        super().__init__()
+        self.values = list(given)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _described(func)[0] not in _HARMLESS:
+            self.values += tensors(result)
+        return result
+
+
 class Tape(TorchFunctionMode):
     """Records the torch calls within its ``with`` block.
 
