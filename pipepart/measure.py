@@ -1,4 +1,4 @@
-"""``pipepart.profile``: measures layer costs, and adds the overhead of the runtime for each action and message."""
+"""``pipepart.profile``: measures layer costs, and the runtime overhead of each action and message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import ParamSpec
 
 from .profiling import Profile
 from .profiling import profile as profile_layers
+from .runtime.overhead import measured_overhead
 
 _Arguments = ParamSpec("_Arguments")
-
-# The least of 11 measurements on two cores of an EPYC. They differed threefold for actions and thirtyfold for messages
-# with what else the machine did: another machine differs less from these than one measurement from the next.
-RUNTIME = {"action_seconds": 60e-6, "message_seconds": 60e-6, "step_seconds": 650e-6}
 
 
 def _with_runtime(measure: Callable[_Arguments, Profile]) -> Callable[_Arguments, Profile]:
@@ -22,9 +19,15 @@ def _with_runtime(measure: Callable[_Arguments, Profile]) -> Callable[_Arguments
         layer_profile = measure(*args, **kwargs)
         if layer_profile.roofline is not None or layer_profile.device != "cpu":
             return layer_profile
-        return layer_profile.model_copy(
-            update={"overhead": layer_profile.overhead.model_copy(update=RUNTIME)}
+        runtime = measured_overhead()
+        overhead = layer_profile.overhead.model_copy(
+            update={
+                "action_seconds": runtime.action_seconds,
+                "message_seconds": runtime.message_seconds,
+                "step_seconds": runtime.step_seconds,
+            }
         )
+        return layer_profile.model_copy(update={"overhead": overhead})
 
     return profile
 

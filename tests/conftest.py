@@ -123,7 +123,8 @@ def short_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles take 10 ms for each size, and find a runtime that is fast beside the small models of a test."""
     import pipepart
     from pipepart import measure
+    from pipepart.profiling import Overhead
 
     monkeypatch.setitem(pipepart.profiling.profile.__kwdefaults__ or {}, "seconds", 0.01)
-    fast = {"action_seconds": 25e-6, "message_seconds": 20e-6}
-    monkeypatch.setattr(measure, "RUNTIME", fast)
+    fast = Overhead(action_seconds=25e-6, message_seconds=20e-6)
+    monkeypatch.setattr(measure, "measured_overhead", lambda: fast)
