@@ -19,7 +19,7 @@ from .capture import Chain, RecordedChain, Verify, Whole, chain_of, loss_of
 from .cluster import Cluster
 from .data.gather import Merger
 from .data.split import Batching, Splitter
-from .distributed import MultiProcess, SingleProcess, check_parallelize, making, planned_once
+from .distributed import check_parallelize, join, making, planned_once
 from .emulation import emulation_of
 from .input_error import InputError
 from .loss import Reduction, StepLoss
@@ -66,6 +66,7 @@ class Pipeline(Calls):
             Called with the list of outputs, in the order of the parts; returns the output of the mini-batch.
         trace: keep the start and end of every action of a step in ``last_trace``.
         strict: forbid mixing tensors of different virtual devices and enforce their memory limits, as real devices do.
+            Under torchrun, also refuse mini-batches whose values differ between ranks.
         optimizer: a function from a list of parameters to an optimizer of torch; a class such as ``torch.optim.Adam``
             has its default settings. Each stage then has its own, which steps within :meth:`step` as soon as the last
             gradient of the stage is there.
@@ -155,9 +156,7 @@ class Pipeline(Calls):
             )
             self._merge = merge
             self._traces = Traces(plan, always=trace)
-            self._side = side = (
-                SingleProcess(plan, chain) if ranks is None else MultiProcess(ranks, plan, chain, parallelize)
-            )
+            self._side = side = join(ranks, plan, chain, strict, parallelize)
             if (parallelize or not side.has_whole) and isinstance(chain, RecordedChain):
                 chain.use_fake_parameters()
             values = InitialValues.of(chain.model, weights, initialize)

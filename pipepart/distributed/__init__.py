@@ -2,14 +2,7 @@
 
 from .construction import making, planned_once
 from .inside_stage import check_parallelize, check_parallelize_given
-from .multi_process import MultiProcess
+from .multi_process import join
 from .single_process import SingleProcess
 
-__all__ = [
-    "MultiProcess",
-    "SingleProcess",
-    "check_parallelize",
-    "check_parallelize_given",
-    "making",
-    "planned_once",
-]
+__all__ = ["SingleProcess", "check_parallelize", "check_parallelize_given", "join", "making", "planned_once"]

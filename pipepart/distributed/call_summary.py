@@ -21,7 +21,8 @@ class CallSummary(NamedTuple):
         number: how often the pipeline was called before.
         refusal: of the arguments, if the rank refuses them.
         form: of the inputs.
-        target: the same of the target; "" where there is none.
+        values: a digest of some numbers of the inputs, and of the target; "" where there is none.
+        target: the same of the target.
         state: of the parameters and modes of the model that decide which gradients there are.
         seed: of the rank's random numbers.
     """
@@ -30,6 +31,7 @@ class CallSummary(NamedTuple):
     number: int
     refusal: str = ""
     form: str = ""
+    values: str = ""
     target: str = ""
     state: str = ""
     seed: int = 0
@@ -49,15 +51,16 @@ def check_run(everyone: Sequence[CallSummary], call: Call, ranks: Ranks) -> None
         InputError: two were given different mini-batches.
     """
     check_calls(everyone)
-    for field, what in (("form", "mini-batch"), ("target", "target")):
+    for field, what in (("form", "mini-batch"), ("values", "mini-batch"), ("target", "target")):
         values = [getattr(summary, field) for summary in everyone]
         if other := next((rank for rank, value in enumerate(values) if value != values[0]), 0):
             mine = call.target if field == "target" else (call.args, call.kwargs)
             texts = [text[:_MOST_SHOWN] for text in ranks.gather(str(forms([mine])))]
+            difference = f"{texts[other]} in place of {texts[0]} (shape, strides, dtype, requires_grad)"
             raise InputError(
-                f"rank {other} was given another {what} than rank 0: {texts[other]} in place of {texts[0]} (shape, "
-                "strides, dtype, requires_grad). All ranks are given the same, in the same order: seed what shuffles "
-                "the data alike on every rank"
+                f"rank {other} was given another {what} than rank 0: "
+                f"{difference if texts[other] != texts[0] else 'it has other values'}. All ranks are given the same, "
+                "in the same order: seed what shuffles the data alike on every rank"
             )
     for rank, summary in enumerate(everyone):
         if summary.state != everyone[0].state:

@@ -21,7 +21,7 @@ from ..ranks import Ranks, attempt
 from ..runtime.replay.randomness import RngKeys
 from ..workers.modes import Modes
 from .call_summary import CallSummary, check_calls, check_run
-from .mini_batches import digest, forms
+from .mini_batches import digest, forms, values
 from .single_process import Agreed, Call
 
 T = TypeVar("T")
@@ -34,12 +34,13 @@ class CallSync:
         ranks: the processes.
         model: the user's.
         lasts: the ranks of the last stage of each replica.
+        strict: whether values of mini-batches are compared, and not their shapes alone.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, lasts: Sequence[int]) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, lasts: Sequence[int], strict: bool) -> None:
         self._ranks = ranks
         self._lasts = lasts
-        self._model = model
+        self._model, self._strict = model, strict
         self._calls = 0
 
     def begin(self, call: Call) -> Agreed:
@@ -51,12 +52,14 @@ class CallSync:
             RuntimeError: the ranks make different calls.
         """
         batch, refusal, why = attempt(partial(_split, call))
+        target = () if call.target is None else (forms([call.target]), self._strict and values(call.target))
         mine = CallSummary(
             call.name + call.options,
             self._calls,
             why,
             "" if batch is None else digest(forms(batch.inputs)),
-            "" if call.target is None else digest(forms([call.target])),
+            "" if batch is None or not self._strict else digest(values((call.args, call.kwargs))),
+            digest(target) if target else "",
             self._state(),
             RngKeys().seed,
         )

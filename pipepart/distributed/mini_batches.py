@@ -1,4 +1,4 @@
-"""Computes what ranks compare of their mini-batches: the layouts."""
+"""Computes what ranks compare of their mini-batches: layouts and some of the values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,23 @@ from torch.utils import _pytree as pytree
 from ..capture import Live, fingerprint
 
 _PLAIN = bool | int | float | str | type(None)
+_SAMPLES = 1024  # numbers of each tensor that are compared between ranks
 
 
 def forms(nests: Iterable[Any]) -> list[Any]:
     """Return the parts of a mini-batch that determine message shapes: layouts of tensors, and all other values."""
     entries: list[Any] = []
+    before = None
     for nest in nests:
+        if type(nest) is Tensor and nest.layout is torch.strided:
+            layout = nest.shape, nest.stride(), nest.dtype, nest.requires_grad
+            if layout == before:  # those of one layout in a row are named once
+                entries[-1] += 1
+            else:
+                entries += [layout, 1]
+            before = layout
+            continue
+        before = None
         leaves, spec = pytree.tree_flatten(nest)
         entries.append(fingerprint(nest.recording) if isinstance(nest, Live) else str(spec))
         for leaf in leaves:
@@ -28,6 +39,17 @@ def forms(nests: Iterable[Any]) -> list[Any]:
             else:
                 entries.append(leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__)
     return entries
+
+
+def values(nest: Any) -> list[Any]:
+    """Return some evenly spread numbers of each tensor, on the CPU."""
+    tensors = []
+    for leaf in pytree.tree_leaves(nest):
+        if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
+            flat = leaf.detach().reshape(-1) if leaf.is_contiguous() else leaf.detach().flatten()
+            step = max(1, len(flat) // _SAMPLES)
+            tensors.append(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
+    return tensors
 
 
 def digest(value: Any) -> str:

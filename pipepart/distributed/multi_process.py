@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain as chained
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class MultiProcess(SingleProcess):
         ranks: the processes.
         plan: has the stages.
         chain: the layers of the model.
+        strict: whether calls compare values of the mini-batches of the ranks.
         parallelize: the user's function for the layers of this rank; None if there is none.
 
     Attributes:
@@ -63,6 +65,7 @@ class MultiProcess(SingleProcess):
         ranks: Ranks,
         plan: Plan,
         chain: Chain,
+        strict: bool,
         parallelize: Parallelize | None = None,
     ) -> None:
         super().__init__(plan, chain)
@@ -77,7 +80,7 @@ class MultiProcess(SingleProcess):
         owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
         self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
-        self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))])
+        self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))], strict)
         self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
         self._chain = chain
@@ -320,6 +323,32 @@ class MultiProcess(SingleProcess):
         offset = time.time() - time.perf_counter()
         shares = self._ranks.gather(recorder.share(self._links.local, offset))
         recorder.adopt(self._ownership.of_first_lane(shares))
+
+
+def join(
+    ranks: Ranks | None,
+    plan: Plan,
+    chain: Chain,
+    strict: bool,
+    parallelize: Parallelize | None = None,
+) -> SingleProcess:
+    """Return the coordinator of a pipeline in this process.
+
+    Raises:
+        ValueError: the plan needs one process, or another number of them.
+    """
+    if ranks is None:
+        return SingleProcess(plan, chain)
+    cluster = plan.cluster
+    links = [
+        cluster.link_between(sender.name, receiver.name) for sender, receiver in permutations(plan.workers, 2)
+    ]
+    if cluster.emulated and any(link.bandwidth or link.latency > cluster.message_seconds for link in links):
+        raise InputError(
+            "the links of the plan's cluster are emulated, which is done between the threads of one process only: run "
+            "without torchrun, or plan for a cluster without link= and latency="
+        )
+    return MultiProcess(ranks, plan, chain, strict, parallelize)
 
 
 def _check_even(micro_batches: int, replicas: int) -> None:

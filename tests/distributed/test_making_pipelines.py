@@ -141,6 +141,11 @@ REFUSED: dict[str, tuple[int, Callable[[], Any], str]] = {
         r"the plan is \w+ on rank 1, .* or use Pipeline.auto",
     ),
     "devices": (2, lambda: cut(chain(3), [1, 2]), "3 devices and torchrun started 2 processes"),
+    "links": (
+        2,
+        lambda: limited(pipepart.Cluster.virtual(2, link="1GB/s"), chain(2)),
+        "the links of the plan's cluster are emulated.*one process",
+    ),
     "no optimizer on one": (
         2,
         lambda: cut(chain(2), [1], optimizer=(lambda parameters: None) if rank() else adam),
