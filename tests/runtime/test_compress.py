@@ -28,7 +28,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_int8_is_within_half_a_step_and_bf16_rounds_to_nearest(name):
+def test_int8_is_within_half_a_step_and_bf16_rounds_to_nearest_in_the_same_layout(name):
     tensor = LAYOUTS[name]
     found, rounded = (decode(encode(tensor, to)) for to in ("int8", "bf16"))
     assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
@@ -36,6 +36,8 @@ def test_int8_is_within_half_a_step_and_bf16_rounds_to_nearest(name):
     step = torch.finfo(tensor.dtype).eps * largest if tensor.dtype is torch.half else 1e-44
     assert ((found - tensor).double().abs() <= largest.double() / 254 * (1 + 1e-6) + step).all()
     assert torch.equal(rounded, tensor.bfloat16().to(tensor.dtype))
+    if name in ("channels last", "turned"):
+        assert found.stride() == rounded.stride() == tensor.stride()
 
 
 def test_an_outlier_costs_precision_in_its_block_alone():

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import schedules
 from pipepart.runtime.engine import Engine
-from pipepart.runtime.sinks import loss_sink
 from pipepart.runtime.transport import cuda
 from pipepart.runtime.transport.cuda import Streams
 from pipepart.runtime.transport.pinned import PinnedCopies
@@ -157,16 +156,6 @@ def test_a_scale_is_made_by_the_caller(monkeypatch):
 
     with pytest.raises(RacesFound):
         several_runs()
-
-
-def test_a_seed_of_gradients_that_workers_share_is_not_waited_for(monkeypatch):
-    class Shared:
-        def __init__(self) -> None:
-            self.made: dict[Any, Tensor] = {}
-
-    monkeypatch.setattr(loss_sink, "_Seeds", Shared)
-    with pytest.raises(RacesFound):
-        SCENARIOS["replicas"]()
 
 
 def test_pinned_mini_batches_are_copied_while_the_step_before_is_computed():

@@ -54,11 +54,12 @@ class TensorKind:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     requires_grad: bool
 
 
 class Encoded(NamedTuple):
-    """A compressed tensor: its values in the order of its dimensions, and their scales under int8."""
+    """A compressed tensor: its values in the order of memory, and their scales under int8."""
 
     kind: TensorKind
     values: Tensor
@@ -124,9 +125,10 @@ class CompressingTransport:
 
 @torch.no_grad()
 def encode(tensor: Tensor, to: CompressedType) -> Encoded:
-    """Return a floating-point tensor in fewer bytes, without the order of its dimensions in memory."""
-    kind = TensorKind(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
-    flat = tensor.detach().reshape(-1)
+    """Return a floating-point tensor in fewer bytes. The order of its dimensions in memory is kept."""
+    dense = torch.empty_like(tensor).copy_(tensor)
+    kind = TensorKind(tensor.dtype, tuple(tensor.shape), dense.stride(), tensor.requires_grad)
+    flat = dense.as_strided((dense.numel(),), (1,))
     if to == "bf16":
         return Encoded(kind, flat.to(torch.bfloat16), None)
     blocks = _blocks(flat).to(scale_type(tensor.dtype))
@@ -137,11 +139,11 @@ def encode(tensor: Tensor, to: CompressedType) -> Encoded:
 
 @torch.no_grad()
 def decode(encoded: Encoded) -> Tensor:
-    """Return the tensor of an encoded one, rounded, in its own type."""
+    """Return the tensor of an encoded one, rounded, in its own type and layout."""
     kind, values, scales = encoded
     if scales is not None:
         values = _blocks(values).to(scales.dtype).mul_(scales[:, None]).view(-1)[: len(values)]
-    return values.to(kind.dtype).view(kind.shape).requires_grad_(kind.requires_grad)
+    return values.to(kind.dtype).as_strided(kind.shape, kind.stride).requires_grad_(kind.requires_grad)
 
 
 def _blocks(flat: Tensor) -> Tensor:
