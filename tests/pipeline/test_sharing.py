@@ -114,7 +114,7 @@ def test_a_hook_that_is_a_method_of_the_layer_sets_what_its_forward_reads():
 
 @each_cut
 def test_what_stages_that_share_a_layer_must_not_do_is_refused_by_name(cut):
-    """Write a buffer, keep running statistics, or have a part replaced."""
+    """Write a buffer, keep running statistics, or have a part or a parameter replaced."""
 
     class Counting(Rotated):
         def forward(self, x: Tensor) -> Tensor:
@@ -132,6 +132,12 @@ def test_what_stages_that_share_a_layer_must_not_do_is_refused_by_name(cut):
     with pytest.raises(ValueError, match=r"buffer 1\.running_mean is shared by layers of stages 0, 1"):
         cut(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2], loss_fn=LOSS)
     with cut(nn.Sequential(nn.Linear(4, 4), holds, nn.Tanh(), holds), [2], loss_fn=LOSS) as pipe:
+        was = holds.linear
         holds.linear = nn.Linear(4, 4)
-        with pytest.raises(ValueError, match=r"layer '3' \(Rotated\) has other modules"):
+        with pytest.raises(ValueError, match=r"layer '3' \(Rotated\).* has other modules"):
+            pipe.step(x, target=y)
+        holds.linear = was
+        pipe.step(x, target=y)
+        was.load_state_dict({name: tensor.clone() for name, tensor in was.state_dict().items()}, assign=True)
+        with pytest.raises(ValueError, match=r"layer '3' \(Rotated\).* load values without assign=True"):
             pipe.step(x, target=y)

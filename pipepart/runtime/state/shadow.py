@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ...autograd.in_place import version
+from ...capture import state_of
 from ...input_error import InputError
 
 Layers = Sequence[tuple[str, nn.Module]]
@@ -91,6 +92,7 @@ class Shadows:
         layers: the user's.
         replicas: of tensors, by the user's tensor.
         replica_on: the device of a stage of a further replica of the model, whose modules are all copied deeply.
+        in_several: modules that other stages run, too, and whose tensors must therefore stay the same.
 
     Attributes:
         layers: what the stage runs, under the same names.
@@ -100,10 +102,15 @@ class Shadows:
     """
 
     def __init__(
-        self, layers: Layers, replicas: Mapping[Tensor, ReplicaParam], replica_on: torch.device | None = None
+        self,
+        layers: Layers,
+        replicas: Mapping[Tensor, ReplicaParam],
+        replica_on: torch.device | None = None,
+        in_several: Collection[nn.Module] = (),
     ) -> None:
         self._replicas = replicas
         self._replica_on = replica_on
+        self._in_several = in_several
         self._made: dict[nn.Module, nn.Module] = {}
         self._given: dict[nn.Module, dict[str, Any]] = {}
         if replica_on is None:
@@ -120,7 +127,8 @@ class Shadows:
         """Take over the user's values and settings; return the replicas.
 
         Raises:
-            ValueError: a layer has other modules than when the pipeline was made, or in a replica other parameters.
+            ValueError: a layer has other modules than when the pipeline was made, or in a replica or a module of
+                several stages other parameters.
         """
         if not self._made:
             return {}
@@ -128,8 +136,9 @@ class Shadows:
             now = self._structure(layer)
             if len(now) != len(before) or not all(map(is_, now, before)):
                 raise InputError(
-                    f"layer {name!r} ({type(layer).__name__}) has other modules or parameters than when it was "
-                    "copied: make the pipeline after changing the model"
+                    f"layer {name!r} ({type(layer).__name__}), whose tensors several stages use, has other modules, "
+                    "parameters or buffers than when the pipeline was made: make it after changing the model, and load "
+                    "values without assign=True"
                 )
         values = self._values()
         with torch.inference_mode(False), torch.no_grad():
@@ -173,10 +182,13 @@ class Shadows:
         return shadow
 
     def _structure(self, layer: nn.Module) -> list[object]:
-        """Return the modules of a layer that must stay the same, and in a replica its parameters."""
+        """Return what must stay the same in a layer: its modules, and tensors that would not be followed."""
         if layer not in self._made:
             return []
-        return [*layer.modules(), *(layer.parameters() if self._replica_on else ())]
+        if self._replica_on is not None:
+            return [*layer.modules(), *layer.parameters()]
+        fixed = (module for module in layer.modules() if module in self._in_several)
+        return [*layer.modules(), *(tensor for module in fixed for tensor in state_of(module))]
 
     def _follow(self, module: nn.Module, shadow: nn.Module, values: Values) -> None:
         values_now = {

@@ -16,7 +16,9 @@ from stage to stage in the same way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -131,6 +133,10 @@ def share_parameters(
         first: the number of the first stage in the schedule.
     """
     users = users_of(groups, first)
+    runs = Counter(
+        chain.from_iterable({part for _, layer in layers for part in layer.modules()} for layers in groups)
+    )
+    in_several = {module for module, stages in runs.items() if stages > 1}
     shared = []
     for stage, (layers, device) in enumerate(zip(groups, devices, strict=True), first):
         replicas = {}
@@ -138,7 +144,9 @@ def share_parameters(
             apart = names is not None and names[owner - first] != names[stage - first]
             if stage in others and (apart or isinstance(tensor, nn.Parameter) or tensor.device != device):
                 replicas[tensor] = ReplicaParam(tensor, device, apart)
-        shared.append(SharedParameters(layers, Shadows(layers, replicas), users, stage))
+        shared.append(
+            SharedParameters(layers, Shadows(layers, replicas, in_several=in_several), users, stage)
+        )
     return shared
 
 
