@@ -23,9 +23,8 @@ from .recorder import Recorder
 
 _HOOK = "_compiled_call_impl"
 _lock = threading.Lock()
-_replaced: dict[
-    tuple[int, str], tuple[int, dict[str, Any]]
-] = {}  # how many threads record, and the original if any
+# By owner and name: how many threads record, and what was there, if anything.
+_replaced: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
 _local = threading.local()  # recording: of this thread, its recorder and the modules that stay whole
 _apply_of_base: Any = torch._C._FunctionBase.__dict__["apply"]
 # Until torch 2.13 Function.apply calls that of its base class. Since 2.14 it is that of its base class, written in C.
