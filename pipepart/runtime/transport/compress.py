@@ -126,7 +126,7 @@ class CompressingTransport:
 @torch.no_grad()
 def encode(tensor: Tensor, to: CompressedType) -> Encoded:
     """Return a floating-point tensor in fewer bytes. The order of its dimensions in memory is kept."""
-    dense = torch.empty_like(tensor).copy_(tensor)
+    dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor).copy_(tensor)
     kind = TensorKind(tensor.dtype, tuple(tensor.shape), dense.stride(), tensor.requires_grad)
     flat = dense.as_strided((dense.numel(),), (1,))
     if to == "bf16":
