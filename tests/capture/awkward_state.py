@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from tests.capture.awkward_blocks import Settings, Slots
+from tests.capture.awkward_blocks_shared import Settings, Slots
 from tests.support.awkward import Base, D, blocks, refused, refused_if, right
 
 COUNTS: Any = weakref.WeakKeyDictionary()

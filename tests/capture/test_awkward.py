@@ -10,6 +10,7 @@ from pipepart.capture import CaptureError
 from pipepart.capture.recorded.recording import interception
 from tests.capture import (  # they fill the tables
     awkward_blocks,
+    awkward_blocks_shared,
     awkward_code,
     awkward_reads,  # noqa: F401
     awkward_sequentials,
@@ -63,7 +64,7 @@ def test_refused(name):
 @pytest.mark.parametrize(
     "kind",
     [
-        awkward_blocks.BlocksCountForThemselves,
+        awkward_blocks_shared.BlocksCountForThemselves,
         awkward_blocks.NamesAnAttributeOfItsOwnAsBlocksDo,
         awkward_blocks.CallsABlockThatCountsTwice,
         awkward_sequentials.SequentialCallsALayerThatCountsTwice,

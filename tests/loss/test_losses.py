@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from pipepart.loss import LossError, value_of
 from tests.loss import by_parts
 from tests.loss.batches import numbers, tokens
-from tests.loss.losses import EXACT, REFUSED, Averaging, Batch, Counting, Ema, Loss, coefficient_written
+from tests.loss.exact_losses import EXACT, Batch, Loss
+from tests.loss.refused_losses import REFUSED, Averaging, Counting, Ema, coefficient_written
 from tests.support.plain import copied
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
