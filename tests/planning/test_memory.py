@@ -87,3 +87,12 @@ def test_a_stage_holds_as_many_versions_of_its_weights_as_the_papers_say(schedul
     short = Cluster.virtual(4, memory=[held[0] - 1, *held[1:]])
     with pytest.raises(InfeasiblePlanError, match="short by 1 byte "):
         pipepart.plan(profile, short, schedule=schedule, stages=4, recompute="never")
+
+
+def test_the_cut_has_room_for_all_versions_of_the_weights():
+    """Two layers on the first device take 4,000 bytes with one version of their weights, and 6,000 with two."""
+    layers = [*[Layer(parameters=1000)] * 3, Layer(parameters=900)]
+    profile, cluster = profile_of(layers, [8], optimizer="sgd"), Cluster.virtual(2, memory=5999)
+    plan = pipepart.plan(profile, cluster, schedule="pipedream", stages=2, recompute="never")
+    assert [len(stage.layers) for stage in plan.stages] == [1, 3]
+    assert plan.fits

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import pipepart
 import schedules
-from pipepart import Cluster, Pipeline, Profile
+from pipepart import Cluster, InfeasiblePlanError, Pipeline, Plan, Profile
 from pipepart.cluster import PairLink
 from pipepart.planning import value_ways
 from pipepart.planning.costs.layer_ranges import ChainCosts
@@ -24,10 +24,12 @@ from pipepart.profiling import Costs
 from schedules.searching.clock import Clock
 from tests.capture import handwritten
 from tests.planning.problems import Layer, Values, profile_of, with_values
+from tests.support.chains import Recompute
 
-pytestmark = pytest.mark.usefixtures("short_profiles")
+pytestmark = pytest.mark.usefixtures("short_profiles", "no_suggestions")
 
 LATENCY, BANDWIDTH = 0.01, 1000.0
+LIKE = Cluster.parse(["1GiB"] * 4, link=BANDWIDTH, latency=LATENCY)
 
 
 def problem(seed: int, count: int = 8) -> tuple[list[Layer], Values, Profile]:
@@ -88,6 +90,16 @@ def loads(
     return found
 
 
+def stages_of(
+    edges: Sequence[int], homes: Sequence[str], mode: Recompute = "always"
+) -> tuple[StagePlan, ...]:
+    """The stages of a cut on these devices."""
+    return tuple(
+        StagePlan(layers=tuple(f"layer{index}" for index in range(*edge)), device=home, recompute=mode)
+        for edge, home in zip(itertools.pairwise(edges), homes, strict=True)
+    )
+
+
 def cuts(layers: int, stages: int) -> list[list[int]]:
     return [[0, *inner, layers] for inner in itertools.combinations(range(1, layers), stages - 1)]
 
@@ -130,13 +142,36 @@ def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
     costs = ChainCosts(profile, profile.costs[0])
     homes = [names[row] for row in rows]
     for edges in cuts(len(layers), 4):
-        stages = [
-            StagePlan(layers=tuple(f"layer{index}" for index in range(*edge)), device=home)
-            for edge, home in zip(itertools.pairwise(edges), homes, strict=True)
-        ]
-        predicted = predict_stages(stages, profile, costs, cluster)
+        predicted = predict_stages(stages_of(edges, homes), profile, costs, cluster)
         expected = loads(layers, values, edges, homes, cluster)
         assert [stage.transfer_seconds for stage in predicted] == pytest.approx(expected, rel=1e-9)
+        waiting = [0] * 4
+        for size, used in values:
+            for one, other in hops(used, edges):
+                waiting[one] += size if other > one + 1 and costs.has_backward[edges[one + 1] - 1] else 0
+        for stage, more, span in zip(predicted, waiting, itertools.pairwise(edges), strict=True):
+            stash, inputs = costs.sizes(slice(*span)).per_micro_batch[0, 0, :2].tolist()
+            assert (stage.stash_bytes, stage.boundary_bytes) == (stash + more, inputs + more)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_the_plan_in_the_least_memory_is_the_only_one(seed, mode):
+    """With skipping values that wait in the memory of their sender."""
+    _, _, profile = problem(seed, count=6)
+    plans = []
+    for edges in cuts(6, 4):
+        stages = stages_of(edges, [f"device:{row}" for row in range(4)], mode)
+        draft = Plan.model_construct(
+            stages=stages, cluster=LIKE, schedule="1f1b", micro_batches=1, profile=profile
+        )
+        plans.append(draft.predict())
+    least = min(max(plan.predicted.memory_bytes) for plan in plans)
+    options = {"schedule": "1f1b", "stages": 4, "recompute": mode}
+    found = pipepart.plan(profile, LIKE.with_memory(least), **options)
+    assert max(found.predicted.memory_bytes) == least
+    with pytest.raises(InfeasiblePlanError):
+        pipepart.plan(profile, LIKE.with_memory(least - 1), **options)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -95,6 +95,31 @@ def test_a_message_that_the_next_micro_batch_overwrites(strict):
         pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
 
 
+def test_a_message_that_is_overwritten_before_the_second_forward_that_needs_it():
+    """Micro-batch 1 is made when the first forward of stage 1 has passed micro-batch 0 on."""
+    was_passed_on = threading.Lock()
+    was_passed_on.acquire()
+    kept, calls = torch.zeros(2, 4), iter(range(2))
+
+    def keep(x: Tensor) -> Tensor:
+        assert next(calls) == 0 or was_passed_on.acquire(timeout=60)
+        kept.copy_(x.detach())
+        return kept
+
+    def arrive(x: Tensor) -> Tensor:
+        if was_passed_on.locked():
+            was_passed_on.release()
+        return x * 1
+
+    model = nn.Sequential(Calls(keep), nn.Linear(4, 4), Calls(arrive), nn.Linear(4, 4))
+    how: dict[str, Any] = {"schedule": "gpipe", "recompute": "always", "micro_batches": 2}
+    with (
+        cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), **how) as pipe,
+        pytest.raises(RuntimeError, match=r"overwritten after the stage before it had sent it.*clone\(\)"),
+    ):
+        pipe.step(torch.randn(4, 4), target=torch.randn(4, 4))
+
+
 def test_a_layer_may_write_into_its_micro_batch_while_others_wait_for_their_backward():
     """The micro-batches are views of one tensor, and do not share the counter of its writes."""
     model = plain.in_double([Double(), nn.Linear(4, 4), nn.Linear(4, 4)])

@@ -90,6 +90,13 @@ class ForwardOfMainThread(nn.Module):
         return x if on_main_thread() else x + 1
 
 
+class NumbersOfMainThread(nn.Module):
+    """Gives NaN on a worker's thread."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if on_main_thread() else x * float("nan")
+
+
 class BufferOfMainThread(nn.Module):
     """Counts in a buffer, on a worker's thread twice; its output is right."""
 

@@ -91,6 +91,17 @@ class Graph(nn.Module):
         return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
 
 
+class Unknown(nn.Module):
+    """Has a buffer with NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("unknown", torch.tensor([1.0, torch.nan]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.get_buffer("unknown")[0]
+
+
 class Holds(nn.Module):
     """Holds a tensor that is no buffer."""
 
@@ -115,6 +126,7 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "micro-batches of one's own": (faults.chain, {"split": by_turns, "micro_batches": 5}),
     "nothing to train": (lambda: faults.chain().requires_grad_(False), {}),
     "a sparse buffer": (lambda: faults.chain(Graph()), {}),
+    "NaN in a buffer": (lambda: faults.chain(Unknown()), {}),
     "strict devices": (faults.chain, {"strict": True}),
     "a tensor of a layer": (lambda: faults.chain(Holds()), {"dtypes": ["own"]}),
 }

@@ -25,6 +25,7 @@ def checked(model: nn.Module, **options: Any) -> CheckReport:
     ("layer", "what"),
     [
         (faults.ForwardOfMainThread(), "its output, step 0"),
+        (faults.NumbersOfMainThread(), "its output, step 0"),
         (faults.BackwardOfMainThread(), "the gradient of its input, step 0"),
         (faults.BufferOfMainThread(), "2.seen, step 0"),
     ],
