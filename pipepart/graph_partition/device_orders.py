@@ -146,7 +146,8 @@ def given_order(
         for rest, kind in enumerate(row)
         for state in range(rest + 1, len(row) + 1 if leave_out else rest + 2)
     ]
-    taken = np.eye(len(groups), dtype=np.int64)[row]
+    taken = np.zeros((len(row), len(groups)), dtype=np.int64)
+    taken[range(len(row)), row] = 1
     available = np.vstack([np.zeros_like(taken[:1]), np.cumsum(taken, axis=0)])
     ends = range(len(available)) if leave_out else [0]
     return make_orders(edges, available, ends, [len(row)], complete=False)
@@ -154,8 +155,12 @@ def given_order(
 
 def devices_of(groups: Groups, types: Sequence[int]) -> tuple[int, ...]:
     """Return the position in the cluster of each stage's device; devices of one type are used in cluster order."""
-    unused = [iter(group) for group in groups]
-    return tuple(next(unused[kind]) for kind in types)
+    used = Counter[int]()
+    devices = []
+    for kind in types:
+        devices.append(groups[kind][used[kind]])
+        used[kind] += 1
+    return tuple(devices)
 
 
 def device_types(cluster: Cluster) -> tuple[DeviceType, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-from schedules.searching.clock import Clock
+from schedules.searching.clock import Clock, OutOfTime
 
 from ..cluster import Cluster
 from ..input_error import InputError
@@ -14,15 +15,14 @@ from ..profiling import Profile
 from .compression import Compress
 from .costs.stage_memory import OffloadChoice, RecomputeChoice
 from .costs.step_bound import bound_on_cluster
-from .infeasible import Infeasible
 from .plans.options import PlanOptions, in_order
 from .plans.plan import Plan
 from .request import Request, read_request
-from .search.strategies import SECONDS, search
+from .search.strategies import SECONDS, NoPlan, search
 from .suggestions import Changes, InfeasiblePlanError, Suggestion
 
 # If no plan fits: time to find changes that fit, as a share of the time limit of the search. If the request sets
-# ``seconds``, the rest of the search's time may be used as well.
+# ``seconds``, the rest of the search's time may be used as well; if the search ran out of time, no more than this rest.
 EXPLAINING_SHARE = 0.1
 _IMPROVING_SECONDS = 1.0  # time to plan changes that may give a shorter step
 
@@ -133,23 +133,34 @@ def plan(
     limit = SECONDS if seconds is None else seconds
     clock = Clock(limit)
     fastest: Plan | None = None
-    reasons: list[Infeasible] = []
+    failed: list[NoPlan] = []
     for number, request in enumerate(requests):
         if fastest is None or _bound(request) < _step(fastest):
             left = len(requests) - number
-            best = _fastest(request.measured, request, clock if left == 1 else clock.part(1 / left))
-            if isinstance(best, Infeasible):
-                reasons.append(best)
-            elif fastest is None or _step(best) < _step(fastest):
+            best = search(request, clock if left == 1 else clock.part(1 / left))
+            if isinstance(best, NoPlan):
+                failed.append(best)
+                continue
+            best = _with_measured(request.measured, best)
+            if fastest is None or _step(best) < _step(fastest):
                 fastest = best
     if fastest is not None:
         return fastest
-    explaining = EXPLAINING_SHARE * limit
-    clock = Clock(explaining if seconds is None else max(clock.seconds_left, explaining))
     # The most devices for a stage need the least memory.
-    request, nearest = max(zip(requests, reasons, strict=True), key=lambda pair: pair[0].asked.tensor)
-    changes = Changes(request.measured, request.all_devices, request.asked, _planned, clock)
-    raise InfeasiblePlanError(nearest, changes.that_fit(nearest), out_of_time=clock.cut_short)
+    search_of_most = max(failed, key=lambda each: each.request.asked.tensor)
+    request, nearest = search_of_most.request, search_of_most.explain()
+    if isinstance(nearest, Plan):
+        return _with_measured(request.measured, nearest)
+    left, explaining = clock.seconds_left, EXPLAINING_SHARE * limit
+    if clock.cut_short:
+        explaining = min(left, explaining)
+    elif seconds is not None:
+        explaining = max(left, explaining)
+    changing = Clock(explaining)
+    changes = Changes(request.measured, request.all_devices, request.asked, _planned, changing)
+    raise InfeasiblePlanError(
+        nearest, changes.that_fit(nearest), searched_all=not clock.cut_short, out_of_time=changing.cut_short
+    )
 
 
 def _requests(
@@ -216,15 +227,11 @@ def shorter_steps(plan: Plan, edited: bool) -> list[Suggestion]:
 
 
 def _planned(profile: Profile, cluster: Cluster, options: PlanOptions, clock: Clock) -> Plan | None:
-    """Return the fastest plan; None if no plan fits."""
-    fastest = _fastest(profile, read_request(profile, cluster, options), clock)
-    return fastest if isinstance(fastest, Plan) else None
-
-
-def _fastest(profile: Profile, request: Request, clock: Clock) -> Plan | Infeasible:
-    """Return the fastest plan of a request for a profile as measured, or why no plan fits."""
-    fastest = search(request, clock)
-    return _with_measured(profile, fastest) if isinstance(fastest, Plan) else fastest
+    """Return the fastest plan; None if no plan fits, or the time is over."""
+    with suppress(OutOfTime):
+        fastest = search(read_request(profile, cluster, options), clock, answers=False)
+        return _with_measured(profile, fastest) if isinstance(fastest, Plan) else None
+    return None
 
 
 def _with_measured(profile: Profile, searched: Plan) -> Plan:

@@ -90,9 +90,15 @@ class InfeasiblePlanError(InputError):
     """
 
     def __init__(
-        self, nearest: Infeasible, suggestions: Sequence[Suggestion], *, out_of_time: bool = False
+        self,
+        nearest: Infeasible,
+        suggestions: Sequence[Suggestion],
+        *,
+        searched_all: bool = True,
+        out_of_time: bool = False,
     ) -> None:
-        self.reason = f"the model does not fit: {nearest.text}"
+        found = "the model does not fit" if searched_all else "no plan that fits was found in time"
+        self.reason = f"{found}: {nearest.text}"
         text = suggestions_text(suggestions)
         if out_of_time and not suggestions:
             text = "There was no time to look for changes that fit: call plan with more seconds"

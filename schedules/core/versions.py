@@ -24,7 +24,8 @@ def older_versions(schedule: Schedule, stage: int) -> tuple[frozenset[int], ...]
     versions = []
     for leaf in reversed(leaves):
         if leaf.kind is Kind.OPT_STEP:
-            versions.append(frozenset(version for version in needed if version < steps))
+            needed = {version for version in needed if version < steps}
+            versions.append(frozenset(needed))
             steps -= 1
         elif leaf.micro_batch is not None:
             needed.add(schedule.versions[stage][leaf.micro_batch])

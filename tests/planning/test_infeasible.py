@@ -183,6 +183,20 @@ def test_one_layer_that_fits_nowhere_needs_larger_devices():
     pasted(error, profile, cluster, schedule="1f1b")
 
 
+def test_a_search_that_is_out_of_time_says_so():
+    """It plans one small candidate, and looks for no changes."""
+    cluster = Cluster.parse(["1GiB"] * 2)
+    assert pipepart.plan(profile_of(LAYERS), cluster, seconds=1e-9).out_of_time
+    error = refused(profile_of(LAYERS), Cluster.parse(["170B"] * 2), seconds=1e-9)
+    assert error.reason.startswith("no plan that fits was found in time: with ")
+    assert error.deficit_bytes > 0
+    assert not error.suggestions
+    assert str(error).endswith("call plan with more seconds")
+    many = profile_of(LAYERS * 30, [128])
+    error = refused(many, Cluster.parse(["1GiB"] * 240), stages=240, seconds=1e-9)
+    assert "in time: to plan 240 stages and 128 micro-batches takes about " in error.reason
+
+
 def test_more_devices_and_memory_leave_the_rest_of_the_cluster():
     cluster = Cluster.parse(["1GiB", "2GiB@0.5", "2GiB"], link="1GB/s")
     more = cluster.with_more(2)

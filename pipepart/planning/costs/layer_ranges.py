@@ -145,7 +145,7 @@ class ChainCosts:
         # For each layer and saved tensor, the first layer from there on that keeps it, and, if the tensor is an input
         # there, the first that uses it. The number of layers stands for none: [layers, tensors].
         self._keeper = _next_layers([tensor.layers for tensor in saved], self.layers)
-        users = [[at for at in tensor.input_of if at not in tensor.passed_by] for tensor in saved]
+        users = [sorted({*tensor.input_of}.difference(tensor.passed_by)) for tensor in saved]
         self._user = _next_layers(users, self.layers)
         for number, tensor in enumerate(saved):
             self._user[~np.isin(np.arange(self.layers), tensor.input_of), number] = self.layers
@@ -189,7 +189,7 @@ class ChainCosts:
 
     def may_exceed(self, memory: float) -> bool:
         """Return True if some plan may need more than ``memory`` bytes on a device; False for infinity."""
-        return memory < math.inf and memory < self._most_bytes
+        return memory < math.inf and (memory < self._static_sums[-1] or memory < self._most_bytes)
 
     @cached_property
     def _most_bytes(self) -> float:
@@ -197,11 +197,20 @@ class ChainCosts:
 
         It counts one weight version per layer or one replica per micro-batch, whichever number is larger.
         """
-        each = self.sizes_of(np.arange(self.layers + 1)[None])
+        stages = [self._stages(layer, layer + 1) for layer in range(self.layers)]
+        each = StageSizes(np.stack(stages, axis=1))
         versions = max(self.layers, self.micro_batches)
         fixed = each.static.sum() + versions * each.version.sum() + each.transient.max(axis=2).sum()
         per_micro_batch = each.per_micro_batch.sum() + each.messages.sum() + 2 * self.skips.total_bytes
         return float(fixed + self.micro_batches * per_micro_batch)
+
+    @property
+    def static_of_layers(self) -> Ints:
+        """Parameters, gradients, optimizer state and buffers of stages of one layer each, in bytes: [layers]."""
+        static = np.diff(self._static_sums)
+        if self._shared:
+            static += [self._shared.copied(at, np.array([at + 1]))[0] for at in range(self.layers)]
+        return static
 
     def edges(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first layer of each stage and the end of the last stage: [cuts, stages + 1].
@@ -287,29 +296,35 @@ class ChainCosts:
             )
 
     def _table(self, start: int) -> Floats:
-        """Return the sizes of the stages that begin with a layer, for each end from ``start + 1`` on: [ends, columns].
+        """Return the sizes of all stages that begin with a layer: [ends, columns]."""
+        if start not in self._tables:
+            self._tables[start] = self._stages(start, self.layers)
+        return self._tables[start]
+
+    def _stages(self, start: int, last_end: int) -> Floats:
+        """Return the sizes of stages that begin with a layer, for ends from ``start + 1`` on: [ends, columns].
 
         A saved tensor counts from the first layer of the stage that keeps it. The stage's input counts from the first
         layer of the stage on if that gets a gradient, and a skipping value that the stage receives from its first user.
         """
-        if start in self._tables:
-            return self._tables[start]
-        ends = np.arange(start + 1, self.layers + 1)
-        trains, is_last = self.has_backward[start:], ends == self.layers
+        ends, layers = np.arange(start + 1, last_end + 1), slice(start, last_end)
+        trains, is_last = self.has_backward[layers], ends == self.layers
         gets_gradient = start > 0 and self.has_backward[start - 1]
         user = self._user[start]
         kept_from = np.minimum(
             self._keeper[start], np.where(gets_gradient | self._goes_past, user, self.layers)
         )
         stash, boundary = (
-            np.cumsum(np.bincount(first - start, self._saved_bytes, len(ends) + 1)[:-1], dtype=np.float64)
+            np.cumsum(
+                np.bincount(first - start, self._saved_bytes, len(ends) + 1)[: len(ends)], dtype=np.float64
+            )
             for first in (kept_from, user)
         )
         passing = self.skips.passing(start, ends)
         input_bytes = self.output_bytes[start - 1] if start else 0
-        gradient = np.where(is_last, 0, np.maximum(self._output_gradient[start:] - passing, 0))
+        gradient = np.where(is_last, 0, np.maximum(self._output_gradient[layers] - passing, 0))
         gradient = gradient + self._shared.arriving_gradients(start, ends)
-        transient = self._transient(start, stash, gradient, passing)
+        transient = self._transient(layers, stash, gradient, passing)
         transient[is_last] += self._gathered
         transient[~trains, 1:] = 0
         transient[~trains, 0] += input_bytes
@@ -325,10 +340,9 @@ class ChainCosts:
             [np.maximum(input_bytes - passing, 0), np.where(trains, gradient, 0)], axis=1
         )
         counted[:, WORKSPACE] = transient
-        self._tables[start] = table
         return table
 
-    def _transient(self, start: int, stash: Floats, gradient: Ints, passing: Ints) -> Floats:
+    def _transient(self, layers: slice, stash: Floats, gradient: Ints, passing: Ints) -> Floats:
         """Return the most bytes that F, B, I, W and a first B need besides the tensors that stages keep: [ends, 5].
 
         ::
@@ -340,20 +354,20 @@ class ChainCosts:
 
         The gradient of the stage's output is in memory during the whole backward.
         """
-        forward, backward, inputs, weights = self._workspace[:, start:]
-        deferred, weight_gradients = self._deferred_sums[start + 1 :], self._gradient_sums[start + 1 :]
-        has_backward = self.has_backward[start:]
+        forward, backward, inputs, weights = self._workspace[:, layers]
+        deferred, weight_gradients = self._deferred_sums[1:][layers], self._gradient_sums[1:][layers]
+        has_backward = self.has_backward[layers]
         transient = np.empty((len(stash), 5))
         forward_peak = np.maximum.accumulate(stash + forward) - stash
         transient[:, 0] = np.where(has_backward, forward_peak, np.maximum.accumulate(forward))
         for column, workspace, later, counted_twice in (
             (1, backward, 0, 0),
-            (2, inputs, deferred, self._saved_and_deferred[start:]),
+            (2, inputs, deferred, self._saved_and_deferred[layers]),
             (4, backward, weight_gradients, 0),
         ):
             needs = np.where(has_backward, stash + workspace - later, -np.inf)
             # The layers before the last one have their output gradients besides that of the stage.
-            before_last = np.maximum.accumulate(needs + self._output_gradient[start:] - counted_twice)
+            before_last = np.maximum.accumulate(needs + self._output_gradient[layers] - counted_twice)
             before_last = np.r_[-np.inf, before_last[:-1]] - passing
             peak = np.maximum(before_last, needs) + gradient
             transient[:, column] = np.maximum(peak - (stash - later), 0)

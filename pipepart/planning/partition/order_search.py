@@ -19,8 +19,9 @@ from ...graph_partition.device_orders import (
 
 # Up to this product of layers and edges of the device-state graph, search all orders of the devices.
 _MOST_WORK = 250_000
-# If links differ, search all orders only up to this many device types: each edge needs memory for each type.
-_MOST_TYPES = 40
+# If links differ, search all orders only up to this many device types; and always up to this product of types and
+# edges: each edge needs memory for each type.
+_MOST_TYPES, _MOST_CELLS = 40, 2_000_000
 
 
 class Space(NamedTuple):
@@ -49,8 +50,10 @@ class OrderSpaces:
     """
 
     def __init__(self, cluster: Cluster, layers: int) -> None:
-        self.cluster, self.types, self._most_edges = cluster, device_types(cluster), _MOST_WORK // layers
+        self.cluster, self.types = cluster, device_types(cluster)
+        self._most_edges = min(_MOST_WORK // layers, _MOST_CELLS // len(self.types))
         self._all: dict[int, Space | None] = {}
+        self._edges: dict[int, int] = {}
 
     def all(self, stages: int) -> Space | None:
         """Return all orders of devices for this many stages; None if there are too many to search."""
@@ -60,9 +63,10 @@ class OrderSpaces:
 
     def edges(self, stages: int) -> int:
         """Return about the number of edges of the orders to search, without making them."""
-        groups = [kind.devices for kind in self.types]
-        count = count_edges(groups, stages, self._most_edges)
-        return count if count <= self._most_edges else stages
+        if stages not in self._edges:
+            count = count_edges([kind.devices for kind in self.types], stages, self._most_edges)
+            self._edges[stages] = count if count <= self._most_edges else stages
+        return self._edges[stages]
 
     def given(self, order: Sequence[int]) -> Space:
         """Return the space with a single order of devices, by their positions in the cluster."""

@@ -173,10 +173,10 @@ class Candidate:
         """True if each device runs one stage; the dynamic program then finds the smallest bottleneck."""
         return self.chunks == 1 and self.schedule not in BIDIRECTIONAL
 
-    @cached_property
+    @property
     def is_limited(self) -> bool:
         """True if a plan may need more memory than a device has."""
-        return self.costs.may_exceed(min(device.memory for device in self.cluster.devices))
+        return self.part.is_limited
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
-
-import numpy as np
 
 from ...profiling import Overhead, Profile
 from ..costs.layer_ranges import ChainCosts
@@ -87,22 +86,27 @@ class Part:
         """The number of stages that the request demands; None for any."""
         return None if self.request.stages == "auto" else self.request.stages
 
+    @cached_property
+    def is_limited(self) -> bool:
+        """True if a plan may need more memory than a device has."""
+        return self.costs.may_exceed(min(device.memory for device in self.groups.cluster.devices))
+
     @property
     def holds_weights(self) -> bool:
         """True if the devices hold the parameters, gradients, optimizer state and buffers of each layer, and of all."""
         room = [device.memory for device in self.groups.cluster.devices]
-        layers = self.costs.sizes_of(np.arange(self.costs.layers + 1)[None]).static
+        layers = self.costs.static_of_layers
         whole = self.costs.sizes(slice(0, self.costs.layers)).static
         return bool(layers.max() <= max(room) and whole[0, 0] <= sum(room))
 
     def least_seconds(self, devices: int) -> float:
         """Return a lower bound in seconds of the step of plans with this many devices per replica."""
-        cluster, replicas = self.request.cluster, self.groups.replicas
-        copies = replicas * (2 if self.request.schedule in BIDIRECTIONAL else 1)
-        speeds = sorted((device.speed for device in cluster.devices), reverse=True)[: devices * replicas]
-        action = min(device.action_seconds for device in cluster.devices)
 
         def bound() -> float:
+            cluster, replicas = self.request.cluster, self.groups.replicas
+            copies = replicas * (2 if self.request.schedule in BIDIRECTIONAL else 1)
+            speeds = sorted((device.speed for device in cluster.devices), reverse=True)[: devices * replicas]
+            action = min(device.action_seconds for device in cluster.devices)
             seconds = step_bound(self.profile.costs[0], speeds, copies, action_seconds=action)
             return seconds + cluster.step_seconds
 

@@ -175,9 +175,16 @@ def has_bandwidth(cluster: Cluster) -> bool:
 
 def _levels(before: Ints, source: Ints) -> Ints:
     """Return the level of each action: one more than the highest level of the actions that it waits for."""
-    level = np.zeros(len(before) + 1, dtype=np.int64)  # the last entry is for no action
-    while True:
-        deeper = np.maximum(level[before], level[source]) + 1
-        if (deeper == level[:-1]).all():
-            return deeper - 1
-        level[:-1] = deeper
+    followers: list[list[int]] = [[] for _ in before]
+    for earlier in (before, source):
+        for action in np.flatnonzero(earlier >= 0).tolist():
+            followers[earlier[action]].append(action)
+    level, waits_for = [0] * len(before), ((before >= 0).astype(int) + (source >= 0)).tolist()
+    ready = [action for action, count in enumerate(waits_for) if not count]
+    for action in ready:  # grows meanwhile
+        for follower in followers[action]:
+            level[follower] = max(level[follower], level[action] + 1)
+            waits_for[follower] -= 1
+            if not waits_for[follower]:
+                ready.append(follower)
+    return np.array(level)

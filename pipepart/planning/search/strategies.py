@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import schedules
@@ -11,6 +12,7 @@ from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
 from ...input_error import InputError
+from ...units import counted, format_seconds
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
 from ..joint.search import search_jointly
@@ -35,6 +37,7 @@ _JOINT_STARTS = 4  # plans that the joint search starts from, each with a differ
 _OTHER_SCHEDULES = 4  # schedules to plan besides the best, for the list of alternatives
 _LAST_TRIES = 3  # candidates to plan if none that was affordable fits: cheap ones, then frugal ones
 _CHEAP_SECONDS = 0.35  # candidates that take less time to plan count as equally cheap
+_GRACE_SECONDS = 0.5  # candidates that take less time to plan are tried or explained when the clock is over
 
 
 class _Results:
@@ -101,29 +104,77 @@ class _Results:
                 self.finish(candidate)
 
 
-def search(request: Request, clock: Clock) -> Plan | Infeasible:
-    """Return the plan with the shortest step, with the other plans as its alternatives, or why no plan fits.
+@dataclass(frozen=True)
+class NoPlan:
+    """A search that found no plan that fits.
+
+    Attributes:
+        request: what was asked.
+        failed: the candidates that were searched.
+        parts: all parts of the request.
+        clock: limits the search, and the explanation.
+    """
+
+    request: Request
+    failed: Sequence[Candidate]
+    parts: Sequence[Part]
+    clock: Clock
+
+    def explain(self) -> Plan | Infeasible:
+        """Explain why no plan fits, for the candidate that lacks the least memory of those for which there is time.
+
+        If no candidate was searched, as if the devices do not hold the weights, the cheapest candidate is explained.
+        If the nearest plan fits, it is returned: with skip connections the cut search overestimates memory.
+        """
+        candidates = self.failed or [each for part in self.parts for each in candidates_of(part)]
+        if not candidates:
+            asked = self.request
+            raise InputError(
+                f"schedule {asked.schedule!r} has no {asked.stages} stages on any number of the "
+                f"{len(asked.cluster)} devices"
+            )
+        # The cuts of candidates that failed are known, and their steps are not simulated yet.
+        affordable = [each for each in self.failed if self.clock.has(each.simulation_seconds)]
+        if not affordable:
+            affordable = (_cheapest(candidates) or candidates)[:1]
+            if not _in_grace(affordable[0], self.clock):
+                return Infeasible(_too_slow(affordable[0]))
+        nearest = min((CutSearch(each, self.clock) for each in affordable), key=lambda search: search.deficit)
+        reason = nearest.explain()
+        return reason.plan if reason.plan is not None and reason.plan.fits else reason
+
+
+def search(request: Request, clock: Clock, *, answers: bool = True) -> Plan | NoPlan:
+    """Return the plan with the shortest step, with the other plans as its alternatives.
 
     Args:
         request: the schedules, numbers of micro-batches, replicas and stages to choose from.
-        clock: limits the search. If some plan fits, one plan is made even after the clock is over.
+        clock: limits the search.
+        answers: try one candidate even if the clock is over, unless that takes long.
 
     Raises:
+        OutOfTime: the clock is over before any candidate is known, and ``answers`` is False.
         ValueError: no schedule of the request has as many stages as it asks for.
     """
-    all_parts = list(parts_of(request))
-    parts = [part for part in all_parts if part.holds_weights]
-    parts.sort(key=lambda part: part.least_seconds(part.most_devices))
+    all_parts, of_parts = [], []
+    for part in parts_of(request):
+        all_parts.append(part)
+        if not answers:
+            clock.check()
+        if part.holds_weights:
+            of_parts.append((part, _in_order(candidates_of(part))))
+    of_parts.sort(key=lambda each: each[0].least_seconds(each[0].most_devices))
+    parts = [part for part, _ in of_parts]
     # The parts take turns.
-    turns = zip_longest(*(_in_order(candidates_of(part)) for part in parts))
+    turns = zip_longest(*(candidates for _, candidates in of_parts))
     candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
-    results = _plan_candidates(request, candidates, clock)
+    results = _plan_candidates(request, candidates, clock, answers)
     joint = _search_jointly(request, parts, results, clock)
     if results.plans:
         results.plan_others(clock)
     plans = [*results.plans.values(), *([joint] if joint else [])]
     if not plans:
-        return _explain(request, results.failed, all_parts, clock)
+        return NoPlan(request, results.failed, all_parts, clock)
     best = _best(plans)
     for candidate, plan in results.plans.items():
         if plan is best:
@@ -134,28 +185,9 @@ def search(request: Request, clock: Clock) -> Plan | Infeasible:
     return best.model_copy(update={"alternatives": others, "out_of_time": clock.cut_short})
 
 
-def _explain(
-    request: Request, failed: Sequence[Candidate], parts: Iterable[Part], clock: Clock
-) -> Plan | Infeasible:
-    """Explain why no plan fits, for the candidate that lacks the least memory.
-
-    If no candidate was searched, as if the devices do not hold the weights, the cheapest candidate is explained.
-    If the nearest plan fits, it is returned: with skip connections the cut search overestimates memory.
-    """
-    if not failed:
-        candidates = [candidate for part in parts for candidate in candidates_of(part)]
-        if not candidates:
-            raise InputError(
-                f"schedule {request.schedule!r} has no {request.stages} stages on any number of the "
-                f"{len(request.cluster)} devices"
-            )
-        failed = (_cheapest(candidates) or candidates)[:1]
-    nearest = min((CutSearch(candidate, clock) for candidate in failed), key=lambda search: search.deficit)
-    reason = nearest.explain()
-    return reason.plan if reason.plan is not None and reason.plan.fits else reason
-
-
-def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: Clock) -> _Results:
+def _plan_candidates(
+    request: Request, candidates: Sequence[Candidate], clock: Clock, answers: bool
+) -> _Results:
     """Plan the candidates that may be the fastest, in this order, as long as the effort lasts."""
     results = _Results()
     factor = _LIMITED_FACTOR if any(candidate.is_limited for candidate in candidates) else 1.0
@@ -177,7 +209,8 @@ def _plan_candidates(request: Request, candidates: Sequence[Candidate], clock: C
         for candidate in _limited("1f1b", skipped, clock)[:1]:
             try_also(candidate)
     for candidate in _cheapest(skipped)[:_LAST_TRIES]:
-        if not results.plans:
+        must_try = answers and not results.failed and _in_grace(candidate, clock)
+        if not results.plans and (must_try or clock.has(candidate.simulation_seconds)):
             try_also(candidate)
     # "sequential" needs the least memory, and has the shortest step on the fewest and fastest devices that hold it.
     if all(each.schedule == "sequential" for each in results.plans):
@@ -269,7 +302,7 @@ def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _limited(schedule: str, candidates: Iterable[Candidate], clock: Clock) -> list[Candidate]:
     """Return the candidates of a schedule under memory limits for which there is time."""
     of_schedule = (each for each in candidates if each.schedule == schedule and each.is_limited)
-    return [each for each in of_schedule if clock.seconds_left > each.simulation_seconds]
+    return [each for each in of_schedule if clock.has(each.simulation_seconds)]
 
 
 def _most_spread(candidate: Candidate) -> tuple[int, int, int]:
@@ -284,6 +317,16 @@ def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:
         return max(candidate.simulation_seconds, _CHEAP_SECONDS), -candidate.devices, candidate.bound
 
     return sorted((candidate for candidate in candidates if candidate.has_cuts), key=key)
+
+
+def _in_grace(candidate: Candidate, clock: Clock) -> bool:
+    """Return True if a candidate may be planned although the clock is over, or nearly."""
+    return candidate.simulation_seconds < clock.seconds_left + _GRACE_SECONDS
+
+
+def _too_slow(candidate: Candidate) -> str:
+    counts = counted(candidate.stages, "stage"), counted(candidate.part.micro_batches, "micro-batch", "es")
+    return f"to plan {counts[0]} and {counts[1]} takes about {format_seconds(candidate.simulation_seconds)}"
 
 
 def _is_short(request: Request) -> bool:
