@@ -16,6 +16,8 @@ Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]
 
 NOBODY = -1  # in place of a device type: no device
+# Of very many devices, only a few in a row may be left out, so that a single order has about this many edges.
+_MOST_EDGES_OF_ORDER = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,14 @@ def given_order(
         borders: index of the link between each two neighbours; empty if all links are equal.
         leave_out: whether any device may be left out. Not allowed with ``borders``.
     """
+    most = max(1, _MOST_EDGES_OF_ORDER // len(devices)) if leave_out else 1
     type_of = {device: index for index, group in enumerate(groups) for device in group}
     row = [type_of[device] for device in reversed(devices)]
     links = [0, *reversed(borders or [0] * (len(row) - 1)), 0]
     edges = [
         (rest, state, kind, links[rest + 1], links[rest])
         for rest, kind in enumerate(row)
-        for state in range(rest + 1, len(row) + 1 if leave_out else rest + 2)
+        for state in range(rest + 1, min(rest + most, len(row)) + 1)
     ]
     taken = np.zeros((len(row), len(groups)), dtype=np.int64)
     taken[range(len(row)), row] = 1
