@@ -15,7 +15,7 @@ class Timing(Value):
     """A duration, from several measurements.
 
     Attributes:
-        seconds: mean of the measurements without the slowest tenth.
+        seconds: mean of the measurements, where none counts as more than twice their median.
         spread: half their interquartile range, in seconds.
     """
 

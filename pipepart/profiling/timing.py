@@ -24,6 +24,7 @@ from .layer_pass import LayerPass, Observer, entrance
 Seconds = NDArray[np.float64]
 
 PASSES = (3, 50)  # minimum and maximum number of passes of each kind
+_LONGEST = 2.0  # longest time that counts, in medians
 
 
 class LayerTimes(NamedTuple):
@@ -214,13 +215,14 @@ class _Marks(Observer):
 
 
 def _timing(seconds: Seconds) -> Timing:
-    """Return the mean without the slowest tenth, which other programs may have disturbed, and the spread.
+    """Return the mean, where no time counts as more than twice the median, and the spread.
 
-    A mean, because a step is a sum of many such times and means add up. The median of a skewed time is too low.
+    A mean, because a step is a sum of many such times and means add up. The median of a skewed time is too low, and
+    more so the mean of the faster ones: there may be as few as three. The limit is for a pause of the machine.
     """
-    first, third = np.quantile(seconds, (0.25, 0.75))
-    fastest = np.sort(seconds)[: max(1, seconds.size * 9 // 10)]
-    return Timing(seconds=fastest.mean(), spread=(third - first) / 2)
+    first, median, third = np.quantile(seconds, (0.25, 0.5, 0.75))
+    mean = np.minimum(seconds, _LONGEST * median).mean()
+    return Timing(seconds=mean, spread=(third - first) / 2)
 
 
 def _split(whole: Seconds, inputs: Seconds, weights: Seconds) -> tuple[Timing, Timing, float]:

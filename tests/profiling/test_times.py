@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import pipepart
 from pipepart.profiling import Costs
-from tests.support.counted_work import Block, counted_in_place_of_time
+from tests.support.counted_work import Block, calls, counted_in_place_of_time
 from tests.support.counted_work import D as WIDTH
 from tests.support.two_parts import splits
 
@@ -28,6 +28,30 @@ def test_the_seconds_of_a_layer_are_those_of_its_own_work(monkeypatch):
         elements = N // costs.micro_batches * WIDTH
         assert [layer.forward.seconds for layer in costs.layers] == [0, elements, 10 * elements]
         assert [layer.backward_seconds for layer in costs.layers] == [0, 3 * elements, 30 * elements]
+
+
+class Pausing(Block):
+    """Works longer in one of its calls."""
+
+    def __init__(self, seconds: float, call: int) -> None:
+        super().__init__()
+        self.in_call, self.call, self.count = seconds, call, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seconds = self.in_call if self.count == self.call else 1.0
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(1.6, 1.6), (100.0, 2.0)])
+def test_a_long_time_counts_no_more_than_twice_the_median(monkeypatch, seconds, counted):
+    counted_in_place_of_time(monkeypatch)
+    model, x = nn.Sequential(Pausing(1.0, 0)), torch.randn(N, WIDTH)
+    pipepart.profile(model, x, seconds=0, devices=1)
+    passes = calls().total()
+    profile = pipepart.profile(nn.Sequential(Pausing(seconds, passes)), x, seconds=0, devices=1)
+    (layer,) = profile.costs[0].layers
+    assert layer.forward.seconds == pytest.approx((11 + counted) / 12 * N * WIDTH)
 
 
 @splits
