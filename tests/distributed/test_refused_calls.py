@@ -101,6 +101,9 @@ WRONG: dict[str, Wrong] = {
         lambda pipe, rank: pipe.clip_grad_norm_(1.0 + rank),
         r"rank 1 calls clip_grad_norm_\(2\.0, 2\.0.*while rank 0 calls clip_grad_norm_\(1\.0, 2\.0",
     ),
+    "gradient": Wrong(
+        step(lambda rank: {"x": X.clone().requires_grad_(rank == 1)}), "rank 1 was given another mini-batch"
+    ),
     "mode": Wrong(lambda pipe, rank: pipe.train(rank != 1).step(X, target=Y), "in another mode"),
     "state": Wrong(
         _load(lambda state, rank: {} if rank else {next(iter(state)): torch.zeros(1)}),

@@ -89,15 +89,9 @@ def test_a_dropout_saves_its_mask_and_a_pooling_its_input_and_the_places_it_took
 
 
 def test_checkpointed_layers_save_their_input_alone():
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(*[layer for _ in range(4) for layer in (linear(), nn.Tanh())])
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
-    assert stash(costs_of(linear(), Checkpointed())) == 2 * ACTIVATION
+    inner = nn.Sequential(*[layer for _ in range(4) for layer in (linear(), nn.Tanh())])
+    checkpointed = Calls(lambda x, inner: checkpoint(inner, x, use_reentrant=False), inner=inner)
+    assert stash(costs_of(linear(), checkpointed)) == 2 * ACTIVATION
 
 
 def test_what_the_loss_saves_counts_with_the_last_layer():
@@ -130,28 +124,8 @@ def test_optimizer_state_of_trained_parameters(optimizer, states):
     assert profile.optimizer == optimizer.lower()
 
 
-class Two(nn.Module):
-    """Two weights that need one input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = linear(), linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(self.one(x)) + torch.cos(self.other(x))
-
-
-class Positions(nn.Module):
-    """A weight whose input is a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear()
-        self.register_buffer("positions", torch.randn(N, D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.linear(self.positions)
-
+TWO = Calls(lambda x, one, other: torch.sin(one(x)) + torch.cos(other(x)), one=linear(), other=linear())
+POSITIONS = Calls(lambda x, inner, at: x * inner(at), inner=linear(), at=nn.Buffer(torch.randn(N, D)))
 
 # What waits between the two parts of a backward: inputs of weights, and gradients of outputs.
 DEFERRED: dict[str, tuple[list[nn.Module], Tensor, list[int]]] = {
@@ -159,8 +133,8 @@ DEFERRED: dict[str, tuple[list[nn.Module], Tensor, list[int]]] = {
     "convolution": ([nn.Conv2d(3, 5, 3, padding=1)], torch.randn(4, 3, 8, 8), [4 * 4 * (3 + 5) * 8 * 8]),
     "an embedding, which does not wait": ([nn.Embedding(10, D)], torch.zeros(N, 4, dtype=torch.int64), [0]),
     "weights that do not wait": ([nn.LayerNorm(D), nn.GELU(), frozen()], torch.randn(N, D), [0, 0, 0]),
-    "one input of two weights": ([Two()], torch.randn(N, D), [3 * ACTIVATION]),
-    "a buffer as input": ([Positions()], torch.randn(N, D), [ACTIVATION]),
+    "one input of two weights": ([TWO], torch.randn(N, D), [3 * ACTIVATION]),
+    "a buffer as input": ([POSITIONS], torch.randn(N, D), [ACTIVATION]),
 }
 
 

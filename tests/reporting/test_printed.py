@@ -26,7 +26,6 @@ from pipepart.reporting import (
     layer_table,
     measured_against_plan,
     memory_table,
-    plan_reports,
     plan_summary,
     schedules_table,
     simulation_summary,
@@ -213,6 +212,8 @@ def test_measured_steps(printed: Printed, two_stages: Plan, four_chunks: Plan, a
     check_golden("\n".join(map(printed, shown)), "steps.txt")
     with pytest.raises(ValueError, match="at least 1"):
         measured_against_plan(two_stages, [])
+    with pytest.raises(ValueError, match=r"run pipe\.step within"):
+        trace_reports(Trace(two_stages))
 
 
 def test_simulated_schedules_and_clusters(printed: Printed) -> None:
@@ -232,14 +233,3 @@ def test_simulated_schedules_and_clusters(printed: Printed) -> None:
         cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
     ]
     check_golden("\n".join(map(printed, shown)), "simulated.txt")
-
-
-def test_all_of_a_plan_and_of_a_trace_prints(printed: Printed, two_stages: Plan) -> None:
-    titles = [printed(report).splitlines()[0].split(":")[0] for report in plan_reports(two_stages)]
-    assert {"Plan", "Stages", "Devices"} <= set(titles)
-    trace = Trace(two_stages, [two_stages.simulate()])
-    titles = [printed(report).splitlines()[0] for report in trace_reports(trace)]
-    assert [title.split(":")[0] for title in titles[:3]] == ["Trace", "Devices", "Actions"]
-    assert titles[3].startswith("Measured timeline of the median step")
-    with pytest.raises(ValueError, match=r"run pipe\.step within"):
-        trace_reports(Trace(two_stages))

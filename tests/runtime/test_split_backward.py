@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from pipepart.autograd import graph_cut
 from pipepart.autograd.split_backward import backward_inputs
-from tests.pipeline.conformance.layers import Checkpointed
+from tests.pipeline.conformance.layers import checkpointed
 from tests.support.two_parts import Calls, assert_same_as_fused, inputs, splits, train
 
 
@@ -179,8 +179,8 @@ CASES: dict[str, Case] = {
         lambda: Calls(written_into, a=torch.randn(6, 6), b=torch.randn(6, 6), c=torch.randn(6)), (7, 6), 2
     ),
     "hooks of tensors": Case(lambda: Calls(with_tensor_hooks, a=torch.randn(6, 6)), (7, 6), 1),
-    "checkpoint": Case(lambda: Checkpointed(reentrant=False), (7, 6), 1),
-    "reentrant checkpoint": Case(lambda: Checkpointed(reentrant=True), (7, 6), 0),
+    "checkpoint": Case(lambda: checkpointed(reentrant=False), (7, 6), 1),
+    "reentrant checkpoint": Case(lambda: checkpointed(reentrant=True), (7, 6), 0),
     "tensors saved through hooks": Case(two_layers, (7, 6), 0, torch.autograd.graph.save_on_cpu),
     "gradient penalty": Case(
         lambda: Calls(with_a_penalty, a=torch.randn(9, 6), b=torch.randn(6, 9)), (7, 6), 0

@@ -8,53 +8,30 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
+from tests.support.two_parts import Calls
 
 WIDTH = 6
 
 
-class Fork(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"x": x, "y": self.branch(x), "mask": x > 0}
+def fork() -> Calls:
+    return Calls(lambda x, branch: {"x": x, "y": branch(x), "mask": x > 0}, branch=linear())
 
 
-class Middle(nn.Module):
-    def forward(self, nest: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return nest["x"] * nest["mask"], nest["y"].tanh(), nest["y"]
+def middle() -> Calls:
+    return Calls(lambda nest: (nest["x"] * nest["mask"], nest["y"].tanh(), nest["y"]))
 
 
-class Join(nn.Module):
-    def forward(self, parts: tuple[Tensor, ...]) -> Tensor:
-        return parts[0] + parts[1] * parts[2]
+def join() -> Calls:
+    return Calls(lambda parts: parts[0] + parts[1] * parts[2])
 
 
-class Parallel(nn.Module):
+def parallel() -> Calls:
     """Branches inside one layer, of which two share their weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = linear(), linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.left(x).relu() + self.right(x).sigmoid() * self.left(x.sin()) + x
-
-
-class OtherLayout(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t()
-
-
-class HalfDetached(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + x.detach()
-
-
-class Branches(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if bool(x.detach().sum() > 0) else x.sin()
+    return Calls(
+        lambda x, left, right: left(x).relu() + right(x).sigmoid() * left(x.sin()) + x,
+        left=linear(),
+        right=linear(),
+    )
 
 
 class Attention(nn.Module):

@@ -69,13 +69,15 @@ def inputs(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -
 
 
 class Calls(nn.Module):
-    """A layer that is one function of its input and of its parameters."""
+    """A layer that is one function of its input and of its members: modules, buffers, and tensors to train."""
 
-    def __init__(self, function: Callable[..., Any], **parameters: Tensor) -> None:
+    def __init__(self, function: Callable[..., Any], **members: nn.Module | Tensor) -> None:
         super().__init__()
-        self.function = function
-        for name, value in parameters.items():
-            self.register_parameter(name, nn.Parameter(value))
+        self.function, self.names = function, tuple(members)
+        for name, value in members.items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Buffer):
+                value = nn.Parameter(value)
+            setattr(self, name, value)
 
     def forward(self, x: Any) -> Any:
-        return self.function(x, **dict(self.named_parameters()))
+        return self.function(x, **{name: getattr(self, name) for name in self.names})

@@ -17,6 +17,7 @@ import pipepart
 from pipepart import CheckReport
 from tests.support import plain
 from tests.support.chains import plan_by_hand
+from tests.support.two_parts import Calls
 from tests.verify import faults
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -69,39 +70,6 @@ class Balanced(nn.Module):
         return made
 
 
-class Masked(nn.Module):
-    """Takes a mask that is the same for every sample beside its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 3)
-
-    def forward(self, given: dict[str, Tensor]) -> Tensor:
-        return self.inner(given["x"] * given["mask"])
-
-
-class Graph(nn.Module):
-    """Has a sparse buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("graph", torch.eye(8).to_sparse())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sparse.mm(self.get_buffer("graph"), x.t()).t()
-
-
-class Unknown(nn.Module):
-    """Has a buffer with NaN."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("unknown", torch.tensor([1.0, torch.nan]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.get_buffer("unknown")[0]
-
-
 class Holds(nn.Module):
     """Holds a tensor that is no buffer."""
 
@@ -120,13 +88,27 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "the same, of one micro-batch": (faults.chain, {"loss_fn": squared, "micro_batches": 1}),
     "losses that layers add": (lambda: faults.chain(Balanced(), Balanced()), {"dtypes": ["float64"]}),
     "a tensor that goes whole to every micro-batch": (
-        lambda: nn.Sequential(Masked(), nn.Tanh()),
+        lambda: nn.Sequential(
+            Calls(lambda given, inner: inner(given["x"] * given["mask"]), inner=nn.Linear(6, 3)), nn.Tanh()
+        ),
         {"sample": ({"x": faults.batch()[0], "mask": pipepart.Whole(MASK)},)},
     ),
     "micro-batches of one's own": (faults.chain, {"split": by_turns, "micro_batches": 5}),
     "nothing to train": (lambda: faults.chain().requires_grad_(False), {}),
-    "a sparse buffer": (lambda: faults.chain(Graph()), {}),
-    "NaN in a buffer": (lambda: faults.chain(Unknown()), {}),
+    "a sparse buffer": (
+        lambda: faults.chain(
+            Calls(
+                lambda x, graph: torch.sparse.mm(graph, x.t()).t(), graph=nn.Buffer(torch.eye(8).to_sparse())
+            )
+        ),
+        {},
+    ),
+    "NaN in a buffer": (
+        lambda: faults.chain(
+            Calls(lambda x, scales: x * scales[0], scales=nn.Buffer(torch.tensor([1.0, torch.nan])))
+        ),
+        {},
+    ),
     "strict devices": (faults.chain, {"strict": True}),
     "a tensor of a layer": (lambda: faults.chain(Holds()), {"dtypes": ["own"]}),
 }
@@ -291,15 +273,9 @@ class Residual(nn.Module):
         return {"loss": F.cross_entropy(logits, labels) + logits.square().mean(), "logits": logits}
 
 
-class Normed(nn.Module):
+def normed(*_: int) -> Calls:
     """A BatchNorm of what samples have in dimension 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.flatten(0, 1)).view_as(x)
+    return Calls(lambda x, norm: norm(x.flatten(0, 1)).view_as(x), norm=nn.BatchNorm1d(8))
 
 
 SOME = torch.tensor([0, -100, -100, 1, 2, -100, 1, 0])
@@ -308,7 +284,7 @@ ALL = SOME.clamp(min=0)
 
 @pytest.mark.parametrize(
     ("middle", "labels", "mixes"),
-    [(nn.Linear, SOME, ""), (nn.Linear, ALL, ""), (lambda *_: Normed(), ALL, "blocks.1")],
+    [(nn.Linear, SOME, ""), (nn.Linear, ALL, ""), (normed, ALL, "blocks.1")],
 )
 def test_a_model_that_is_no_sequential_and_computes_its_own_loss(
     middle: Callable[..., nn.Module], labels: Tensor, mixes: str

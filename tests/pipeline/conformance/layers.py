@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.pieces import WIDTH, linear
+from tests.support.two_parts import Calls
 
 
 class Double(nn.Module):
@@ -72,34 +73,22 @@ def hooked() -> nn.Linear:
     return layer
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(linear(), nn.Tanh(), linear())
-        self.outer, self.reentrant = linear(), reentrant
+def checkpointed(reentrant: bool) -> Calls:
+    def function(x: Tensor, inner: nn.Module, outer: nn.Module) -> Tensor:
+        return outer(checkpoint(inner, x, use_reentrant=reentrant))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+    return Calls(function, inner=nn.Sequential(linear(), nn.Tanh(), linear()), outer=linear())
 
 
-class Tokens(nn.Module):
+def tokens(sparse: bool) -> Calls:
     """Embeds what it takes for two tokens a sample."""
-
-    def __init__(self, sparse: bool) -> None:
-        super().__init__()
-        self.table = nn.Embedding(7, WIDTH, sparse=sparse)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.table((x.detach()[:, :2] > 0).long()).sum(dim=1) + x
+    table = nn.Embedding(7, WIDTH, sparse=sparse)
+    return Calls(lambda x, table: table((x.detach()[:, :2] > 0).long()).sum(dim=1) + x, table=table)
 
 
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.unsqueeze(1).expand(-1, 3, -1))[:, 1]
+def transformer() -> Calls:
+    inner = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
+    return Calls(lambda x, inner: inner(x.unsqueeze(1).expand(-1, 3, -1))[:, 1], inner=inner)
 
 
 class HooksItsInput(nn.Module):
@@ -218,22 +207,14 @@ class Unpacks(nn.Module):
         return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
 
 
-class Forks(nn.Module):
+def forks() -> Calls:
     """Passes its input on beside its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = linear()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.branch(x), x
+    return Calls(lambda x, branch: (branch(x), x), branch=linear())
 
 
-class Joins(nn.Module):
+def joins() -> Calls:
     """Adds both, which therefore have one gradient."""
-
-    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-        return pair[0] + pair[1]
+    return Calls(lambda pair: pair[0] + pair[1])
 
 
 def graph() -> Tensor:
@@ -243,15 +224,9 @@ def graph() -> Tensor:
     return torch.sparse_coo_tensor(edges, numbers, (WIDTH, WIDTH), check_invariants=True).coalesce()
 
 
-class Enters(nn.Module):
+def enters() -> Calls:
     """Passes on a sparse tensor that it holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("graph", graph())
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"x": x, "graph": self.get_buffer("graph")}
+    return Calls(lambda x, graph: {"x": x, "graph": graph}, graph=nn.Buffer(graph()))
 
 
 class Convolves(nn.Module):
@@ -266,9 +241,8 @@ class Convolves(nn.Module):
         return {"x": x.tanh(), "graph": given["graph"]}
 
 
-class Leaves(nn.Module):
-    def forward(self, given: dict[str, Tensor]) -> Tensor:
-        return given["x"]
+def leaves() -> Calls:
+    return Calls(lambda given: given["x"])
 
 
 class Embeds(nn.Module):

@@ -213,7 +213,7 @@ def embedded() -> nn.Sequential:
 
 def sparse_messages() -> nn.Sequential:
     return nn.Sequential(
-        linear(), layers.Enters(), layers.Convolves(), layers.Convolves(), layers.Leaves(), linear()
+        linear(), layers.enters(), layers.Convolves(), layers.Convolves(), layers.leaves(), linear()
     )
 
 
@@ -226,22 +226,22 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "norm": lambda: [nn.LayerNorm(WIDTH), nn.GELU()],
     "relu in place": lambda: [linear(), nn.ReLU(inplace=True)],
     "in place": lambda: [linear(), Double()],
-    "nests": lambda: [pieces.Fork(), pieces.Middle(), pieces.Join()],
-    "branches": lambda: [pieces.Parallel()],
-    "other layout": lambda: [pieces.OtherLayout()],
-    "half detached": lambda: [pieces.HalfDetached()],
+    "nests": lambda: [pieces.fork(), pieces.middle(), pieces.join()],
+    "branches": lambda: [pieces.parallel()],
+    "other layout": lambda: [Calls(lambda x: torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t())],
+    "half detached": lambda: [Calls(lambda x: x + x.detach())],
     "views": lambda: [nn.Sequential(layers.Halves(), nn.Linear(WIDTH + WIDTH // 2, WIDTH))],
     "detached": lambda: [linear(), Calls(torch.detach)],
     "hook on its input": lambda: [layers.HooksItsInput()],
     "weight norm": lambda: [parametrizations.weight_norm(linear())],
     "differentiates": lambda: [layers.Slope()],
-    "checkpoint": lambda: [layers.Checkpointed(reentrant=False)],
-    "reentrant checkpoint": lambda: [layers.Checkpointed(reentrant=True)],
-    "embedding": lambda: [layers.Tokens(sparse=False)],
+    "checkpoint": lambda: [layers.checkpointed(reentrant=False)],
+    "reentrant checkpoint": lambda: [layers.checkpointed(reentrant=True)],
+    "embedding": lambda: [layers.tokens(sparse=False)],
     "attention": lambda: [pieces.Attention()],
-    "transformer": lambda: [layers.Transformer()],
+    "transformer": lambda: [layers.transformer()],
     "turned": lambda: [layers.Turned(WIDTH, WIDTH)],
-    "residual": lambda: [layers.Forks(), layers.Joins()],
+    "residual": lambda: [layers.forks(), layers.joins()],
 }
 WRITING: dict[str, Callable[[], list[nn.Module]]] = {
     "batch norm": lambda: [nn.BatchNorm1d(WIDTH)],
@@ -265,12 +265,15 @@ CHAINS: dict[str, Scenario] = {
         )
         for how in WAYS_TO_MOVE
     },
-    "ways by its input": Scenario(among_others(lambda: [pieces.Branches()]), by_batch=True),
+    "ways by its input": Scenario(
+        among_others(lambda: [Calls(lambda x: x * 2 if bool(x.detach().sum() > 0) else x.sin())]),
+        by_batch=True,
+    ),
     "packed": Scenario(
         among_others(lambda: [layers.Packs(), nn.Identity(), layers.Unpacks()]), by_batch=True
     ),
     "hooks": Scenario(among_others(lambda: [layers.hooked()]), by_batch=True, alone=True),
-    "sparse embedding": Scenario(among_others(lambda: [layers.Tokens(sparse=True)]), sparse=True),
+    "sparse embedding": Scenario(among_others(lambda: [layers.tokens(sparse=True)]), sparse=True),
     "old weight norm": Scenario(among_others(lambda: [nn.utils.weight_norm(linear())]), alone=True),
     "old spectral norm": Scenario(
         among_others(lambda: [nn.utils.spectral_norm(linear())]), writes=True, alone=True
@@ -292,13 +295,13 @@ SCENARIOS: dict[str, Scenario] = {
     "passed on as a view": Scenario(passed_on(lambda: Calls(lambda x: x.view(-1).view(-1, WIDTH)))),
     "passed on by a dropout in evaluation": Scenario(passed_on(lambda: nn.Dropout().eval())),
     "linear in three stages": Scenario(in_three_places(linear), shared=True),
-    "transformer in three stages": Scenario(in_three_places(layers.Transformer), shared=True),
+    "transformer in three stages": Scenario(in_three_places(layers.transformer), shared=True),
     "gru in three stages": Scenario(in_three_places(pieces.Recurrent), shared=True),
     "weight norm in three stages": Scenario(
         in_three_places(lambda: parametrizations.weight_norm(linear())), shared=True
     ),
     "checkpoint in three stages": Scenario(
-        in_three_places(lambda: layers.Checkpointed(reentrant=False)), shared=True
+        in_three_places(lambda: layers.checkpointed(reentrant=False)), shared=True
     ),
     "embedding tied to a head": Scenario(language_model, words, loss_fn, shared=True),
     "sparse gradient meets a dense one": Scenario(sparse_and_dense, words, loss_fn, sparse=True, shared=True),
