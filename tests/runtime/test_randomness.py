@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pipepart
+from pipepart.autograd.random_operations import RandomMode
 from pipepart.generators import GENERATOR_LOCKS, draws_undone
 from tests.support import plain
 from tests.support.chains import cut_by_hand
@@ -33,6 +34,26 @@ def noisy() -> nn.Sequential:
 
 
 X, Y = torch.linspace(-1, 1, 256).reshape(16, 16), torch.zeros(16, 1)
+
+
+def test_operations_that_draw_nothing_run_without_a_call_of_python():
+    """Python would take longer for each than a small layer computes."""
+    seen = []
+
+    class Seen(RandomMode):
+        def draw(self, operation, args, kwargs):
+            seen.append(operation.name())
+            return operation(*args, **kwargs)
+
+    model = noisy()
+    with Seen():
+        model(X)
+    assert [name.partition("::")[2] for name in seen] == [
+        "bernoulli_.float",
+        "randn_like",
+        "rrelu_with_noise",
+        "bernoulli_.float",
+    ]
 
 
 def test_layers_micro_batches_and_steps_draw_differently():
@@ -112,6 +133,29 @@ class Hidden(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, 0.5) if self.draws else x * 1.0
+
+
+def test_a_layer_that_its_user_has_compiled_draws_by_its_place_as_well():
+    """Whether its operations are compiled in this step or were before."""
+
+    class Dropped(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return nn.functional.dropout(super().forward(input), 0.5)
+
+    torch.compiler.reset()
+    model = nn.Sequential(Dropped(16, 16), Dropped(16, 16), nn.Linear(16, 1)).double()
+    for layer in (model[0], model[1]):
+        layer.compile(backend="aot_eager")
+    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
+        for _ in range(2):
+            model.zero_grad()
+            torch.manual_seed(1)
+            pipe.step(X.double(), target=Y.double())
+            found = plain.gradients(model)
+            model.zero_grad()
+            torch.manual_seed(1)
+            plain.micro_batched_step(model, X.double(), Y.double(), nn.MSELoss(), 4, drawing=True)
+            plain.assert_same(found, plain.gradients(model))
 
 
 def test_a_layer_that_begins_to_draw_unseen_draws_by_its_place_from_the_next_step_on():

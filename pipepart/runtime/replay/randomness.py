@@ -7,7 +7,7 @@ from the next, and is the same for every cut, schedule and number of devices. Th
 micro-batch draws the same numbers again. A forward that draws from a generator of the layer's own, or from cuDNN's, is
 not repeated.
 
-Catching draws costs a Python call per operation, so only some layers run under it::
+Catching draws costs some microseconds per layer and draw, so only some layers run under it::
 
     layer                             one forward                     two forwards (recompute)
     torch modules that never draw     no                              no
@@ -34,11 +34,9 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
-from ...autograd.dispatch_mode import DispatchMode
+from ...autograd.random_operations import RandomMode, register
 from ...capture import FORWARD_HOOKS
 from ...generators import GENERATOR_LOCKS, state_of
-
-_MAY_DRAW: dict[Any, bool] = {}  # by operation: torch's tags are searched once
 
 
 class ForwardPass(Enum):
@@ -104,6 +102,8 @@ class KeyedLayers:
         self._all_tables = [table for tables in self._tables if tables is not None for table in tables]
         self._are_of_torch = [tables is not None for tables in self._tables]
         self.all_of_torch = all(self._are_of_torch)
+        if not self.all_of_torch:
+            register()
         self._drawing = [[part for part in inner if isinstance(part, _DRAWING)] for inner in parts]
         # Whether each layer draws, by its mode; absent until it has run in that mode.
         self._draws: list[dict[bool, bool]] = [{} for _ in parts]
@@ -156,7 +156,7 @@ class KeyedLayers:
         return known is False and not any(map(_lets_draw, self._drawing[index]))
 
 
-class KeyedDraws(DispatchMode):
+class KeyedDraws(RandomMode):
     """While it is entered, each random operation of this thread draws from a state of its own.
 
     Attributes:
@@ -173,30 +173,25 @@ class KeyedDraws(DispatchMode):
         self._keys = keys
         self.seed = seed
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        may_draw = _MAY_DRAW.get(func)
-        if may_draw is None:
-            may_draw = _MAY_DRAW[func] = torch.Tag.nondeterministic_seeded in func.tags
-        arguments = _arguments_of_draw(func, args, kwargs) if may_draw else None
+    def draw(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a random operation with a seed of its own, unless the caller gives it a generator."""
+        arguments = _arguments_of_draw(operation, args, kwargs)
         if arguments is None:
-            return func(*args, **kwargs)
+            return operation(*args, **kwargs)
         self.used = True
         if arguments.get("generator") is not None:
             self.repeatable = False
-            return func(*args, **kwargs)
+            return operation(*args, **kwargs)
         _refuse_checkpoint()
         # The state of dropout within cuDNN's recurrent layers is reached by no generator.
-        self.repeatable = self.repeatable and not func.name().startswith("aten::_cudnn_rnn")
+        self.repeatable = self.repeatable and not operation.name().startswith("aten::_cudnn_rnn")
         self._keys.drawn = True
         seed = self.next_seed()
         device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
-        if _takes_generator(func):
+        if "generator" in arguments:
             generator = torch.Generator(device or "cpu").manual_seed(seed)
-            return func(*args, **kwargs, generator=generator)
-        return _with_global_seed(torch.device(device or "cpu"), seed, func, args, kwargs)
+            return operation(*args, **{**kwargs, "generator": generator})
+        return _with_global_seed(torch.device(device or "cpu"), seed, operation, args, kwargs)
 
     def next_seed(self) -> int:
         """Return the seed of the next draw, and count it."""
@@ -232,14 +227,19 @@ def _is_patched(attributes: dict[str, Any]) -> bool:
     return bool(attributes[hooks] or attributes[pre_hooks] or "forward" in attributes)
 
 
-def _arguments_of_draw(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of an operation that may draw; None if it does not, as attention without dropout."""
-    arguments = func._schema.arguments
-    values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    values |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+def _arguments_of_draw(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a random operation; None if it draws nothing, as attention without dropout."""
+    defaults = _defaults(operation)
+    values = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
     dropout = values.get("dropout_p", values.get("dropout"))  # of attention, of cuDNN's recurrent layers
     idle = dropout == 0 or values.get("training") is False or values.get("train") is False
     return None if idle else values
+
+
+@cache
+def _defaults(operation: Any) -> dict[str, Any]:
+    """Return the names of an operation's arguments in order, each with its default or None."""
+    return {argument.name: argument.default_value for argument in operation._schema.arguments}
 
 
 def _refuse_checkpoint() -> None:
@@ -254,11 +254,6 @@ def _refuse_checkpoint() -> None:
         frame = frame.f_back
 
 
-@cache
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
-
-
 def _global_generator(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
@@ -267,7 +262,7 @@ def _global_generator(device: torch.device) -> torch.Generator:
 
 
 def _with_global_seed(
-    device: torch.device, seed: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    device: torch.device, seed: int, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Run an operation that only knows its device's global generator, and put that back.
 
@@ -278,6 +273,6 @@ def _with_global_seed(
         state = generator.get_state()
         try:
             generator.manual_seed(seed)
-            return func(*args, **kwargs)
+            return operation(*args, **kwargs)
         finally:
             generator.set_state(state)

@@ -1,0 +1,96 @@
+"""Intercepts the random operations of a thread. Other operations run at their usual speed.
+
+A ``TorchDispatchMode`` costs a Python call for each operation, which is as much as a small layer computes. Here torch's
+dispatcher skips the others itself, as it does for ``torch.vmap(randomness=...)``: random operations have a kernel under
+a dispatch key that torch keeps for modes and does not use, all others fall through, and a mode includes the key in the
+thread's dispatch.
+
+::
+
+    with mode:
+        x = linear(x)              CPU kernel
+        x = dropout(x, 0.1)        dispatched within as bernoulli_ ──▶ mode.draw(bernoulli_, (noise, 0.9), {})
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch.library import Library, fallthrough_kernel
+
+_NAME = "TESTING_ONLY_GenericMode"
+_KEY: Any = torch._C._parse_dispatch_key(_NAME)
+_KEYS = torch._C.DispatchKeySet(_KEY)
+_ACTIVE = (
+    f"{__name__}.active"  # names the innermost mode among the objects that torch passes on to its own threads
+)
+_TRACING = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")]
+
+_lock = threading.Lock()
+_libraries: list[Library] = []  # keep the registered kernels
+
+
+class RandomMode:
+    """Context manager that passes each random operation of this thread to :meth:`draw`."""
+
+    def __init__(self) -> None:
+        register()
+
+    def __enter__(self) -> Self:
+        self._outer = _active()
+        self._guard = torch._C._IncludeDispatchKeyGuard(_KEY)
+        self._guard.__enter__()
+        torch._C._stash_obj_in_tls(_ACTIVE, self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        torch._C._stash_obj_in_tls(_ACTIVE, self._outer)
+        self._guard.__exit__(*raised)
+
+    def draw(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a random operation and return its result. Operations that it calls are not intercepted."""
+        raise NotImplementedError
+
+
+def register() -> None:
+    """Register the kernels of random operations, once in a process. Called before threads run the operations."""
+    with _lock:
+        if _libraries:
+            return
+        libraries = {"_": Library("_", "IMPL")}
+        libraries["_"].fallback(fallthrough_kernel, _NAME)
+        for schema in torch._C._jit_get_all_schemas():
+            namespace, _, name = schema.name.partition("::")
+            found = torch._C._get_operation_overload(schema.name, schema.overload_name)
+            if found is None or torch.Tag.nondeterministic_seeded not in found[2]:
+                continue
+            overload = schema.overload_name or "default"
+            qualified = f"{schema.name}.{schema.overload_name}".rstrip(".")
+            if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd"):
+                continue  # it calls others that draw
+            if namespace not in libraries:
+                libraries[namespace] = Library(namespace, "IMPL")
+            operation = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+            libraries[namespace].impl(qualified.partition("::")[2], _kernel_of(operation), _NAME)
+        _libraries.extend(libraries.values())
+
+
+def _kernel_of(operation: Any) -> Callable[..., Any]:
+    """Return the kernel of a random operation within a mode."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            mode = _active()
+            # While torch.compile traces, nothing is drawn yet: the compiled code calls the operation again.
+            if mode is None or any(map(torch._C._get_dispatch_mode, _TRACING)):
+                return operation(*args, **kwargs)
+            return mode.draw(operation, args, kwargs)
+
+    return kernel
+
+
+def _active() -> RandomMode | None:
+    return torch._C._get_obj_in_tls(_ACTIVE) if torch._C._is_key_in_tls(_ACTIVE) else None
