@@ -320,6 +320,14 @@ class HookOverATensor(Base):
         return self.blocks[2](y)
 
 
+@refused(r"grad_fn is read at .* in code that registers hooks: .*Hook the tensor, by tensor\.register_hook")
+class HookOnANode(Base):
+    def forward(self, x):
+        x = torch.tanh(self.blocks[0](x))
+        x.grad_fn.register_prehook(lambda gradients: (gradients[0] * 3,))
+        return self.blocks[2](self.blocks[1](x))
+
+
 @refused(r"blocks\.0 is called at .* in a mode that the forward enters")
 class HooksOnSavedTensors(Base):
     def forward(self, x):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from .tables import is_fixed, modules_in
 
 _ASSIGNED = ("data", "grad", "requires_grad")
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__ipow__")
+_NODE_HOOKS = ("register_hook", "register_prehook")
+_OWN = __name__.partition(".")[0] + "."
 _MOVE = "Move that code into a module of its own, which is called as it is"
 
 
@@ -74,6 +77,26 @@ class Conditions:
                     f"in the forward, where stages work on several micro-batches at the same time. {_MOVE}, or do it "
                     "between the steps"
                 )
+
+    def check_metadata(self, name: str, names: Set[str], reader: FrameType) -> None:
+        """Check what the code between modules may do with an attribute of a tensor.
+
+        Args:
+            name: of the attribute.
+            names: all that this code names.
+            reader: the frame that reads it.
+
+        Raises:
+            SkeletonError: it may hook the node of the graph that made the tensor, which no recorded call shows.
+        """
+        if name != "grad_fn" or names.isdisjoint(_NODE_HOOKS):
+            return
+        if not reader.f_globals.get("__name__", "").startswith(_OWN):
+            raise SkeletonError(
+                f"grad_fn is read at {line_of_user()} in code that registers hooks: a replay has another graph, where "
+                "a hook on this node would not be called. Hook the tensor, by tensor.register_hook(...), or the "
+                f"module. {_MOVE}"
+            )
 
     def check_custom(self, name: str, arguments: Sequence[Any], whole: Mapping[nn.Module, str]) -> None:
         """Check the arguments of a custom autograd function.

@@ -15,6 +15,7 @@ gradients, and their outputs are cut off their graph, so that nothing of them is
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,6 +121,7 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = func.__self__.__name__ if name == "__get__" else name
         if name in METADATA:
+            self._conditions.check_metadata(name, self._changes.names, sys._getframe(1))
             return func(*args, **kwargs)
         if name in SIZES:
             if (number := self.tensors.known(args[0])) is not None:
