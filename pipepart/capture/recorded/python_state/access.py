@@ -54,10 +54,14 @@ MISSING = object()
 
 
 class Access(NamedTuple):
-    """Functions that read and restore the contents of a kind of object."""
+    """Functions that read and restore the contents of a kind of object.
+
+    ``parts`` returns objects quickly that are the same ones only as long as the contents are; None for the contents.
+    """
 
     read: Callable[[Any], Contents]
     write: Callable[[Any, Contents], None]
+    parts: Callable[[Any], Iterable[Any]] | None = None
 
 
 class Exactly:
@@ -180,7 +184,11 @@ MODULE = Access(_of_module, leave)
 _COLLECTION = Access(_of_collection, _fill)
 _LARGE = Access(lambda value: {"length": len(value)}, leave)
 _FUNCTION = Access(_of_function, _fill_cells)
-_CLASS = Access(_of_class, lambda kind, was: rebind(kind, {**_of_class(kind), **was}, was))
+_CLASS = Access(
+    _of_class,
+    lambda kind, was: rebind(kind, {**_of_class(kind), **was}, was),
+    lambda kind: (*vars(kind), *vars(kind).values()),
+)
 _OBJECT = Access(attributes, _fill_object)
 _TENSOR = Access(lambda tensor: {_VALUES: version(tensor)}, leave)
 _ARRAY = Access(

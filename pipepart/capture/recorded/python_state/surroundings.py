@@ -12,16 +12,47 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import contains, is_
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ...hooks import CALL_HOOKS, hooks_of
-from .access import CONSTANT, PLAIN, TABLES, Access, Contents, leave
+from .access import CONSTANT, MISSING, PLAIN, TABLES, Access, Contents, leave
 from .code import Code, is_of_torch
 from .snapshot import Snapshot
 from .values import Found, Holder, Same, key_of, unchanged, walk
+
+_OF_ALL = frozenset(vars(nn.Module()))  # attributes of every module
+
+
+class _Last(NamedTuple):
+    """What was found last.
+
+    Attributes:
+        opened: the open modules.
+        resting: holders whose parts stay the same objects while they do not change, with their contents.
+        parts: those of all of them.
+        moving: the other holders.
+        key: the answer.
+    """
+
+    opened: Sequence[nn.Module]
+    resting: Found
+    parts: list[Any]
+    moving: Found
+    key: Hashable
+
+    @classmethod
+    def of(cls, opened: Sequence[nn.Module], entries: Found, key: Hashable) -> _Last:
+        """Sort the holders by whether their parts are the same objects when they are asked twice."""
+        sorted_: tuple[Found, Found] = [], []
+        for entry in entries:
+            sorted_[_same(_parts([entry]), _parts([entry]))].append(entry)
+        moving, resting = sorted_
+        return cls(opened, resting, _parts(resting), moving, key)
 
 
 class Surroundings:
@@ -35,17 +66,22 @@ class Surroundings:
         self._model = model
         self._codes: dict[Any, Code] = {}
         self._called_by_name: dict[Any, None] = {}
-        self._last: tuple[Sequence[nn.Module], Found, Hashable] = (), [], None
+        self._last = _NOTHING
 
     def state(self, opened: Sequence[nn.Module]) -> Hashable:
         """Return a key of these values, which changes if one of them changes."""
-        before, entries, key = self._last
-        if before != opened or not all(unchanged(holder, was) for holder, was in entries):
-            state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
-            entries = walk(self._read_by(opened), state)
-            key = key_of(entries)
-            self._last = opened, [entry for entry in entries if not isinstance(entry[0].owner, CONSTANT)], key
-        return key
+        last = self._last
+        if last.opened == opened and all(unchanged(*entry) for entry in last.moving):
+            if _same(_parts(last.resting), last.parts):
+                return last.key
+            if all(unchanged(*entry) for entry in last.resting):
+                self._last = _Last.of(opened, [*last.resting, *last.moving], last.key)
+                return last.key
+        state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        entries = walk(self._read_by(opened), state)
+        changing = [entry for entry in entries if not isinstance(entry[0].owner, CONSTANT)]
+        self._last = _Last.of(opened, changing, key_of(entries))
+        return self._last.key
 
     def holders(self, opened: Iterable[nn.Module], within: nn.Module | None = None) -> Iterator[Holder]:
         """Return the holders of globals, classes and closures that the code of open modules uses, then of all others.
@@ -85,7 +121,7 @@ class Surroundings:
         function = getattr(function, "__func__", function)
         if isinstance(function, FunctionType) and function not in self._called_by_name:
             self._called_by_name[function] = None
-            self._last = (), [], None
+            self._last = _NOTHING
 
     def _code(self, module: nn.Module, functions: Sequence[Any]) -> Code:
         kinds = tuple(dict.fromkeys(type(part) for part in module.modules() if not is_of_torch(type(part))))
@@ -117,6 +153,22 @@ class Surroundings:
             yield Holder("", None, self._model, Access(_trained, leave))
 
 
+_NOTHING = _Last((), [], [], [], None)
+
+
+def _parts(entries: Found) -> list[Any]:
+    """Return the parts of holders, each after its holder."""
+    parts: list[Any] = []
+    for holder, _ in entries:
+        parts.append(holder)
+        parts += holder.parts()
+    return parts
+
+
+def _same(first: list[Any], second: list[Any]) -> bool:
+    return len(first) == len(second) and all(map(is_, first, second))
+
+
 def _of_open(names: set[str]) -> Access:
     """Return the access to what the forward of an open module may read of that module."""
 
@@ -143,15 +195,26 @@ def _of_open(names: set[str]) -> Access:
 
 def _of_whole(modules: Sequence[dict[str, Any]], names: frozenset[str]) -> Access:
     """Return the access to the attributes of whole modules that code names. One holder has those of all modules."""
+    # Where attributes are, and their names: those that code names, and the others that not every module has.
+    named: tuple[list[dict[str, Any]], list[str]] = [], []
+    others: tuple[list[dict[str, Any]], list[str]] = [], []
 
     def read(owner: Any) -> Contents:
-        return {
+        contents = {
             (place, name): attributes[name]
             for place, attributes in enumerate(modules)
             for name in names.intersection(attributes)
         }
+        named[0][:], named[1][:] = [modules[place] for place, _ in contents], [name for _, name in contents]
+        pairs = [(table, name) for table in modules for name in table.keys() - names - _OF_ALL]
+        others[0][:], others[1][:] = [table for table, _ in pairs], [name for _, name in pairs]
+        return contents
 
-    return Access(read, leave)
+    def parts(owner: Any) -> Iterable[Any]:
+        # No attribute was added if there are as many as before, and all of those.
+        return chain(map(len, modules), map(contains, *others), map(dict.get, *named, repeat(MISSING)))
+
+    return Access(read, leave, parts)
 
 
 def _of_other(names: frozenset[str]) -> Access:

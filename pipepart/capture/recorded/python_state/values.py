@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from operator import is_
 from types import CellType, MethodType
 from typing import Any
@@ -89,6 +90,13 @@ class Holder:
     def read(self) -> Contents:
         """Return what it holds."""
         return self.access.read(self.owner)
+
+    def parts(self) -> Iterable[Any]:
+        """Return objects that are the same ones, in the same order, only if it holds what it held before."""
+        if self.access.parts is not None:
+            return self.access.parts(self.owner)
+        contents = self.read()
+        return (*contents, *contents.values())
 
 
 Found = list[tuple[Holder, Contents]]
@@ -221,7 +229,10 @@ def names_holder(label: str, table: Any, names: Iterable[str], recorded: bool) -
         held = bindings(owner)
         return {name: held[name] for name in names if name in held}
 
-    access = Access(read, lambda owner, was: rebind(owner, names, was))
+    def parts(owner: Any) -> Iterable[Any]:
+        return map(bindings(owner).get, names, repeat(MISSING))
+
+    access = Access(read, lambda owner, was: rebind(owner, names, was), parts)
     return Holder(label, None, table, access, recorded=recorded)
 
 
