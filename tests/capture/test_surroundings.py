@@ -56,6 +56,7 @@ class Block(nn.Linear):
         self.gain = 1.0
         self.hidden = 1.0
         self.settings = {"scale": 1.0}
+        self.unread = 1.0
 
     def factor(self) -> float:
         return self.hidden * self.of_blocks * self.settings["scale"]
@@ -122,6 +123,11 @@ def _forward(model: Model) -> None:
     model.forward = lambda x: original(x) * 2
 
 
+def _without_unread(model: Model) -> nn.Module:
+    del model.blocks[1].unread
+    return model.blocks[1]
+
+
 CHANGES: dict[str, Callable[[Model], Any]] = {
     "number": lambda model: setattr(model, "number", 2.0),
     "not a number": lambda model: setattr(model, "limit", float("nan")),
@@ -147,6 +153,7 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "hook": _hook,
     "forward": _forward,
     "attribute by its name": lambda model: setattr(model.blocks[1], "by_name", 2.0),
+    "attribute in place of another": lambda model: setattr(_without_unread(model), "by_name", 2.0),
     "tensor filled in place": lambda model: model.number_in_a_tensor.fill_(2.0),
     "deep in settings": lambda model: setattr(model.deep["a"]["b"]["c"]["d"].e, "scale", 2.0),
 }
