@@ -27,7 +27,7 @@ from tests.distributed.cases.models import (
 )
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, rank, small
 from tests.pipeline.conformance.scenarios import sparse_messages
-from tests.support.chains import cut_by_hand
+from tests.support.chains import cut_by_hand, plan_by_hand
 from tests.support.pieces import linear
 from tests.support.ranks import Failed, ranks
 
@@ -131,6 +131,13 @@ def of_auto() -> None:
     Pipeline.auto(model(), X, target=Y, loss_fn=nn.CrossEntropyLoss(), **options)
 
 
+def unlike_replicas() -> None:
+    """Of eight devices in twos: stages 0 and 1 of the second replica are on two ranks."""
+    plan = plan_by_hand("0123", [1, 2, 3], replicas=2, micro_batches=4)
+    devices = tuple(f"virtual:{device}" for device in (4, 6, 5, 7))
+    Pipeline(chain(4), plan.model_copy(update={"replica_devices": (devices,)}), MSE, timeout=TIMEOUT)
+
+
 READS = r"bool.* reads values of tensors at .*models\.py:\d+"
 # The number of ranks, what they do, and what every one raises.
 REFUSED: dict[str, tuple[int, Callable[[], Any], str]] = {
@@ -162,6 +169,7 @@ REFUSED: dict[str, tuple[int, Callable[[], Any], str]] = {
         lambda: cut(classifier(), [], replicas=4, micro_batches=4),
         "each of the 4 replicas needs processes of its own",
     ),
+    "unlike replicas": (4, unlike_replicas, r"share its stages out alike.* replica 1: ranks \[2, 3\]"),
     "sparse message": (2, sparse_between_ranks, "only plain tensors can go to"),
     "always verified": (2, lambda: recorded(Blocks, "always"), 'verify="always" runs the whole model'),
     "asks between layers": (2, lambda: recorded(AsksBetween), READS),
