@@ -1,5 +1,6 @@
 """Scenarios for simulated asynchronous devices, which assert on the numbers and on the order of all accesses."""
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -57,6 +58,24 @@ def steps(devices: tuple[str, ...] = TWO, pinned: bool = False, batches: int = 2
                 plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
                 theirs.step()
             plain.assert_same(gradients(model), plain.gradients(reference))
+
+
+def failing_steps() -> None:
+    """Steps that end in their fourth micro-batch, while stashes of earlier ones are being copied to the host."""
+    calls = iter(range(2 * PARTS))
+
+    def fail(x: Tensor) -> Tensor:
+        if next(calls) % 4 == 3:
+            raise ArithmeticError("on purpose")
+        return x * 1
+
+    model = nn.Sequential(*chain(), Calls(fail)).double()
+    x, y = (one.to("vdev:0") for one in sample(2 * PARTS, 5))
+    how: dict[str, Any] = {"micro_batches": PARTS, "schedule": "gpipe", "offload": "stash"}
+    with cut_on(SHARED, model, [3], nn.MSELoss(), **how) as pipe, late():
+        for _ in range(2):
+            with contextlib.suppress(ArithmeticError):
+                pipe.step(x * 1, target=y * 1)
 
 
 def forwards(devices: tuple[str, ...] = TWO, source: str = "vdev:0") -> None:
@@ -279,6 +298,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "steps to the CPU": partial(steps, ("vdev:0", "cpu")),
     "offloaded steps": partial(steps, schedule="gpipe", offload="stash"),
     "offloaded shared steps": partial(steps, SHARED, schedule="gpipe", offload="stash"),
+    "offloaded steps that fail": failing_steps,
     "several outputs": several_outputs,
     "several outputs, recomputed": partial(several_outputs, recompute="always"),
     "several outputs, with the CPU": partial(several_outputs, ("vdev:0", "cpu")),
