@@ -29,6 +29,7 @@ from .runtime.failure.out_of_memory import public_call
 from .runtime.sinks import OutputSink
 from .runtime.step import Step
 from .workers.modes import Modes
+from .workers.streams import order_gradients
 
 R = TypeVar("R")
 
@@ -155,12 +156,17 @@ class _Call:
         run, self._run = self._run, None
         self._read = []
 
+        devices = self._engine.devices
+        order_gradients(devices, devices)
+
         def backwards() -> Sequence[Tensor | None]:
             step = self._engine.backwards(run, self._sink, form)
             return self._processes.end_backward(step, torch.float16 in self._casts)
 
         of_inputs = backwards() if parameters else _keeping_gradients(self._parameters, backwards)
-        return graph_cut.gradients_home(of_inputs, self._homes)
+        at_home = graph_cut.gradients_home(of_inputs, self._homes)
+        order_gradients(self._homes, devices)
+        return at_home
 
     def _check_unwritten(self) -> None:
         """Raise, as autograd does, if a tensor that the backward reads was written after the forward."""

@@ -23,6 +23,7 @@ class Wait(Enum):
 
     STEP_BEHIND_CALLER = auto()  # what workers queue, for what the caller has queued before the step
     CALLER_BEHIND_STEP = auto()  # what the caller queues behind the step, for the workers
+    ORDER_OF_GRADIENTS = auto()  # a backward that autograd calls, and what autograd does with its gradients
     HELD_FOR_CALLER = auto()  # outputs, and what the loss is put together from
     COPY_BEHIND_COMPUTE = auto()  # the copy of a message, for what makes it
     HELD_FOR_COPY = auto()  # the message at the sender
@@ -71,6 +72,20 @@ def hold_for_caller(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if has_streams(tensor.device):
             waits.hold(Wait.HELD_FOR_CALLER, tensor, torch.accelerator.current_stream(tensor.device))
+
+
+def order_gradients(homes: Iterable[torch.device], devices: Iterable[torch.device]) -> None:
+    """Make the current streams of ``devices`` wait for those of ``homes``, where gradients are.
+
+    Autograd orders the gradients that a node takes and returns by one stream only, that of the node. Which of the
+    devices that stream is on is not known here.
+    """
+    for home in filter(has_streams, dict.fromkeys(homes)):
+        ready = torch.accelerator.current_stream(home).record_event()
+        for device in devices:
+            if device != home and has_streams(device):
+                stream = torch.accelerator.current_stream(device)
+                waits.wait(Wait.ORDER_OF_GRADIENTS, stream, ready)
 
 
 @contextmanager

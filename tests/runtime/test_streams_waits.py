@@ -27,6 +27,8 @@ SHOWS_IN = [
     (Wait.STEP_BEHIND_CALLER, "inputs elsewhere"),
     (Wait.CALLER_BEHIND_STEP, "shared steps"),
     (Wait.CALLER_BEHIND_STEP, "targets elsewhere"),
+    (Wait.ORDER_OF_GRADIENTS, "input of replicas"),
+    (Wait.ORDER_OF_GRADIENTS, "input made on another stream"),
     (Wait.HELD_FOR_CALLER, "outputs that another thread frees"),
     (Wait.HELD_FOR_CALLER, "input gradients on several streams"),
     (Wait.HELD_FOR_CALLER, "evaluated aside"),

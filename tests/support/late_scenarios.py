@@ -214,6 +214,29 @@ def outputs_that_another_thread_frees() -> None:
         assert found[0].cpu().allclose(expected, rtol=1e-12)
 
 
+def input_made_on_another_stream(devices: tuple[str, ...] = TWO, **options: Any) -> None:
+    """The gradient of an input goes to a node of another stream than the pipeline was called on.
+
+    Of replicas, parts of that gradient are copied to the device of the input.
+    """
+    model = chain()
+    reference = plain.twin(model)
+    values = [sample(4, 5)[0]]
+    theirs = [x.clone().requires_grad_() for x in values]
+    reference(theirs[0] * 2).sum().backward()
+    with cut_on(devices, model, [3], **options) as pipe, late():
+        ours = [x.to(devices[0]).requires_grad_() for x in values]
+        (first, *_), others = aside(devices), aside(devices)
+        first.wait_stream(torch.accelerator.current_stream(torch.device(devices[0])))
+        with on_streams([first]):
+            doubled = ours[0] * 2
+        others[0].wait_stream(first)
+        with on_streams(others):
+            loss = pipe(doubled).sum()
+        loss.backward()
+        assert_same_input_gradients(ours, theirs)
+
+
 def input_gradients_on_several_streams() -> None:
     """The backward of the first output begins once the gradient of the other's input was read and freed.
 
@@ -303,6 +326,9 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "several outputs, recomputed": partial(several_outputs, recompute="always"),
     "several outputs, with the CPU": partial(several_outputs, ("vdev:0", "cpu")),
     "several outputs of replicas": partial(several_outputs, FOUR, False, replicas=2),
+    "several outputs of replicas, of inputs": partial(several_outputs, FOUR, replicas=2),
+    "input made on another stream": partial(input_made_on_another_stream, micro_batches=1),
+    "input of replicas": partial(input_made_on_another_stream, FOUR, replicas=2),
     "pinned steps": partial(steps, pinned=True, batches=5),
     "pinned and written": pinned_and_written,
     "forwards": forwards,
