@@ -77,7 +77,7 @@ def part(value: Any) -> Any:
     autograd refuse the backwards of the other parts.
     """
     if type(value) is Tensor:
-        return value.data.requires_grad_(value.requires_grad)
+        return value.data.requires_grad_() if value.requires_grad else value.data
     return pytree.tree_map_only(Tensor, lambda t: t.data.requires_grad_(t.requires_grad), value)
 
 

@@ -71,10 +71,13 @@ class MiniBatchLoss:
             LossError: it is no scalar with a gradient, or cannot be put together from those of micro-batches.
         """
         known = self._following.known(micro_batch, output, target)
-        if known is not None:
-            taken = self._of_pattern(*known, self._counts[micro_batch])
-        else:
+        if known is None:
             taken = self._computed(micro_batch, output, target)
+        elif isinstance(known[0], Tensor):
+            value, pattern, values = known
+            taken = pattern.loss(value, values, self._counts[micro_batch])
+        else:
+            taken = self._of_pattern(*known, self._counts[micro_batch])
         if self._first is None:
             self._first, self._replays = (micro_batch, taken), taken.replays
         elif self._first[1].key is not taken.key:  # not of one pattern
@@ -121,7 +124,7 @@ class MiniBatchLoss:
         return [
             (term.weight(total), term.tensor)
             for term, total in zip(taken.terms, self._totals, strict=True)
-            if term.tensor.requires_grad
+            if term.trains
         ]
 
     def correction(self) -> float:
@@ -134,7 +137,7 @@ class MiniBatchLoss:
         if self._totals is None or first is None or None in self._taken:
             return 1.0
         for index, term in enumerate(first.terms):
-            if term.tensor.requires_grad:
+            if term.trains:
                 used = self._totals[index]
                 if self.certain and isinstance(used, Tensor):
                     continue
@@ -295,7 +298,7 @@ class MiniBatchLoss:
         replays = self._replays or (None,) * len(taken.terms)
         for index, term in enumerate(taken.terms):
             known = None
-            if term.divisor is None or not term.tensor.requires_grad:
+            if term.divisor is None or not term.trains:
                 known = 1.0
             elif complete:
                 known = self._real_total(index)
@@ -307,7 +310,7 @@ class MiniBatchLoss:
             if isinstance(known, Tensor):  # computed from targets, which may be on another device
                 known = known.to(term.tensor.device)
             totals.append(known)
-        if not self.certain and sum(term.tensor.requires_grad for term in taken.terms) > 1:
+        if not self.certain and sum(term.trains for term in taken.terms) > 1:
             raise refusal(
                 self._loss.function,
                 "it has several terms, and what one of them is divided by depends on the outputs of later "

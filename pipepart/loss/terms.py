@@ -24,6 +24,7 @@ class Term:
         divisor: the count of this micro-batch, a number or a tensor without dimensions; None for a sum.
         divided: whether ``tensor`` has been divided by ``divisor``.
         least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
+        trains: whether ``tensor`` has, or had, a graph.
     """
 
     tensor: Tensor
@@ -31,6 +32,7 @@ class Term:
     divisor: float | Tensor | None = None
     divided: bool = False
     least: float = -math.inf
+    trains: bool = False
 
     @property
     def empty(self) -> bool | Tensor:
@@ -81,18 +83,20 @@ class MicroBatchLoss:
     replays: tuple[Replay | None, ...] = ()
 
     def drop_graph(self) -> list[Tensor]:
-        """Replace its tensors by copies that do not keep the graph alive, and still say whether they had one.
+        """Replace its tensors by copies that do not keep the graph alive, and note whether they had one.
 
         Returns:
             The tensors from which the backward starts, with their graph.
         """
         roots = []
-        value, self.value = self.value, _without_graph(self.value)
+        value = self.value
+        self.value = kept = without_slack(value.detach())
         for term in self.terms:  # the loss is often its only term
             tensor = term.tensor
             if tensor.requires_grad:
+                term.trains = True
                 roots.append(tensor)
-            term.tensor = self.value if tensor is value else _without_graph(tensor)
+            term.tensor = kept if tensor is value else without_slack(tensor.detach())
         self.replays = ()
         return roots
 
@@ -104,20 +108,16 @@ class MicroBatchLoss:
 
         terms = [
             Term(
-                term.tensor.detach().to(device).requires_grad_(term.tensor.requires_grad),
+                term.tensor.to(device),
                 moved(term.coefficient),
                 moved(term.divisor),
                 term.divided,
                 term.least,
+                term.trains,
             )
             for term in self.terms
         ]
         return MicroBatchLoss(moved(self.value), tuple(terms), moved(self.shift))  # the key holds identities
-
-
-def _without_graph(tensor: Tensor) -> Tensor:
-    kept = without_slack(tensor.detach())
-    return kept.requires_grad_() if tensor.requires_grad else kept
 
 
 def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -> Tensor:
@@ -129,8 +129,7 @@ def whole_of(terms: Sequence[Term], total: float | Tensor, home: torch.device) -
         home: the device of the result.
     """
     tensors = [term.tensor for term in terms]
-    with torch.no_grad():
-        values = torch.stack([each if each.device == home else each.to(home) for each in tensors])
+    values = torch.stack([each if each.device == home else each.to(home) for each in tensors])
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     weights = [term.weight(total) for term in terms]
     row = _row(weights, home, values.dtype)

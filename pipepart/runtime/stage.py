@@ -163,6 +163,10 @@ class Stage:
         repeatable = True
         part = self._program[0]
         try:
+            if which is ForwardPass.ONLY and keyed.all_unkeyed:  # most forwards, which only call the layers
+                for part in self._program:
+                    value = part.run(value)
+                return value, True
             for part in self._program:
                 index, _, run_layers, is_compiled = part
                 if is_compiled or unkeyed[index]:

@@ -133,6 +133,7 @@ class StageRun:
         self._repeated = order.repeated[number] if modes.grad else frozenset()
         self._offloaded = order.offloaded[number] if modes.grad else frozenset()
         self.offloads = bool(self._offloaded)
+        self._has_contexts = bool(modes.autocast) or self.offloads
         if self.offloads:
             self._queue = queue
             self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
@@ -142,24 +143,30 @@ class StageRun:
 
     def forward(self, micro_batch: int, message: Any) -> Any:
         """F: run the layers; return the message for the next stage, None from the last."""
-        added = self._added
-        added.taken()  # those of a backward, as of a checkpointed layer that runs again
-        kept = None
+        if not self._has_contexts:
+            return self._forward(micro_batch, message)
         saved = None
         if micro_batch in self._offloaded:
             message = graph_cut.move(message, self.stage.device)
             staying = self._state | storages_of(tensors(message))
             saved = SavedTensors(self._queue, self.stage.device, staying)
         with self._modes.autocasting(), saved.packing() if saved else _NOTHING:
-            if micro_batch in self._repeated:
-                output, entered, kept = self._repeatable_forward(micro_batch, message)
-            else:
-                output, _, entered = self.stage.run(message, micro_batch, self._keys)
-            losses = added.taken()
-            if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(output):
-                self.inputs[micro_batch] = kept
-                return None
-            message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
+            return self._forward(micro_batch, message, saved)
+
+    def _forward(self, micro_batch: int, message: Any, saved: SavedTensors | None = None) -> Any:
+        added = self._added
+        if added.found:
+            added.taken()  # those of a backward, as of a checkpointed layer that runs again
+        kept = None
+        if micro_batch in self._repeated:
+            output, entered, kept = self._repeatable_forward(micro_batch, message)
+        else:
+            output, _, entered = self.stage.run(message, micro_batch, self._keys)
+        losses = added.taken() if added.found else ()
+        if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(output):
+            self.inputs[micro_batch] = kept
+            return None
+        message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
         if kept and stash.roots:
             self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
         elif self._modes.grad:

@@ -216,11 +216,10 @@ class Step:
                 for action in actions:
                     if self._over:
                         raise Stopped
-                    kind, stage, micro_batch, _ = action
                     current[worker] = action, now()
                     if pace is not None:
                         pace.wait()
-                    tables[stage][kind](micro_batch)
+                    tables[action.stage][action.kind](action.micro_batch)
                     if pace is not None:
                         pace.queued()
         except Stopped:

@@ -86,6 +86,7 @@ class KeyedLayers:
     Attributes:
         all_of_torch: whether all layers are made of torch modules which never draw.
         unkeyed: for each layer whether it runs without :meth:`drawing` in the only forward of a micro-batch.
+        all_unkeyed: whether all of them do.
         never: the same in one of two forwards.
     """
 
@@ -109,6 +110,7 @@ class KeyedLayers:
         self._draws: list[dict[bool, bool]] = [{} for _ in parts]
         self.never: list[bool] = []
         self.unkeyed: list[bool] = []
+        self.all_unkeyed = False
         self._before: list[bytes] | None = None  # states of generators before the step
 
     def begin(self) -> None:
@@ -149,6 +151,7 @@ class KeyedLayers:
 
     def _decide(self) -> None:
         self.unkeyed = [never or self._draws_nothing(index) for index, never in enumerate(self.never)]
+        self.all_unkeyed = all(self.unkeyed)
 
     def _draws_nothing(self, index: int) -> bool:
         """Return True if a layer has run in its present mode without drawing, and no rate of dropout is above 0."""

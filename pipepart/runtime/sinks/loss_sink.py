@@ -103,6 +103,7 @@ class LossSink(ABC):
         self._keeps = keep_outputs
         self._trains = False
         self._known: Share | None = None
+        self._seeds: dict[float, Tensor] = {}  # by weight, on the CPU
         self._added: dict[tuple[int, int], list[tuple[Tensor, float, bool]]] = {}
 
     @abstractmethod
@@ -206,7 +207,14 @@ class LossSink(ABC):
         """Return a weight as a gradient of ``like``, scaled."""
         if isinstance(weight, Tensor):
             return self._scaled(weight.to(like.device, like.dtype))
-        return self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
+        if not like.is_cpu:  # workers would share one, and their streams have no order
+            return self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
+        seed = self._seeds.get(weight)
+        if (
+            seed is None or seed.dtype is not like.dtype or seed._version
+        ):  # a backward may have written into it
+            seed = self._seeds[weight] = self._scaled(torch.full((), weight, dtype=like.dtype, device="cpu"))
+        return seed
 
     def _scaled(self, seed: Tensor) -> Tensor:
         seed = seed if self._weight == 1.0 else seed * self._weight
@@ -228,6 +236,8 @@ def on_device_of(output: Any, target: Any) -> Any:
     """Return the target on the device of the first tensor of the output."""
     if target is None:
         return None
+    if type(output) is Tensor:
+        return graph_cut.move(target, output.device)
     leaves = tensors(output)
     return graph_cut.move(target, leaves[0].device) if leaves else target
 
