@@ -60,7 +60,7 @@ def steps(devices: tuple[str, ...] = TWO, pinned: bool = False, batches: int = 2
             plain.assert_same(gradients(model), plain.gradients(reference))
 
 
-def failing_steps() -> None:
+def failing_steps(devices: tuple[str, ...] = SHARED) -> None:
     """Steps that end in their fourth micro-batch, while stashes of earlier ones are being copied to the host."""
     calls = iter(range(2 * PARTS))
 
@@ -70,9 +70,9 @@ def failing_steps() -> None:
         return x * 1
 
     model = nn.Sequential(*chain(), Calls(fail)).double()
-    x, y = (one.to("vdev:0") for one in sample(2 * PARTS, 5))
+    x, y = (one.to(device) for one, device in zip(sample(2 * PARTS, 5), devices, strict=True))
     how: dict[str, Any] = {"micro_batches": PARTS, "schedule": "gpipe", "offload": "stash"}
-    with cut_on(SHARED, model, [3], nn.MSELoss(), **how) as pipe, late():
+    with cut_on(devices, model, [3], nn.MSELoss(), **how) as pipe, late():
         for _ in range(2):
             with contextlib.suppress(ArithmeticError):
                 pipe.step(x * 1, target=y * 1)
@@ -322,6 +322,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "offloaded steps": partial(steps, schedule="gpipe", offload="stash"),
     "offloaded shared steps": partial(steps, SHARED, schedule="gpipe", offload="stash"),
     "offloaded steps that fail": failing_steps,
+    "offloaded steps that fail, on two devices": partial(failing_steps, TWO),
     "several outputs": several_outputs,
     "several outputs, recomputed": partial(several_outputs, recompute="always"),
     "several outputs, with the CPU": partial(several_outputs, ("vdev:0", "cpu")),

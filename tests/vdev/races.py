@@ -75,11 +75,13 @@ class Block:
     Attributes:
         accesses: those that a later one may race with.
         users: the streams that ``record_stream`` named.
+        born: the clock of the host that allocated it. What that knows to be allocated before is other memory.
         before: accesses of freed blocks whose memory this may be.
         first: for each stream, its clock at its first use, and the record of that.
     """
 
     accesses: list[Access]
+    born: Clock = field(default_factory=dict)
     users: set[Stream] = field(default_factory=set)
     before: list[Access] = field(default_factory=list)
     first: dict[Stream, tuple[Clock, int]] = field(default_factory=dict)
@@ -176,7 +178,7 @@ class Detector:
                 left = [access for access in self._freed[stream] if not _is_over(access, clock)]
                 self._freed[stream] = left
                 made = Access(stream, clock[stream], 0, ALL, True, index)
-                block = self._blocks[number] = Block([made], before=list(left))
+                block = self._blocks[number] = Block([made], dict(host), before=list(left))
                 self._made[stream][record.host].append((host[record.host], block))
             case "use":
                 self._block(number).users.add(stream)
@@ -248,8 +250,9 @@ class Detector:
         known = self._known_by(stream, host)
         left = [access for access in left if not _is_over(access, known)]
         for other, made in self._made[stream].items() if left else ():
+            known_before = max(host.get(other, 0), block.born.get(other, 0))
             for at, later in reversed(made):
-                if host.get(other, 0) >= at:
+                if known_before >= at:
                     break
                 later.before += left
                 for clock, record in later.first.values():
