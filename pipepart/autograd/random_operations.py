@@ -24,9 +24,6 @@ from torch.library import Library, fallthrough_kernel
 _NAME = "TESTING_ONLY_GenericMode"
 _KEY: Any = torch._C._parse_dispatch_key(_NAME)
 _KEYS = torch._C.DispatchKeySet(_KEY)
-_ACTIVE = (
-    f"{__name__}.active"  # names the innermost mode among the objects that torch passes on to its own threads
-)
 _TRACING = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")]
 
 _lock = threading.Lock()
@@ -40,19 +37,28 @@ class RandomMode:
         register()
 
     def __enter__(self) -> Self:
-        self._outer = _active()
+        self._outer = _thread.mode
         self._guard = torch._C._IncludeDispatchKeyGuard(_KEY)
         self._guard.__enter__()
-        torch._C._stash_obj_in_tls(_ACTIVE, self)
+        _thread.mode = self
         return self
 
     def __exit__(self, *raised: object) -> None:
-        torch._C._stash_obj_in_tls(_ACTIVE, self._outer)
+        _thread.mode = self._outer
         self._guard.__exit__(*raised)
 
     def draw(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a random operation and return its result. Operations that it calls are not intercepted."""
         raise NotImplementedError
+
+
+class _Thread(threading.local):
+    """The innermost mode of the calling thread."""
+
+    mode: RandomMode | None = None
+
+
+_thread = _Thread()
 
 
 def register() -> None:
@@ -83,14 +89,15 @@ def _kernel_of(operation: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            mode = _active()
             # While torch.compile traces, nothing is drawn yet: the compiled code calls the operation again.
-            if mode is None or any(map(torch._C._get_dispatch_mode, _TRACING)):
+            if any(map(torch._C._get_dispatch_mode, _TRACING)):
                 return operation(*args, **kwargs)
-            return mode.draw(operation, args, kwargs)
+            if (
+                _thread.mode is None
+            ):  # torch passes the key on to its threads, which run the backwards of devices
+                raise RuntimeError(
+                    f"{operation.name()} draws in a backward that a layer runs within its forward. Draw in the forward"
+                )
+            return _thread.mode.draw(operation, args, kwargs)
 
     return kernel
-
-
-def _active() -> RandomMode | None:
-    return torch._C._get_obj_in_tls(_ACTIVE) if torch._C._is_key_in_tls(_ACTIVE) else None
