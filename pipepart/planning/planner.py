@@ -111,7 +111,8 @@ def plan(
         TypeError: ``profile`` or ``cluster`` has another type.
         ValueError: an unknown schedule or layer, more stages than layers or devices, micro-batches below 1 or not
             profiled, or constraints that contradict each other.
-        InfeasiblePlanError: no cut fits the memory; names the stage, the missing bytes and changes that fit.
+        InfeasiblePlanError: no cut fits the memory, or none was found in the time; names the stage, the missing bytes
+            and changes that fit.
     """
     options = PlanOptions(
         schedule=schedule,

@@ -79,7 +79,7 @@ class Suggestion:
 
 
 class InfeasiblePlanError(InputError):
-    """No cut of the model fits the devices.
+    """No cut of the model fits the devices, or, as the message then says, none that fits was found in the time.
 
     Attributes:
         reason: the message without the suggestions.

@@ -12,7 +12,7 @@ import numpy as np
 import schedules
 
 from ...cluster import Cluster
-from ...units import counted
+from ...units import counted, format_seconds
 from ..costs.cut_costs import Borders, CutCosts
 from ..costs.layer_ranges import ChainCosts
 from ..costs.stage_memory import MODE_SETS, Floats, Ints, Mode, ModeChoice, StashCounts, with_modes
@@ -75,6 +75,14 @@ class Candidate:
         per_action = _SEARCHED_ACTION_SECONDS if self.schedule in _SEARCHED else per_action
         seconds = self.stages * (self.part.micro_batches * per_action + _STAGE_SECONDS)
         return seconds + _PLAN_SECONDS * (1 + self.part.groups.replicas)
+
+    @property
+    def too_slow(self) -> str:
+        """The explanation for a request that has no time for it."""
+        counts = (
+            f"{counted(self.stages, 'stage')} and {counted(self.part.micro_batches, 'micro-batch', 'es')}"
+        )
+        return f"to plan {counts} takes about {format_seconds(self.simulation_seconds)}"
 
     @property
     def effort_seconds(self) -> float:

@@ -12,7 +12,6 @@ from schedules.searching.allowance import OPERATIONS_PER_SECOND, Allowance
 from schedules.searching.clock import Clock
 
 from ...input_error import InputError
-from ...units import counted, format_seconds
 from ..costs.layer_ranges import TOLERANCE
 from ..infeasible import Infeasible
 from ..joint.search import search_jointly
@@ -138,7 +137,7 @@ class NoPlan:
         if not affordable:
             affordable = (_cheapest(candidates) or candidates)[:1]
             if not _in_grace(affordable[0], self.clock):
-                return Infeasible(_too_slow(affordable[0]))
+                return Infeasible(affordable[0].too_slow)
         nearest = min((CutSearch(each, self.clock) for each in affordable), key=lambda search: search.deficit)
         reason = nearest.explain()
         return reason.plan if reason.plan is not None and reason.plan.fits else reason
@@ -322,11 +321,6 @@ def _cheapest(candidates: Iterable[Candidate]) -> list[Candidate]:
 def _in_grace(candidate: Candidate, clock: Clock) -> bool:
     """Return True if a candidate may be planned although the clock is over, or nearly."""
     return candidate.simulation_seconds < clock.seconds_left + _GRACE_SECONDS
-
-
-def _too_slow(candidate: Candidate) -> str:
-    counts = counted(candidate.stages, "stage"), counted(candidate.part.micro_batches, "micro-batch", "es")
-    return f"to plan {counts[0]} and {counts[1]} takes about {format_seconds(candidate.simulation_seconds)}"
 
 
 def _is_short(request: Request) -> bool:

@@ -210,9 +210,8 @@ class LossSink(ABC):
         if not like.is_cpu:  # workers would share one, and their streams have no order
             return self._scaled(torch.full((), weight, dtype=like.dtype, device=like.device))
         seed = self._seeds.get(weight)
-        if (
-            seed is None or seed.dtype is not like.dtype or seed._version
-        ):  # a backward may have written into it
+        # A backward may have written into it.
+        if seed is None or seed.dtype is not like.dtype or seed._version:
             seed = self._seeds[weight] = self._scaled(torch.full((), weight, dtype=like.dtype, device="cpu"))
         return seed
 
