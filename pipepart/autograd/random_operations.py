@@ -15,6 +15,7 @@ thread's dispatch.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ _lock = threading.Lock()
 _libraries: list[Library] = []  # keep the registered kernels
 
 
-class RandomMode:
+class RandomMode(ABC):
     """Context manager that passes each random operation of this thread to :meth:`draw`."""
 
     def __init__(self) -> None:
@@ -47,9 +48,9 @@ class RandomMode:
         _thread.mode = self._outer
         self._guard.__exit__(*raised)
 
+    @abstractmethod
     def draw(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a random operation and return its result. Operations that it calls are not intercepted."""
-        raise NotImplementedError
 
 
 class _Thread(threading.local):
@@ -92,9 +93,8 @@ def _kernel_of(operation: Any) -> Callable[..., Any]:
             # While torch.compile traces, nothing is drawn yet: the compiled code calls the operation again.
             if any(map(torch._C._get_dispatch_mode, _TRACING)):
                 return operation(*args, **kwargs)
-            if (
-                _thread.mode is None
-            ):  # torch passes the key on to its threads, which run the backwards of devices
+            # Torch passes the key on to its threads, which run the backwards of devices.
+            if _thread.mode is None:
                 raise RuntimeError(
                     f"{operation.name()} draws in a backward that a layer runs within its forward. Draw in the forward"
                 )

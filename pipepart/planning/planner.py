@@ -152,11 +152,11 @@ def plan(
     request, nearest = search_of_most.request, search_of_most.explain()
     if isinstance(nearest, Plan):
         return _with_measured(request.measured, nearest)
-    left, explaining = clock.seconds_left, EXPLAINING_SHARE * limit
+    explaining = EXPLAINING_SHARE * limit
     if clock.cut_short:
-        explaining = min(left, explaining)
+        explaining = min(clock.seconds_left, explaining)
     elif seconds is not None:
-        explaining = max(left, explaining)
+        explaining = max(clock.seconds_left, explaining)
     changing = Clock(explaining)
     changes = Changes(request.measured, request.all_devices, request.asked, _planned, changing)
     raise InfeasiblePlanError(

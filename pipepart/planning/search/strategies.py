@@ -124,6 +124,9 @@ class NoPlan:
 
         If no candidate was searched, as if the devices do not hold the weights, the cheapest candidate is explained.
         If the nearest plan fits, it is returned: with skip connections the cut search overestimates memory.
+
+        Raises:
+            ValueError: no schedule of the request has as many stages as it asks for.
         """
         candidates = self.failed or [each for part in self.parts for each in candidates_of(part)]
         if not candidates:
@@ -153,7 +156,6 @@ def search(request: Request, clock: Clock, *, answers: bool = True) -> Plan | No
 
     Raises:
         OutOfTime: the clock is over before any candidate is known, and ``answers`` is False.
-        ValueError: no schedule of the request has as many stages as it asks for.
     """
     all_parts, of_parts = [], []
     for part in parts_of(request):
