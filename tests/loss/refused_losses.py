@@ -1,29 +1,27 @@
 """Losses of many kinds that are no sums over samples, or that change what another call reads, with a batch for each."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.loss.batches import CLASSES, classes, images, numbers, tokens, weighted, wide
-from tests.loss.exact_losses import CENTERS, PENALIZED, Batch, Loss
+from tests.loss.exact_losses import (
+    CENTERS,
+    CLASSES,
+    PENALIZED,
+    Batch,
+    Loss,
+    classes,
+    images,
+    numbers,
+    tokens,
+    weighted,
+    wide,
+)
+from tests.support.in_backward import with_gradient
 
 WRITTEN = torch.ones(3, dtype=torch.double)
 NOTES: list[float] = []
-
-
-class Mixing(torch.autograd.Function):
-    """Leaves values as they are, and mixes the gradients of samples."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] - gradients[0].mean(0)
 
 
 class Counting:
@@ -186,7 +184,7 @@ REFUSED: dict[Batch, list[Loss]] = {
         lambda o, t: (F.mse_loss(o, t) * torch.ones(3)).sum(),
         lambda o, t: F.mse_loss(o, t) * torch.exp(-PENALIZED.sum()) + PENALIZED.sum(),
         lambda o, t: o.gather(1, torch.tensor([[0, 1]])).mean(),
-        lambda o, t: F.mse_loss(Mixing.apply(o), t),
+        lambda o, t: F.mse_loss(with_gradient(o, lambda g: g - g.mean(0)), t),
         lambda o, t: F.mse_loss(o, t).clamp(min=0.5),
         lambda o, t: F.binary_cross_entropy_with_logits(o, t.sigmoid(), pos_weight=t.exp().sum() / t.abs().sum()),
         lambda o, t: F.mse_loss(o, t) if len(o) < 4 else F.l1_loss(o, t),
