@@ -40,7 +40,7 @@ class DelayedTraining:
         self,
         x: Tensor,
         y: Tensor,
-        loss_fn: nn.Module,
+        loss_fn: Callable[..., Tensor],
         micro_batches: int,
         weigh: Callable[[Tensor], float] = len,
     ) -> Tensor:
@@ -60,7 +60,9 @@ class DelayedTraining:
                 versions.append(_copies(stage))
         return torch.stack(losses).mean()
 
-    def _backward(self, micro_batch: int, x: Tensor, y: Tensor, loss_fn: nn.Module, share: float) -> Tensor:
+    def _backward(
+        self, micro_batch: int, x: Tensor, y: Tensor, loss_fn: Callable[..., Tensor], share: float
+    ) -> Tensor:
         used = [
             {
                 name: t.clone().requires_grad_()

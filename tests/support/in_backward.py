@@ -1,4 +1,4 @@
-"""A function of autograd that calls another one in its backward."""
+"""A function of autograd whose value and gradient are functions that a test chooses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,26 @@ import torch
 from torch import Tensor
 
 
-class CallsInBackward(torch.autograd.Function):
-    """Copies its input; its backward calls ``function`` first."""
+class _Given(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gradient: Callable[[Tensor], Any], value: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.gradient = gradient
+        return value(x)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[], object]) -> Tensor:
-        ctx.function = function
-        return x.clone()
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, None, None]:
+        return ctx.gradient(gradients[0]), None, None
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.function()
-        return gradients[0], None
+
+def with_gradient(
+    x: Tensor, gradient: Callable[[Tensor], Any], value: Callable[[Tensor], Tensor] = Tensor.clone
+) -> Tensor:
+    """Return ``value(x)``, whose backward is ``gradient`` of the output's gradient; by default a copy of x."""
+    return _Given.apply(x, gradient, value)
+
+
+def calls_in_backward(x: Tensor, function: Callable[[], object]) -> Tensor:
+    """Return a copy, whose backward calls ``function`` first."""
+    return with_gradient(x, lambda gradient: (function(), gradient)[1])

@@ -117,19 +117,36 @@ def check_whole(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], **how
     assert_close(gradients(nn.ModuleList([pipe.module, *losses])), gradients(theirs))
 
 
-def check_step(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], parts: int = 3, **how: Any) -> None:
+def check_step(
+    pipe: Any,
+    x: Any,
+    y: Any,
+    loss_fn: Callable[..., Tensor],
+    parts: int = 3,
+    *,
+    seed: int | None = None,
+    **how: Any,
+) -> nn.Module:
     """Assert that a step without earlier gradients has loss and gradients of the plain model, these bit for bit.
+
+    Return the plain model.
 
     Args:
         pipe: a pipeline; its model is copied before.
         x, y, loss_fn, parts, how: as for :func:`micro_batched_step`.
+        seed: of what the layers draw; None if they draw nothing.
     """
     pipe.zero_grad()
     reference = twin(pipe.module)
+    if drawing := seed is not None:
+        torch.manual_seed(seed)
     loss = pipe.step(x, target=y)
-    expected = micro_batched_step(reference, x, y, loss_fn, parts, **how)
+    if drawing:
+        torch.manual_seed(seed)
+    expected = micro_batched_step(reference, x, y, loss_fn, parts, drawing=drawing, **how)
     assert_near(loss.double(), expected.double(), 1e-12 if loss.dtype is torch.double else 1e-6, "loss")
     assert_same(gradients(pipe.module), gradients(reference))
+    return reference
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+import pipepart
+from pipepart import CheckReport
+from tests.support.in_backward import with_gradient
+from tests.support.two_parts import Calls
 
 
 def chain(*middle: nn.Module) -> nn.Sequential:
@@ -20,6 +26,14 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(12, 6), torch.randint(3, (12,))
 
 
+def checked(model: nn.Module, **options: Any) -> CheckReport:
+    """Two steps in float64 on two devices, unless ``options`` of the check say otherwise."""
+    x, y = batch()
+    given: dict[str, Any] = {"sample": x, "target": y, "loss_fn": nn.CrossEntropyLoss(), "steps": 2}
+    given["dtypes"] = ["float64"]
+    return pipepart.check(model, **given | options)
+
+
 def on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
@@ -27,106 +41,54 @@ def on_main_thread() -> bool:
 class OwnCount(nn.Module):
     """Counts its calls in an attribute, and its output depends on the count."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
         return x * (1 + self.count % 3)
 
 
-class SharedCount(nn.Module):
+_calls = itertools.count(1)
+
+
+def shared_count() -> Calls:
     """Counts the calls of all its copies."""
-
-    count: ClassVar[int] = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        SharedCount.count += 1
-        return x * (1 + SharedCount.count % 97)
+    return Calls(lambda x: x * (1 + next(_calls) % 97))
 
 
-class OneInFlight(nn.Module):
+def one_in_flight() -> Calls:
     """Keeps what its backward needs in one place, where the next micro-batch writes over it."""
+    kept: dict[str, Tensor] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _Square.apply(x)
-
-
-class _Square(torch.autograd.Function):
-    kept: ClassVar[Tensor]
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        _Square.kept = x.detach()
+    def square(x: Tensor) -> Tensor:
+        kept["x"] = x.detach()
         return x * x
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 2 * _Square.kept * gradients[0]
+    return Calls(lambda x: with_gradient(x, lambda gradient: 2 * kept["x"] * gradient, square))
 
 
-class BackwardOfMainThread(nn.Module):
+def backward_of_main_thread() -> Calls:
     """Has the right gradient on the main thread only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Doubled.apply(x)
+    return Calls(lambda x: with_gradient(x, lambda gradient: gradient * (1 if on_main_thread() else 2)))
 
 
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * (2 if on_main_thread() else 3)
+def forward_of_main_thread(otherwise: float) -> Calls:
+    """Adds this on a worker's thread."""
+    return Calls(lambda x: x if on_main_thread() else x + otherwise)
 
 
-class ForwardOfMainThread(nn.Module):
-    """Gives something else on a worker's thread."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if on_main_thread() else x + 1
-
-
-class NumbersOfMainThread(nn.Module):
-    """Gives NaN on a worker's thread."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if on_main_thread() else x * float("nan")
-
-
-class BufferOfMainThread(nn.Module):
+def buffer_of_main_thread() -> Calls:
     """Counts in a buffer, on a worker's thread twice; its output is right."""
-
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen += 1 if on_main_thread() else 2
-        return x
+    return Calls(
+        lambda x, seen: (seen.add_(1 if on_main_thread() else 2), x)[1], seen=nn.Buffer(torch.zeros(()))
+    )
 
 
-class Uncopied(nn.Module):
+def uncopied() -> nn.Module:
     """Holds what cannot be copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class OwnLoss(nn.Module):
-    """The last layer of a model that computes its own loss: a sum, which nobody can see from outside."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.square().sum()
+    layer = nn.Identity()
+    layer.lock = threading.Lock()  # type: ignore[assignment]
+    return layer
 
 
 def mean(output: Tensor, target: Tensor) -> Tensor:

@@ -25,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("short_profiles")
 
 def checked(model: nn.Module, **options: Any) -> CheckReport:
     """Two steps on two devices, in both dtypes."""
-    x, y = faults.batch()
-    given: dict[str, Any] = {"sample": x, "target": y, "loss_fn": nn.CrossEntropyLoss(), "steps": 2}
-    return pipepart.check(model, **given | options)
+    return faults.checked(model, **{"dtypes": ["float64", "own"]} | options)
 
 
 def test_every_schedule_is_the_same_bit_for_bit_in_both_dtypes() -> None:
@@ -57,17 +55,10 @@ def by_turns(pair: tuple[Tensor, Tensor], most: int) -> list[tuple[Tensor, Tenso
     return [(x[start::most], y[start::most]) for start in range(most)]
 
 
-class Balanced(nn.Module):
+def balanced(x: Tensor, inner: nn.Module) -> Tensor:
     """Adds a loss of its own, as a mixture of experts does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = self.inner(x)
-        pipepart.add_loss(made.square().mean())
-        return made
+    pipepart.add_loss((made := inner(x)).square().mean())
+    return made
 
 
 class Holds(nn.Module):
@@ -86,7 +77,10 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "a sum and a count": (faults.chain, {"loss_fn": kept}),
     "a loss that writes into the output": (faults.chain, {"loss_fn": squared}),
     "the same, of one micro-batch": (faults.chain, {"loss_fn": squared, "micro_batches": 1}),
-    "losses that layers add": (lambda: faults.chain(Balanced(), Balanced()), {"dtypes": ["float64"]}),
+    "losses that layers add": (
+        lambda: faults.chain(*(Calls(balanced, inner=nn.Linear(8, 8)) for _ in range(2))),
+        {"dtypes": ["float64"]},
+    ),
     "a tensor that goes whole to every micro-batch": (
         lambda: nn.Sequential(
             Calls(lambda given, inner: inner(given["x"] * given["mask"]), inner=nn.Linear(6, 3)), nn.Tanh()
@@ -132,16 +126,14 @@ def test_strict_devices_raise_what_accelerators_would() -> None:
         checked(faults.chain(Holds()), dtypes=["own"], strict=True, schedules=["1f1b"])
 
 
-class Jump(nn.Module):
+def jump(x: Tensor) -> Tensor:
     """Makes much of rounding: its slope is another one on either side of a border that numbers lie on."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.where(x.detach() * 1e8 % 2 < 1, 1.0, 2.0).to(x)
+    return x * torch.where(x.detach() * 1e8 % 2 < 1, 1.0, 2.0).to(x)
 
 
 def test_rounding_is_not_carried_on_from_step_to_step() -> None:
     """Ten steps of a model that would end anywhere, had it begun a little beside."""
-    layers = (layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Jump()))
+    layers = (layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), Calls(jump)))
     given: dict[str, Any] = {"schedules": ["chimera"], "micro_batches": 4, "steps": 10, "dtypes": ["own"]}
     (row,) = checked(nn.Sequential(*layers, nn.Linear(6, 3)), **given).rows
     assert (row.ok, row.same) == (True, False)
@@ -220,18 +212,12 @@ def test_a_plan_for_the_model_warns_of_no_change_in_another_dtype(recwarn: pytes
         checked(model, plan=made)
 
 
-class Single(nn.Module):
-    """Works in float32 whatever it gets."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.float()
-
-
 def test_a_layer_that_cannot_do_the_dtype_fails_with_what_to_do() -> None:
+    single = Calls(Tensor.float)
     with pytest.raises(RuntimeError) as caught:
-        checked(faults.chain(Single()))
+        checked(faults.chain(single))
     assert "check dtypes=['own']" in caught.value.__notes__[-1]
-    assert checked(faults.chain(Single()), dtypes=["own"]).ok
+    assert checked(faults.chain(single), dtypes=["own"]).ok
 
 
 @pytest.mark.parametrize(
@@ -308,33 +294,23 @@ def test_the_first_layer_that_differs_is_named_as_in_the_model() -> None:
     }
 
 
-class Reading(nn.Module):
-    """Has a module that calls a part only for samples whose values ask for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.reading = Parts()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.reading(self.first(x)))[:, -1]
+def some(x: Tensor, parts: nn.ModuleList) -> Tensor:
+    """Calls a part only for samples whose values ask for it."""
+    for number, part in enumerate(parts):
+        chosen = x[..., 0].argmax(1) == number
+        if chosen.any():
+            x = x + part(x) * chosen[:, None, None]
+    return x
 
 
-class Parts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number, part in enumerate(self.parts):
-            chosen = x[..., 0].argmax(1) == number
-            if chosen.any():
-                x = x + part(x) * chosen[:, None, None]
-        return x
+def reading() -> Calls:
+    inner = Calls(some, parts=nn.ModuleList([nn.Linear(8, 8) for _ in range(4)]))
+    whole = {"first": nn.Linear(6, 8), "reading": inner, "last": nn.Linear(8, 3)}
+    return Calls(lambda x, first, reading, last: last(reading(first(x)))[:, -1], **whole)
 
 
 def test_a_module_that_reads_values_is_kept_whole_on_request() -> None:
-    model, x, y = Reading(), torch.randn(8, 4, 6), torch.randint(3, (8,))
+    model, x, y = reading(), torch.randn(8, 4, 6), torch.randint(3, (8,))
     of_loss: dict[str, Any] = {"target": y, "loss_fn": F.cross_entropy}
     given: dict[str, Any] = {**of_loss, "steps": 1, "micro_batches": 4}
     with pytest.raises(pipepart.CaptureError, match=r"Keep the module that reads it whole, layers="):
