@@ -17,6 +17,7 @@ from pipepart.runtime.transport.pinned import PinnedCopies
 from pipepart.workers.streams import Wait, Waits, waits
 from tests.support.late_scenarios import SCENARIOS
 from tests.vdev import devices as vdev
+from tests.vdev import races
 from tests.vdev.races import RacesFound
 
 # The devices are compiled at their first use on a machine.
@@ -92,6 +93,18 @@ def test_a_single_hold_that_is_left_out_is_found_in_one_run(monkeypatch, scenari
     with pytest.raises(RacesFound):
         SCENARIOS[scenario]()
     assert next(calls) > call
+
+
+@pytest.mark.parametrize("overlapping", [True, False])
+def test_bytes_count_and_not_whole_blocks(overlapping: bool):
+    side, x = torch.Stream(device="vdev:0"), torch.zeros(64, device="vdev:0")
+    side.wait_stream(torch.accelerator.current_stream("vdev:0"))
+    found: list[races.Race] = []
+    with races.watched(found):
+        x[:32].add_(1)
+        with side:
+            x[31 if overlapping else 32 :].add_(1)
+    assert [race.kind for race in found] == ([races.UNORDERED] if overlapping else [])
 
 
 @contextmanager

@@ -1,8 +1,10 @@
-"""Pipelines on such devices: each stage has its own values there, and what streams still write is waited for."""
+"""Pipelines, profiles and traces on devices that run late: what streams still write is waited for, and timed."""
 
 from __future__ import annotations
 
 import gc
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,31 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
+from pipepart import Pipeline
+from schedules import Kind, Timeline
 from tests.support import plain
-from tests.support.chains import cut_by_hand
+from tests.support.chains import cut_by_hand, on_devices, plan_by_hand
 from tests.support.deferred import initialize, twins
 from tests.support.on_devices import THREE, TWO, cut_on, gradients, sample
 from tests.support.recorded import chain_for, plainly
+from tests.support.two_parts import Calls
 from tests.vdev import devices as vdev
 from tests.vdev.devices import delayed
 
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
+
 LOSS = nn.MSELoss()
+MIXED = {
+    "vdev:0 and vdev:1": lambda: torch.ones(3, device="vdev:0") + torch.ones(3, device="vdev:1"),
+    "vdev:1 and cpu": lambda: nn.functional.linear(torch.ones(2, 3, device="vdev:1"), torch.ones(4, 3)),
+}
+
+
+@pytest.mark.parametrize("places", MIXED)
+def test_tensors_of_two_devices_do_not_meet(places):
+    with pytest.raises(RuntimeError, match=f"same device, but found at least two devices, {places}!"):
+        MIXED[places]()
 
 
 def six_layers() -> nn.Sequential:
@@ -169,3 +187,157 @@ def test_stashes_on_the_host_leave_the_device():
             pipe.step(x, target=y)
             peaks[offload] = vdev.memory("vdev:1").peak - before
     assert peaks["never"] - peaks["stash"] == 9 * 4 * rows * row
+
+
+def busy(rounds: int) -> Calls:
+    """Multiplies by a matrix ``rounds`` times."""
+
+    def multiply(x: Tensor, matrix: Tensor) -> Tensor:
+        for _ in range(rounds):
+            x = x @ matrix
+        return x
+
+    return Calls(multiply, matrix=nn.Buffer(torch.eye(128)))
+
+
+def test_layers_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+    wait = torch.accelerator.synchronize
+
+    def counted(device: torch.device) -> None:
+        waits.append(device)
+        wait(device)
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", counted)
+    model = nn.Sequential(nn.Linear(128, 128), busy(2), busy(200)).to("vdev:0")
+    x = torch.randn(128, 128, device="vdev:0")
+    profile = pipepart.profile(model, x, loss_fn=nn.MSELoss(), target=torch.zeros_like(x), seconds=0)
+    costs = profile.costs[0]
+    assert (profile.device, profile.threads) == ("vdev:0", None)
+    assert len(waits) == costs.repeats
+    linear, short, long = costs.layers
+    assert long.forward.seconds > short.forward.seconds > 0
+    assert long.backward_input.seconds > short.backward_input.seconds > 0
+    assert linear.backward_seconds > 0
+    assert (linear.saved_bytes, short.saved_bytes) == (x.nbytes, 0)
+
+
+WIDTH, LAYERS = 256, 10
+WEIGHT = 4 * WIDTH * WIDTH
+ROOM = 8 * WEIGHT  # for a layer, its gradient, and what it computes
+
+
+class Blocks(nn.Module):
+    """Puts tensors on the device of others between its blocks, keeps a plain tensor, and computes its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.table = torch.linspace(0.5, 1.5, WIDTH)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * self.table.to(x.device) + torch.arange(WIDTH, device=x.device)
+        return nn.functional.cross_entropy(x, labels.to(x.device))
+
+
+def sequential() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)), nn.Dropout())
+
+
+@pytest.mark.parametrize(("make", "home"), [(sequential, "meta"), (Blocks, "cpu")])
+def test_room_for_one_layer_is_enough(make: Callable[[], nn.Module], home: str) -> None:
+    with torch.device(home):
+        model = make()
+    ids = [id(parameter) for parameter in model.parameters()]
+    x, labels = torch.randn(8, WIDTH), torch.randint(WIDTH, (8,))
+    sample = x if make is sequential else (x, labels)
+    loss = {"loss_fn": nn.CrossEntropyLoss(), "target": labels} if make is sequential else {}
+    vdev.set_capacity("vdev:0", ROOM)
+    with pytest.raises(torch.OutOfMemoryError):
+        make().to("vdev:0")
+    vdev.reset_peak("vdev:0")
+    profile = pipepart.profile(model, sample, device="vdev:0", seconds=0, progress=False, **loss)
+    assert WEIGHT < vdev.memory("vdev:0").peak <= ROOM
+    assert {parameter.device.type for parameter in model.parameters()} == {home}
+    assert [id(parameter) for parameter in model.parameters()] == ids
+    assert (profile.device, profile.threads) == ("vdev:0", None)
+    costs = profile.costs[0]
+    assert all(cost.forward.seconds > 0 and cost.backward_seconds > 0 for cost in costs.layers)
+    assert costs.loss.forward.seconds > 0
+
+
+def test_the_random_state_of_the_device_is_restored() -> None:
+    before = torch.get_device_module("vdev").get_rng_state(0)
+    pipepart.profile(sequential(), torch.randn(8, WIDTH), device="vdev:0", seconds=0, progress=False)
+    assert torch.get_device_module("vdev").get_rng_state(0).equal(before)
+
+
+TIMER = 0.06  # seconds that a slow layer computes for, on either clock
+
+
+def slow(x: Tensor) -> Tensor:
+    time.sleep(TIMER)
+    return x * 2
+
+
+def traced(*devices: str) -> Timeline:
+    """A step of two stages, the layers of the second slow in their forward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Calls(slow), nn.Linear(4, 2))
+    plan = plan_by_hand([str(index) for index in range(4)], [2], micro_batches=3)
+    with Pipeline(model, on_devices(plan, devices), nn.MSELoss(), trace=True) as pipe:
+        pipe.step(torch.randn(6, 4), target=torch.randn(6, 2))
+        trace = pipe.last_trace
+    assert trace is not None
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("devices", "lateness"),
+    [(("vdev:0", "vdev:1"), None), (("vdev:0", "cpu"), 1.0), (("cpu", "vdev:1"), 1.0)],
+)
+def test_actions_and_messages_are_in_the_order_of_their_dependencies(devices, lateness):
+    with vdev.delayed(1, lateness=lateness):
+        trace = traced(*devices)
+    assert [(t.kind, t.source, t.micro_batch, t.bytes) for t in trace.transfers if t.kind is Kind.F] == [
+        (Kind.F, 0, micro_batch, 2 * 4 * 4) for micro_batch in range(3)
+    ]
+    slack = 0.05  # what two clocks may be apart on a busy machine; an action of another order is TIMER apart
+    for transfer in trace.transfers:
+        made, taken = (
+            next(
+                (starts[at], ends[at])
+                for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True)
+                for at, action in enumerate(row)
+                if (action.kind, action.stage, action.micro_batch)
+                == (transfer.kind, stage, transfer.micro_batch)
+            )
+            for stage in (transfer.source, transfer.target)
+        )
+        assert made[1] == transfer.start <= transfer.end <= taken[0] + slack
+    for starts, ends in zip(trace.starts, trace.ends, strict=True):
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
+def test_what_a_device_computes_is_its_busy_time():
+    trace = traced("vdev:0", "vdev:1")
+    assert trace.busy[1] >= 3 * TIMER
+
+
+def test_untraced_steps_record_no_timed_events(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipepart.runtime.transport.cuda.recorded", _untimed(torch.Event))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with cut_on(("vdev:0", "vdev:1"), model, [1], nn.MSELoss(), micro_batches=2) as pipe:
+        pipe.step(torch.randn(4, 4), target=torch.randn(4, 2))
+        assert pipe.last_trace is None
+
+
+def _untimed(make):
+    def recorded(stream, timed=False):
+        assert not timed
+        event = make(device=stream.device)
+        event.record(stream)
+        return event
+
+    return recorded
