@@ -7,53 +7,50 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pipeline.conformance.layers import Double
+from tests.pipeline.conformance.layers import double
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.two_parts import Calls
 
+OVERWRITTEN = r"overwritten after the stage before it had sent it.*clone\(\)"
 STRICT = pytest.mark.parametrize("strict", [False, True])
 
 
-class Viewed(nn.Module):
-    """Returns its input times one, and a view of that."""
+def viewed(copied: bool = False) -> Calls:
+    """Returns its input times one, and a view of that, or a copy of the view."""
 
-    def __init__(self, view: slice, copied: bool = False) -> None:
-        super().__init__()
-        self.view, self.copied = view, copied
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 1
-        return y, y[:, self.view].clone() if self.copied else y[:, self.view]
+        return y, y[:, :2].clone() if copied else y[:, :2]
+
+    return Calls(function)
 
 
-class Writes(nn.Module):
+def writes(which: int | None) -> Calls:
     """Writes into one of its inputs, unless told not to."""
 
-    def __init__(self, which: int | None) -> None:
-        super().__init__()
-        self.which = which
-        self.weight = nn.Parameter(torch.full((1,), 3.0))
+    def function(given: tuple[Tensor, Tensor], weight: Tensor) -> Tensor:
+        if which is not None:
+            given[which].mul_(weight)
+        return given[0] + given[1].sum(1, keepdim=True)
 
-    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
-        if self.which is not None:
-            given[self.which].mul_(self.weight)
-        y, view = given
-        return nn.functional.pad(y, (0, 4 - y.shape[1])) + view.sum(1, keepdim=True)
+    return Calls(function, weight=torch.full((1,), 3.0))
 
 
 def step(model: nn.Module, borders: list[int], **how: Any) -> None:
     """A step has the gradients of the plain model."""
+    parts = how.setdefault("micro_batches", 3)
     with cut_by_hand(model, borders, loss_fn=nn.MSELoss(), **how) as pipe:
-        plain.check_step(pipe, torch.randn(6, 4), torch.randn(6, 4), nn.MSELoss())
+        x, y = torch.randn(2, 2 * parts, 4)
+        plain.check_step(pipe, x, y, nn.MSELoss(), parts)
 
 
 @STRICT
 @pytest.mark.parametrize("recompute", ["never", "always"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_write_behind_a_border_into_a_tensor_and_its_view(which, recompute, strict):
-    model = nn.Sequential(nn.Linear(4, 4), Viewed(slice(0, 2)), Writes(which), nn.Linear(4, 4))
-    with pytest.raises(RuntimeError, match=r"layer '2' \(Writes\).*shares memory with another one") as caught:
+    model = nn.Sequential(nn.Linear(4, 4), viewed(), writes(which), nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match=r"layer '2' \(Calls\).*shares memory with another one") as caught:
         step(model, [2], strict=strict, recompute=recompute)
     assert "stage 1 of 2" in "\n".join(caught.value.__notes__)
 
@@ -64,9 +61,7 @@ def test_a_write_behind_a_border_into_a_tensor_and_its_view(which, recompute, st
     ids=["in a stage", "in another one", "nothing is written", "a copy of the view"],
 )
 def test_writes_that_change_no_tensor_of_another_stage(copied, which, border):
-    step(
-        nn.Sequential(nn.Linear(4, 4), Viewed(slice(0, 2), copied), Writes(which), nn.Linear(4, 4)), [border]
-    )
+    step(nn.Sequential(nn.Linear(4, 4), viewed(copied), writes(which), nn.Linear(4, 4)), [border])
 
 
 @STRICT
@@ -88,11 +83,8 @@ def test_a_message_that_the_next_micro_batch_overwrites(strict):
         return x
 
     model = nn.Sequential(Calls(keep), Calls(wait), nn.Linear(4, 4), nn.Linear(4, 4))
-    with (
-        cut_by_hand(model, [1], loss_fn=nn.MSELoss(), strict=strict, schedule="gpipe") as pipe,
-        pytest.raises(RuntimeError, match=r"overwritten after the stage before it had sent it.*clone\(\)"),
-    ):
-        pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    with pytest.raises(RuntimeError, match=OVERWRITTEN):
+        step(model, [1], strict=strict, schedule="gpipe")
 
 
 def test_a_message_that_is_overwritten_before_the_second_forward_that_needs_it():
@@ -112,18 +104,14 @@ def test_a_message_that_is_overwritten_before_the_second_forward_that_needs_it()
         return x * 1
 
     model = nn.Sequential(Calls(keep), nn.Linear(4, 4), Calls(arrive), nn.Linear(4, 4))
-    how: dict[str, Any] = {"schedule": "gpipe", "recompute": "always", "micro_batches": 2}
-    with (
-        cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), **how) as pipe,
-        pytest.raises(RuntimeError, match=r"overwritten after the stage before it had sent it.*clone\(\)"),
-    ):
-        pipe.step(torch.randn(4, 4), target=torch.randn(4, 4))
+    with pytest.raises(RuntimeError, match=OVERWRITTEN):
+        step(model, [1, 2], schedule="gpipe", recompute="always", micro_batches=2)
 
 
 def test_a_layer_may_write_into_its_micro_batch_while_others_wait_for_their_backward():
     """The micro-batches are views of one tensor, and do not share the counter of its writes."""
-    model = plain.in_double([Double(), nn.Linear(4, 4), nn.Linear(4, 4)])
-    x, y = torch.randn(2, 8, 4).double()
+    model = nn.Sequential(double(), nn.Linear(4, 4), nn.Linear(4, 4))
+    x, y = torch.randn(2, 8, 4)
     reference = plain.twin(model)
     with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4, schedule="gpipe") as pipe:
         pipe.step(x.clone(), target=y)

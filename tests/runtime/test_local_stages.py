@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from pipepart import Arguments, Plan
 from pipepart.capture import Live, RecordedChain, chain_of, fingerprint
@@ -18,12 +19,26 @@ from pipepart.data.split import micro_batches_of
 from pipepart.runtime.build import build_stages
 from pipepart.runtime.placing import InitialValues
 from tests.distributed.cases.models import AsksForMask, Blocks, varied
-from tests.support.allocated import allocated
 from tests.support.chains import plan_by_hand
 from tests.support.deferred import Tied, deferred, initialize
 from tests.support.recorded import borders_of, chain_for
 from tests.support.tensors_read import watched_reads
 from tests.support.tied import language_model
+
+
+def allocated(work: Callable[[], Any]) -> tuple[int, int]:
+    """Run ``work``; return the most bytes of tensors on the CPU that it had allocated, and those at its end."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = work()
+    now = peak = 0
+    events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    for event in events:
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    del result
+    return peak, now
+
 
 LAYERS, SIZE = 8, 256
 LAYER_BYTES = SIZE * SIZE * 4 + SIZE * 4
@@ -62,10 +77,10 @@ def test_a_model_that_was_made_whole_gives_its_other_layers_back(make):
 
 def test_a_process_allocates_its_share_of_a_deferred_model():
     model = deferred(wide)
-    found = allocated(lambda: fill(model, list(model.named_children()), QUARTERS, {3}))
+    peak, kept = allocated(lambda: fill(model, list(model.named_children()), QUARTERS, {3}))
     share = sum(tensor.nbytes for tensor in model.parameters() if not tensor.is_meta)
-    assert share == LAYERS * LAYER_BYTES // 4 <= found.kept < share + 4096
-    assert found.peak < share + 2 * LAYER_BYTES
+    assert share == LAYERS * LAYER_BYTES // 4 <= kept < share + 4096
+    assert peak < share + 2 * LAYER_BYTES
 
 
 def test_a_model_that_was_made_whole_shrinks_to_the_share():
@@ -74,7 +89,7 @@ def test_a_model_that_was_made_whole_shrinks_to_the_share():
         build_stages(list(model.named_children()), QUARTERS, local={1})
         return model
 
-    assert LAYERS * LAYER_BYTES // 4 <= allocated(work).kept < LAYERS * LAYER_BYTES // 4 + 4096
+    assert LAYERS * LAYER_BYTES // 4 <= allocated(work)[1] < LAYERS * LAYER_BYTES // 4 + 4096
 
 
 def test_each_process_reads_its_own_tensors_from_files(tmp_path, monkeypatch):

@@ -59,13 +59,11 @@ def test_operations_that_draw_nothing_run_without_a_call_of_python():
 def test_layers_micro_batches_and_steps_draw_differently():
     """Twenty-four masks, of which no two are the same."""
 
-    class Remember(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            drawn.put(tuple((x == 0).flatten().tolist()))
-            return torch.ones_like(x)
+    def remember() -> nn.Module:
+        return Calls(lambda x: (drawn.put(tuple((x == 0).flatten().tolist())), torch.ones_like(x))[1])
 
     drawn: SimpleQueue[tuple[bool, ...]] = SimpleQueue()  # layers that share Python values need a profile
-    model = nn.Sequential(nn.Dropout(), Remember(), nn.Dropout(), Remember())
+    model = nn.Sequential(nn.Dropout(), remember(), nn.Dropout(), remember())
     with cut_by_hand(model, [2], micro_batches=4) as pipe, torch.no_grad():
         for _ in range(3):
             pipe(torch.ones(8, 64))
@@ -112,18 +110,11 @@ class Rising(nn.Module):
 
 
 def test_a_layer_that_begins_to_draw_at_a_later_step_is_recomputed_with_the_same_mask():
-    model = nn.Sequential(nn.Linear(16, 16), Rising(), nn.Linear(16, 1)).double()
-    reference = plain.twin(model)
-    x, y = X.double(), Y.double()
+    rising = Rising()
+    model = nn.Sequential(nn.Linear(16, 16), rising, nn.Linear(16, 1)).double()
     with cut_by_hand(model, [2], loss_fn=nn.MSELoss(), micro_batches=4, recompute="always") as pipe:
-        for rate in (0.0, 0.5):
-            model[1].rate = reference[1].rate = rate  # type: ignore[index,assignment]
-            torch.manual_seed(1)
-            loss = pipe.step(x, target=y)
-            torch.manual_seed(1)
-            expected = plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, drawing=True)
-            plain.assert_near(loss, expected)
-            plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        for rising.rate in (0.0, 0.5):
+            plain.check_step(pipe, X.double(), Y.double(), nn.MSELoss(), 4, seed=1)
 
 
 class Hidden(nn.Module):
@@ -148,14 +139,7 @@ def test_a_layer_that_its_user_has_compiled_draws_by_its_place_as_well():
         layer.compile(backend="aot_eager")
     with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4) as pipe:
         for _ in range(2):
-            model.zero_grad()
-            torch.manual_seed(1)
-            pipe.step(X.double(), target=Y.double())
-            found = plain.gradients(model)
-            model.zero_grad()
-            torch.manual_seed(1)
-            plain.micro_batched_step(model, X.double(), Y.double(), nn.MSELoss(), 4, drawing=True)
-            plain.assert_same(found, plain.gradients(model))
+            plain.check_step(pipe, X.double(), Y.double(), nn.MSELoss(), 4, seed=1)
 
 
 def test_a_layer_that_begins_to_draw_unseen_draws_by_its_place_from_the_next_step_on():
@@ -166,13 +150,7 @@ def test_a_layer_that_begins_to_draw_unseen_draws_by_its_place_from_the_next_ste
         pipe.step(X.double(), target=Y.double())
         Hidden.draws.append(True)
         pipe.step(X.double(), target=Y.double())
-        model.zero_grad()
-        reference = plain.twin(model)
-        torch.manual_seed(1)
-        pipe.step(X.double(), target=Y.double())
-    torch.manual_seed(1)
-    plain.micro_batched_step(reference, X.double(), Y.double(), nn.MSELoss(), 4, drawing=True)
-    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+        plain.check_step(pipe, X.double(), Y.double(), nn.MSELoss(), 4, seed=1)
 
 
 @pytest.mark.parametrize("default", ["cpu", "meta"])

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 from pipepart.autograd import graph_cut
 from pipepart.autograd.split_backward import backward_inputs
 from tests.pipeline.conformance.layers import checkpointed
+from tests.support.in_backward import with_gradient
 from tests.support.two_parts import Calls, assert_same_as_fused, inputs, splits, train
 
 
@@ -36,69 +37,33 @@ KNOWN_LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("layer", "shape", "waits"), KNOWN_LAYERS)
-def test_known_layers_wait_and_have_the_same_bits(
-    layer: Callable[[], nn.Module], shape: tuple[int, ...], waits: int
-):
-    torch.manual_seed(0)
-    assert_same_as_fused(layer(), inputs(*shape), waits)
-
-
-@pytest.mark.parametrize(
-    ("function", "waits"),
-    [
-        (lambda x, a: F.linear(F.linear(x, a[:6]), a[6:]), 0),
-        (lambda x, a: F.linear(x, a.to(torch.float64).to(torch.float32)), 1),
-        (lambda x, a: F.linear(x, a) * a.sum(), 0),
-        (lambda x, a: F.linear(x, a, x.mean() * torch.ones(12)), 1),
-        (lambda x, a: F.linear(x, (b := a.t().t())) + b.sum(1), 0),
-        (lambda x, a: torch.addmm(x, x, a[:6], alpha=2), 0),
-        (lambda x, a: torch.addmm(x, x, a[:6]), 1),
-        (lambda x, a: a[:6] @ a[6:], 0),
-        (lambda x, a: torch.einsum("bi,oi->bo", x, a), 0),
-        (lambda x, a: x @ a[:6].t() + x, 1),
-    ],
-)
-def test_views_of_weights_wait_and_what_is_made_of_them_does_not(function: Callable[..., Tensor], waits: int):
-    torch.manual_seed(0)
-    assert_same_as_fused(Calls(function, a=torch.randn(12, 6)), inputs(7, 6), waits)
+# Of views of a weight, which wait, and of what is made of it, which does not.
+FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Tensor], int]] = [
+    (lambda x, a: F.linear(F.linear(x, a[:6]), a[6:]), 0),
+    (lambda x, a: F.linear(x, a.to(torch.float64).to(torch.float32)), 1),
+    (lambda x, a: F.linear(x, a) * a.sum(), 0),
+    (lambda x, a: F.linear(x, a, x.mean() * torch.ones(12)), 1),
+    (lambda x, a: F.linear(x, (b := a.t().t())) + b.sum(1), 0),
+    (lambda x, a: torch.addmm(x, x, a[:6], alpha=2), 0),
+    (lambda x, a: torch.addmm(x, x, a[:6]), 1),
+    (lambda x, a: a[:6] @ a[6:], 0),
+    (lambda x, a: torch.einsum("bi,oi->bo", x, a), 0),
+    (lambda x, a: x @ a[:6].t() + x, 1),
+]
 
 
 def two_layers(wrap: Callable[..., nn.Module] = lambda layer: layer) -> nn.Sequential:
     return nn.Sequential(wrap(nn.Linear(6, 9)), nn.Tanh(), nn.Linear(9, 4))
 
 
-class TiedTwice(nn.Module):
-    """One layer used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(self.layer(x).tanh())
-
-
-class Recurrent(nn.Module):
+def recurrent() -> nn.Module:
     """Uses weights of the state in each of four steps, and those of the input once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.layer = nn.Linear(6, 6), nn.LSTM(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(self.before(x))[0]
+    return Calls(lambda x, before, layer: layer(before(x))[0], before=nn.Linear(6, 6), layer=nn.LSTM(6, 6))
 
 
-class Cross(nn.Module):
-    """Attention whose keys are of another width."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x[..., :6], x[..., :6])[0]
+def cross() -> nn.Module:
+    inner = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
+    return Calls(lambda x, inner: inner(x, x[..., :6], x[..., :6])[0], inner=inner)
 
 
 def tied_to_the_head() -> nn.Module:
@@ -160,6 +125,13 @@ NORMED = lambda: nn.Sequential(  # noqa: E731
     nn.Linear(6, 9), nn.LayerNorm(9), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 4, bias=False)
 )
 CASES: dict[str, Case] = {
+    **{f"known layer {index}": Case(*case) for index, case in enumerate(KNOWN_LAYERS)},
+    **{
+        f"function {index}": Case(
+            lambda function=function: Calls(function, a=torch.randn(12, 6)), (7, 6), waits
+        )
+        for index, (function, waits) in enumerate(FUNCTIONS)
+    },
     "embedding": Case(lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)), words, 1),
     "embedding tied to the head": Case(tied_to_the_head, words, 1),
     "input that asks for no gradient": Case(two_layers, lambda: inputs(7, 6, grad=False), 2),
@@ -170,11 +142,13 @@ CASES: dict[str, Case] = {
     ),
     "frozen weight": Case(lambda: frozen("0.weight"), (7, 6), 1),
     "frozen layer": Case(lambda: frozen("2.weight", "2.bias"), (7, 6), 1),
-    "layer used twice": Case(TiedTwice, (7, 6), 0),
+    "layer used twice": Case(
+        lambda: Calls(lambda x, layer: layer(layer(x).tanh()), layer=nn.Linear(6, 6)), (7, 6), 0
+    ),
     "weight norm": Case(lambda: two_layers(wrap=parametrizations.weight_norm), (7, 6), 1),
     "autocast to bfloat16": Case(NORMED, (2, 6, 6), 3, lambda: torch.autocast("cpu", torch.bfloat16)),
-    "lstm": Case(Recurrent, (4, 3, 6), 1),
-    "attention with keys of another width": Case(Cross, (2, 5, 8), 4),
+    "lstm": Case(recurrent, (4, 3, 6), 1),
+    "attention with keys of another width": Case(cross, (2, 5, 8), 4),
     "input used twice, output written into": Case(
         lambda: Calls(written_into, a=torch.randn(6, 6), b=torch.randn(6, 6), c=torch.randn(6)), (7, 6), 2
     ),
@@ -245,19 +219,6 @@ class Token:
     """Something to hold."""
 
 
-class Marked(torch.autograd.Function):
-    """The identity, with a node that lives as long as its token."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Token) -> Tensor:
-        ctx.token = token
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * 1, None
-
-
 @splits
 @pytest.mark.usefixtures("no_collector")
 def test_only_what_the_second_part_needs_is_held_until_then():
@@ -271,7 +232,7 @@ def test_only_what_the_second_part_needs_is_held_until_then():
     def mark(name: str, tensor: Tensor) -> Tensor:
         token = Token()
         held[name] = weakref.ref(token)
-        return Marked.apply(tensor, token)
+        return with_gradient(tensor, lambda gradient, token=token: gradient * 1)  # a node that holds it
 
     def alive() -> set[str]:
         return {name for name, reference in held.items() if reference() is not None}
@@ -295,19 +256,9 @@ def test_only_what_the_second_part_needs_is_held_until_then():
     assert first.weight.grad is not None
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 2
-
-
 def test_the_graph_of_a_function_of_ones_own_lives_though_its_output_is_gone():
     x = torch.ones(3, requires_grad=True)
-    message, roots = graph_cut.cut(Doubled.apply(x.exp()))
+    message, roots = graph_cut.cut(with_gradient(x.exp(), lambda gradient: gradient * 2, lambda y: y * 2))
     assert message.grad_fn is None
     graph_cut.backward(roots, [torch.ones(3)])
     assert x.grad is not None

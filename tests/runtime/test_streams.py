@@ -1,11 +1,17 @@
-"""On devices that run behind the host, a step gives the numbers of the plain model, and every access has its order."""
+"""On devices that run behind the host, numbers are those of the plain model, whatever streams the caller uses."""
 
+import copy
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from pipepart.runtime.transport.cuda import Callers, Pace, Streams
+from pipepart.workers.streams import on_streams
 from tests.pipeline.conformance.runners import (
     AMONG_DEVICES,
     DRAWN,
@@ -18,11 +24,13 @@ from tests.pipeline.conformance.runners import (
 )
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
-from tests.support.on_devices import TWO, cut_on, gradients, late, sample
+from tests.support.delayed import DelayedTraining, batches, borders_of
+from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late, sample
+from tests.support.pieces import Fails
 from tests.support.seeds import seeds
 
-# The devices are compiled at their first use on a machine.
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
+
 
 AMONG = AMONG_DEVICES | {"home": list(LATE)}
 MODES = list(covering(random.Random(0), each=1, among=AMONG))
@@ -90,3 +98,170 @@ def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_coun
         loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
         plain.assert_near(loss.cpu(), (total / count).detach(), 1e-12)
         plain.assert_close(gradients(model), plain.gradients(reference))
+
+
+def chain(layers: int = 4, width: int = 4) -> nn.Sequential:
+    return plain.in_double([part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())])
+
+
+@contextmanager
+def side_streams() -> Iterator[None]:
+    """On streams of the first two devices that are not their default ones."""
+    with on_streams([torch.Stream(torch.device(device)) for device in TWO]):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("device", "differentiated"), [("vdev:0", True), ("vdev:1", False), ("vdev:1", True), ("cpu", False)]
+)
+def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
+    model = chain()
+    reference = plain.twin(model)
+    x, y = sample(8, 4)
+    theirs = x.clone().requires_grad_()
+    plain.micro_batched_step(reference, theirs, y, nn.MSELoss(), 4)
+    assert theirs.grad is not None
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe, late(), side_streams():
+        ours = x.clone().to(device).requires_grad_()
+        if differentiated:
+            nn.functional.mse_loss(pipe(ours * 1), y.to("vdev:1")).backward()
+        else:
+            pipe.step(ours, target=y)
+        assert ours.grad is not None
+        plain.assert_near(ours.grad.cpu(), theirs.grad, 1e-12)
+
+
+def test_a_loss_has_many_outputs_each_of_whose_backwards_begins_within_another():
+    model = chain(2)
+    reference = plain.twin(model)
+    x = sample(4, 4)[0]
+    with cut_on(TWO, model, [2], micro_batches=2) as pipe:
+        torch.stack([pipe(x.to("vdev:0") + index).sum() for index in range(100)]).sum().backward()
+        torch.stack([reference(x + index).sum() for index in range(100)]).sum().backward()
+        plain.assert_close(gradients(model), plain.gradients(reference))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
+    def adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=0.01)
+
+    model = chain(3, 5)
+    oracle = DelayedTraining(copy.deepcopy(model), 3, schedule, adam)
+    how: dict[str, Any] = {"micro_batches": 6, "schedule": schedule, "optimizer": adam}
+    with cut_on(THREE, model, borders_of(3), nn.MSELoss(), **how) as pipe:
+        for x, y in batches(4, samples=12):
+            with late():
+                ours = pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
+                theirs = oracle.step(x, y, nn.MSELoss(), 6)
+                assert ours.cpu().equal(theirs)
+                expected = [p for stage in oracle.stages for p in stage.parameters()]
+                assert all(
+                    p.cpu().equal(other) for p, other in zip(model.parameters(), expected, strict=True)
+                )
+
+
+class Looked(Exception):
+    """The host has waited for a device."""
+
+
+@pytest.mark.parametrize(("schedule", "recompute"), [("1f1b", "always"), ("zb-h1", "never")])
+def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, schedule, recompute):
+    """After the first steps, in which what layers and loss do is found out."""
+    model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])
+    with cut_on(TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute) as pipe:
+        x, y = sample(8, 4)
+        x, y = x.to("vdev:0"), y.to("vdev:1")
+        for _ in range(2):
+            pipe.step(x, target=y)
+
+        def refused(function: Callable[..., Any]) -> Callable[..., Any]:
+            def look(tensor: Tensor, *given: Any) -> Any:
+                if tensor.device.type != "cpu":
+                    raise Looked
+                return function(tensor, *given)
+
+            return look
+
+        for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "cpu", "equal"):
+            monkeypatch.setattr(Tensor, name, refused(getattr(Tensor, name)))
+        monkeypatch.setattr(torch, "equal", refused(torch.equal))
+        loss = pipe.step(x, target=y)
+        with pytest.raises(Looked):
+            loss.item()
+
+
+def test_the_host_is_held_up_before_each_action(monkeypatch):
+    """So that it queues no more than a few ahead of the device."""
+    waits: list[Pace] = []
+    monkeypatch.setattr(Pace, "wait", lambda pace: waits.append(pace))
+    with cut_on(TWO, chain(), [4], nn.MSELoss()) as pipe:
+        x, y = sample(8, 4)
+        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        assert len(waits) == sum(map(len, pipe.plan.build_schedule().actions))
+
+
+class OnStream(nn.Module):
+    """Notes the stream that it runs on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.Stream] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(torch.accelerator.current_stream(x.device))
+        return x * 1
+
+
+@pytest.mark.parametrize("devices", [TWO, SHARED])
+def test_a_worker_that_has_a_device_alone_computes_on_the_streams_of_the_caller(devices):
+    layers = OnStream(), OnStream()
+    model = plain.in_double([nn.Linear(4, 4), layers[0], nn.Linear(4, 4), layers[1]])
+    x, y = sample(8, 4)
+    with cut_on(devices, model, [2], nn.MSELoss()) as pipe:
+        for streams in ([torch.Stream(torch.device(device)) for device in TWO] for _ in range(2)):
+            with late(), on_streams(streams):
+                pipe.step(x.to(devices[0]), target=y.to(devices[1]))
+            for layer, stream in zip(layers, streams, strict=True):
+                assert len(layer.seen) == 1
+                assert (layer.seen == {stream}) == (devices is TWO)
+                layer.seen.clear()
+
+
+@pytest.mark.parametrize("in_layer", [True, False])
+def test_a_device_that_is_lost_does_not_hide_what_a_worker_has_met(monkeypatch, in_layer):
+    """As after an error of a kernel, every call of the device fails, that at the end of a step among them."""
+    model = plain.in_double([nn.Linear(4, 4), Fails() if in_layer else nn.Identity(), nn.Linear(4, 4)])
+    x, y = sample(8, 4)
+    with cut_on(TWO, model, [2], nn.MSELoss()) as pipe:
+
+        def lost(streams: Streams, callers: Callers) -> None:
+            raise RuntimeError("the device is lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Streams, "end", lost)
+            with pytest.raises(ArithmeticError if in_layer else RuntimeError) as raised:
+                pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+        if in_layer:
+            assert "stage 0 of 2" in "".join(raised.value.__notes__)
+        pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
+
+
+# A process makes streams on the devices of its own workers only: a foreign device may not exist on its host.
+CPU, FOREIGN = torch.device("cpu"), torch.device("cuda:63")
+
+
+def test_no_stream_is_made_on_the_device_of_another_rank():
+    assert Streams.of([CPU, FOREIGN], [0]) is None
+
+
+def test_a_worker_is_alone_on_its_device_if_other_ranks_have_one_of_the_same_name():
+    home = torch.device("vdev:0")
+    streams = Streams.of([home, home, FOREIGN], [1])
+    assert streams is not None
+    caller = streams.callers()
+    assert list(caller) == [home]
+    streams.begin(caller)
+    with streams.entered(1):
+        assert torch.accelerator.current_stream(home) == caller[home]
+    streams.end(caller)

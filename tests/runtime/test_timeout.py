@@ -11,6 +11,8 @@ from pipepart import Pipeline
 from pipepart.runtime.failure.stalled import StepTimeoutError
 from tests.support import plain
 from tests.support.chains import plan_by_hand
+from tests.support.in_backward import calls_in_backward
+from tests.support.two_parts import Calls
 
 SECONDS = 1.5  # in which a busy machine gets to each action of a small step
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.zeros(8, 4)
@@ -90,11 +92,9 @@ def test_a_backward_of_a_copy_that_does_not_return():
         """Waits where the copy runs."""
 
         def forward(self, x: Tensor) -> Tensor:
-            y = x * 1
-            y.register_hook(self.wait)
-            return y
+            return calls_in_backward(x, self.wait)
 
-        def wait(self, gradient: Tensor) -> None:
+        def wait(self) -> None:
             if threading.current_thread().name.endswith("virtual:3"):
                 assert released.wait(60)
 
@@ -134,11 +134,6 @@ def test_a_layer_that_returns_late_leaves_a_pipeline_that_works(monkeypatch: pyt
 @pytest.mark.alone
 def test_a_slow_step_that_goes_on_is_not_given_up():
     """Each action takes less than the timeout, all together more."""
-
-    class Slow(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            threading.Event().wait(0.5)
-            return x * 1
-
-    with cut(Slow(), timeout=1.9) as pipe:
+    slow = Calls(lambda x: (threading.Event().wait(0.5), x * 1)[1])
+    with cut(slow, timeout=1.9) as pipe:
         assert bool(pipe.step(X, target=Y).isfinite())

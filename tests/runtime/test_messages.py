@@ -1,4 +1,4 @@
-"""Compressed messages: what is sent in fewer bytes, and how far off it is."""
+"""Messages in fewer bytes, and how far off they are; sparse tensors in messages, buffers and gradients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipepart import Cluster, Pipeline
+from pipepart.autograd.sparse import record_stream
 from pipepart.runtime.transport.compress import CompressingTransport, decode, encode
 from schedules import Kind, build
-from tests.support.chains import cut_by_hand
+from tests.pipeline.conformance.layers import graph
+from tests.pipeline.conformance.scenarios import sparse_messages, vectors
+from tests.support import plain
+from tests.support.chains import cut_by_hand, plan_by_hand
+from tests.support.in_backward import with_gradient
 from tests.support.plain import micro_batched_step
+from tests.support.two_parts import Calls
 
 LAYOUTS = {
     "rows": torch.randn(3, 700),
@@ -99,26 +106,13 @@ def test_only_activations_that_train_are_compressed():
     assert torch.equal(found["trained"], x.bfloat16().float())
 
 
-class Rounded(torch.autograd.Function):
+def border(to: Any) -> Calls:
     """What the border of two stages does: rounds activations and gradients."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, to: Any) -> Tensor:
-        ctx.to = to
+    def rounded(x: Tensor) -> Tensor:
         return decode(encode(x, to))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return decode(encode(gradients[0], ctx.to)), None
-
-
-class Border(nn.Module):
-    def __init__(self, to: Any) -> None:
-        super().__init__()
-        self.to = to
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Rounded.apply(x, self.to)
+    return Calls(lambda x: with_gradient(x, rounded, rounded))
 
 
 def gradient(parameter: Tensor) -> Tensor:
@@ -136,7 +130,7 @@ def layers() -> list[nn.Module]:
 def test_a_step_is_that_of_a_model_which_rounds_at_the_border(to, schedule):
     x, y = torch.randn(12, 5), torch.randn(12, 3)
     first, tanh, last = layers()
-    model = nn.Sequential(first, tanh, Border(to), last)
+    model = nn.Sequential(first, tanh, border(to), last)
     with cut_by_hand(
         nn.Sequential(*layers()), [2], loss_fn=nn.MSELoss(), micro_batches=4, schedule=schedule, compress=to
     ) as pipe:
@@ -162,3 +156,32 @@ def test_a_trace_has_the_bytes_that_are_sent(to, size):
     ):
         pipe.step(x, target=x)
     assert {int(one.bytes) for one in trace.steps[0].transfers} == {size}
+
+
+def test_a_sparse_message_over_a_slow_link():
+    model = sparse_messages()
+    names = [name for name, _ in model.named_children()]
+    plan = plan_by_hand(names, [3], micro_batches=3)
+    plan = plan.model_copy(update={"cluster": Cluster.virtual(2, threads=1, link="1GB/s")})
+    with Pipeline(model, plan, nn.MSELoss()) as pipe:
+        plain.check_step(pipe, *vectors(6), nn.MSELoss())
+
+
+def test_the_gradient_of_an_embedding_that_copies_of_the_model_add_up_stays_sparse():
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4))
+    plan = plan_by_hand(["0", "1"], [1], replicas=2, micro_batches=4)
+    with Pipeline(model, plan, nn.MSELoss()) as pipe:
+        pipe.step(torch.randint(9, (8,)), target=torch.randn(8, 4))
+    gradient = model[0].weight.grad
+    assert isinstance(gradient, Tensor)
+    assert gradient.is_sparse
+
+
+def test_streams_hold_the_dense_parts_of_a_sparse_message(monkeypatch: pytest.MonkeyPatch):
+    """``record_stream`` has no kernel for sparse tensors."""
+    held: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: held.append(tensor))
+    record_stream(graph(), torch.Stream("cpu"))
+    assert [part.layout for part in held] == [torch.strided] * 2
+    assert held[0].equal(graph().indices())
+    assert held[1].equal(graph().values())
