@@ -13,6 +13,7 @@ from pipepart.profiling import Costs, Timing
 from tests.pipeline.conformance.layers import OwnGenerator
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.in_backward import calls_in_backward
 from tests.support.two_parts import Calls
 
 LOSS = nn.MSELoss()
@@ -188,16 +189,12 @@ def test_a_backward_that_failed_in_a_copy_leaves_nothing_to_the_next_backward():
     """Of an output from before, so that no forward comes in between."""
     calls = iter(range(4))
 
-    def fail(gradient: Tensor) -> None:
+    def fail() -> None:
         if threading.current_thread().name.endswith("virtual:3") and next(calls) == 1:
             raise ArithmeticError("when the copy has gradients")
 
-    def hooked(x: Tensor) -> Tensor:
-        y = x * 1
-        y.register_hook(fail)
-        return y
-
-    model = plain.in_double([nn.Linear(3, 4), nn.Tanh(), Calls(hooked), nn.Linear(4, 4)])
+    failing = Calls(lambda x: calls_in_backward(x, fail))
+    model = plain.in_double([nn.Linear(3, 4), nn.Tanh(), failing, nn.Linear(4, 4)])
     reference = plain.twin(model)
     with cut(model) as pipe:
         fails, succeeds = pipe(X), pipe(X)

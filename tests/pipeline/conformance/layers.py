@@ -12,33 +12,22 @@ from tests.support.pieces import WIDTH, linear
 from tests.support.two_parts import Calls
 
 
-class Double(nn.Module):
+def double() -> Calls:
     """Writes over its input, and has no flag that says so."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(2)
+    return Calls(lambda x: x.mul_(2))
 
 
-class Halves(nn.Module):
+def halves(x: Tensor) -> Tensor:
     """Saves two views of one tensor, one of them with gaps, and the tensor itself."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.sigmoid()
-        return torch.cat([y[:, ::2] * y[:, 1::2], y.sin()], dim=1)
+    y = x.sigmoid()
+    return torch.cat([y[:, ::2] * y[:, 1::2], y.sin()], dim=1)
 
 
-class Slope(nn.Module):
+def slope(x: Tensor, inner: nn.Module) -> Tensor:
     """Differentiates in its forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.inner(x).tanh().sum(), x, create_graph=True)
-        return found
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(inner(x).tanh().sum(), x, create_graph=True)[0]
 
 
 class Turned(nn.Linear):
@@ -91,11 +80,10 @@ def transformer() -> Calls:
     return Calls(lambda x, inner: inner(x.unsqueeze(1).expand(-1, 3, -1))[:, 1], inner=inner)
 
 
-class HooksItsInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x.register_hook(lambda gradient: gradient * 1.5)
-        return x * 2
+def hooks_its_input(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 1.5)
+    return x * 2
 
 
 class OwnGenerator(nn.Module):
@@ -229,16 +217,14 @@ def enters() -> Calls:
     return Calls(lambda x, graph: {"x": x, "graph": graph}, graph=nn.Buffer(graph()))
 
 
-class Convolves(nn.Module):
+def convolves() -> Calls:
     """Over the sparse tensor that it is given, which it passes on."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = linear()
-
-    def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        x = torch.sparse.mm(given["graph"], self.inner(given["x"]).t()).t()
+    def function(given: dict[str, Tensor], inner: nn.Module) -> dict[str, Tensor]:
+        x = torch.sparse.mm(given["graph"], inner(given["x"]).t()).t()
         return {"x": x.tanh(), "graph": given["graph"]}
+
+    return Calls(function, inner=linear())
 
 
 def leaves() -> Calls:

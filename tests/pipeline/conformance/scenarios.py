@@ -17,7 +17,7 @@ from pipepart import Arguments
 from pipepart.capture import flatten
 from tests.capture import handwritten
 from tests.pipeline.conformance import layers
-from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Double, Moving
+from tests.pipeline.conformance.layers import WAYS_TO_MOVE, Moving, double
 from tests.support import pieces, searched
 from tests.support.pieces import WIDTH, linear
 from tests.support.skipping import Hourglass, Woven
@@ -132,7 +132,7 @@ def shared_table() -> nn.Sequential:
 
 def passed_on(layer: Callable[[], nn.Module]) -> Callable[[], nn.Sequential]:
     """A layer that may return its input itself, which the next layer writes over."""
-    return lambda: nn.Sequential(linear(), layer(), Double(), linear(), Double(), linear())
+    return lambda: nn.Sequential(linear(), layer(), double(), linear(), double(), linear())
 
 
 def anything() -> nn.Sequential:
@@ -213,7 +213,7 @@ def embedded() -> nn.Sequential:
 
 def sparse_messages() -> nn.Sequential:
     return nn.Sequential(
-        linear(), layers.enters(), layers.Convolves(), layers.Convolves(), layers.leaves(), linear()
+        linear(), layers.enters(), layers.convolves(), layers.convolves(), layers.leaves(), linear()
     )
 
 
@@ -225,16 +225,16 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "bias frozen": lambda: [frozen(linear(), "bias")],
     "norm": lambda: [nn.LayerNorm(WIDTH), nn.GELU()],
     "relu in place": lambda: [linear(), nn.ReLU(inplace=True)],
-    "in place": lambda: [linear(), Double()],
+    "in place": lambda: [linear(), double()],
     "nests": lambda: [pieces.fork(), pieces.middle(), pieces.join()],
     "branches": lambda: [pieces.parallel()],
     "other layout": lambda: [Calls(lambda x: torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t())],
     "half detached": lambda: [Calls(lambda x: x + x.detach())],
-    "views": lambda: [nn.Sequential(layers.Halves(), nn.Linear(WIDTH + WIDTH // 2, WIDTH))],
+    "views": lambda: [nn.Sequential(Calls(layers.halves), nn.Linear(WIDTH + WIDTH // 2, WIDTH))],
     "detached": lambda: [linear(), Calls(torch.detach)],
-    "hook on its input": lambda: [layers.HooksItsInput()],
+    "hook on its input": lambda: [Calls(layers.hooks_its_input)],
     "weight norm": lambda: [parametrizations.weight_norm(linear())],
-    "differentiates": lambda: [layers.Slope()],
+    "differentiates": lambda: [Calls(layers.slope, inner=linear())],
     "checkpoint": lambda: [layers.checkpointed(reentrant=False)],
     "reentrant checkpoint": lambda: [layers.checkpointed(reentrant=True)],
     "embedding": lambda: [layers.tokens(sparse=False)],

@@ -15,7 +15,7 @@ from pipepart.runtime.state.replicas import Replica
 from pipepart.runtime.step import Step
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.in_backward import CallsInBackward
+from tests.support.in_backward import calls_in_backward
 from tests.support.two_parts import Calls, splits
 
 X, Y = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(1, -1, 32).view(8, 4)
@@ -48,7 +48,7 @@ class Fuse(nn.Module):
             self.burn(call)
             return x * 1
         if self.where == "function":
-            return CallsInBackward.apply(x, partial(self.burn, call))
+            return calls_in_backward(x, partial(self.burn, call))
         y = x * 1
         y.register_hook(lambda gradient: self.burn(call))
         return y
@@ -120,7 +120,7 @@ def test_an_exception_in_the_loss(where, micro_batch, recompute):
         number = round(float(target.detach().min()))  # each micro-batch's target is its number
         if where == "forward":
             fuse.burn(number)
-        return LOSS(CallsInBackward.apply(output, partial(fuse.burn, number)), target)
+        return LOSS(calls_in_backward(output, partial(fuse.burn, number)), target)
 
     y = torch.arange(4.0).repeat_interleave(2)[:, None].repeat(1, 4)
     with cut(around(nn.Tanh()), [1], loss_fn=loss_fn, reduction="mean", recompute=recompute) as pipe:

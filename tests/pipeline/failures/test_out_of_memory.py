@@ -17,6 +17,7 @@ from pipepart.runtime.stage_run import Stash
 from pipepart.units import format_bytes
 from tests.support import plain
 from tests.support.chains import cut_by_hand
+from tests.support.in_backward import calls_in_backward
 from tests.support.two_parts import Calls, splits
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -163,16 +164,12 @@ def test_a_failed_step_leaves_no_stashes_and_no_weights_waiting():
     """Of any error, though its traceback is still there."""
     calls = iter(range(4))
 
-    def fail(gradient: Tensor) -> None:
+    def fail() -> None:
         if next(calls) == 2:
             raise ValueError("on purpose")
 
-    def hooked(x: Tensor) -> Tensor:
-        y = x * 1
-        y.register_hook(fail)
-        return y
-
-    model = nn.Sequential(nn.Linear(4, 4), Calls(hooked), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    failing = Calls(lambda x: calls_in_backward(x, fail))
+    model = nn.Sequential(nn.Linear(4, 4), failing, nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     others = kept()  # by steps of other tests, as in threads that they gave up
     with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), micro_batches=4, schedule="zb-h1") as pipe:
         with pytest.raises(ValueError, match="on purpose") as caught:

@@ -51,14 +51,7 @@ def cut(model: nn.Module, borders: list[int], backend: Any = "eager", **options:
 def check_steps(pipe: Pipeline, drawing: bool = False) -> None:
     """Three steps as of the plain model: one of single layers, one that compiles, one of what is compiled."""
     for step in range(3):
-        pipe.zero_grad()
-        reference = plain.twin(pipe.module)
-        torch.manual_seed(step)
-        loss = pipe.step(X + step, target=Y)
-        torch.manual_seed(step)
-        expected = plain.micro_batched_step(reference, X + step, Y, LOSS, 3, drawing=drawing)
-        plain.assert_near(loss, expected.double())
-        plain.assert_same(plain.gradients(pipe.module), plain.gradients(reference))
+        plain.check_step(pipe, X + step, Y, LOSS, seed=step if drawing else None)
 
 
 def test_consecutive_layers_are_one_graph():
