@@ -87,6 +87,13 @@ def _language(model: str, sample: Callable[[], Sample] = text, **changes: Any) -
     return _family(model, sample, **{**_TEXT, **_SIZES, **_KEYS, **changes})
 
 
+def _sentences(numbers: bool = False) -> Sample:
+    """Sentences of several lengths, each with a class or a number; models pick their last words."""
+    ids, labels = words(4, 9), torch.tensor([0, 2, 1, 1])
+    ids[0, -3:] = ids[2, -1:] = 0
+    return {"input_ids": ids, "labels": labels.float() if numbers else labels}
+
+
 def _seq2seq() -> Sample:
     return {"input_ids": words(4, 9), "labels": words(4, 6, seed=5)}
 
@@ -203,6 +210,14 @@ FAMILIES: dict[str, Family] = {
         mask_time_prob=0.0,
         mask_feature_prob=0.0,
         ctc_zero_infinity=True,
+    ),
+    "llama for classes": _language("LlamaForSequenceClassification", _sentences, num_labels=3),
+    "gpt2 for classes": _language("GPT2ForSequenceClassification", _sentences, num_labels=3),
+    "gpt2 for a number": _language(
+        "GPT2ForSequenceClassification",
+        lambda: _sentences(numbers=True),
+        num_labels=1,
+        problem_type="regression",
     ),
 }
 

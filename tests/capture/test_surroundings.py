@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pipepart import Arguments
 from pipepart.capture import CaptureError, RecordedChain, chain_of
 from tests.capture import other_file
+from tests.support.awkward import Base
 from tests.support.recorded import piped, plainly
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
@@ -198,18 +199,12 @@ def _decorated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
     return decorated
 
 
-class _Holds(nn.Module):
+class _Holds(Base):
     """Calls what it holds after its blocks."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
         self.held = held
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return self.after(x)
 
     def after(self, x: Tensor) -> Tensor:
         return self.held.times(x)
@@ -284,30 +279,31 @@ def _replaced(way: Callable[[Any], Any]) -> Callable[[], nn.Module]:
     return make
 
 
-class _ByName(nn.Module):
+class _Gains(nn.Linear):
+    calls, gain_2 = 0, 1.0
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.gain_0 = self.gain_1 = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(input)
+
+
+class _ByName(Base):
     """Reads attributes by names that it computes, of blocks that count for themselves."""
+
+    Block = _Gains
 
     def __init__(self, read: Callable[[Any, int], float]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([_Gains() for _ in range(3)])
         self.read = read
 
     def forward(self, x: Tensor) -> Tensor:
         for index, block in enumerate(self.blocks):
             x = block(x) * self.read(block, index)
         return x
-
-
-class _Gains(nn.Linear):
-    calls, gain_2 = 0, 1.0
-
-    def __init__(self) -> None:
-        super().__init__(6, 6)
-        self.gain_0 = self.gain_1 = 1.0
-
-    def forward(self, input: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(input)
 
 
 BY_NAME: dict[str, Callable[[Any, int], float]] = {
@@ -406,11 +402,7 @@ def test_another_order_of_the_blocks_is_refused():
             pipe.step(X, target=Y)
 
 
-class _Both(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
-
+class _Both(Base):
     def forward(self, x: Tensor, y: Tensor, options: Any) -> Tensor:
         for block in self.blocks:
             x = torch.tanh(block(x)) * options.scale
