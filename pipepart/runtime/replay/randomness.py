@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -178,28 +179,46 @@ class KeyedDraws(RandomMode):
 
     def draw(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a random operation with a seed of its own, unless the caller gives it a generator."""
-        arguments = _arguments_of_draw(operation, args, kwargs)
-        if arguments is None:
-            return operation(*args, **kwargs)
+        signature, given = _signature_of(operation), kwargs
+        if not signature.is_simple:
+            given = signature.named(args, kwargs)
+            if signature.is_idle(given):
+                return operation(*args, **kwargs)
         self.used = True
-        if arguments.get("generator") is not None:
+        if given.get("generator") is not None:
             self.repeatable = False
             return operation(*args, **kwargs)
         _refuse_checkpoint()
-        # The state of dropout within cuDNN's recurrent layers is reached by no generator.
-        self.repeatable = self.repeatable and not operation.name().startswith("aten::_cudnn_rnn")
+        if signature.is_cudnn_rnn:  # the state of its dropout is reached by no generator
+            self.repeatable = False
         self._keys.drawn = True
+        device = _device_of(args, kwargs)
         seed = self.next_seed()
-        device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
-        if "generator" in arguments:
-            generator = torch.Generator(device or "cpu").manual_seed(seed)
-            return operation(*args, **{**kwargs, "generator": generator})
-        return _with_global_seed(torch.device(device or "cpu"), seed, operation, args, kwargs)
+        if signature.takes_generator:
+            kwargs = {**kwargs, "generator": _thread.generator_of(device).manual_seed(seed)}
+            return operation(*args, **kwargs)
+        return _with_global_seed(device, seed, operation, args, kwargs)
 
     def next_seed(self) -> int:
         """Return the seed of the next draw, and count it."""
         self.count += 1
         return hash((self.seed, self.count)) & (2**63 - 1)
+
+
+class _Thread(threading.local):
+    """The generators of the calling thread, which are seeded for each draw."""
+
+    def __init__(self) -> None:
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def generator_of(self, device: torch.device) -> torch.Generator:
+        """Return the thread's generator for a device."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device)
+        return self._generators[device]
+
+
+_thread = _Thread()
 
 
 def _lets_draw(part: Any) -> bool:
@@ -230,23 +249,48 @@ def _is_patched(attributes: dict[str, Any]) -> bool:
     return bool(attributes[hooks] or attributes[pre_hooks] or "forward" in attributes)
 
 
-def _arguments_of_draw(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of a random operation; None if it draws nothing, as attention without dropout."""
-    defaults = _defaults(operation)
-    values = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-    dropout = values.get("dropout_p", values.get("dropout"))  # of attention, of cuDNN's recurrent layers
-    idle = dropout == 0 or values.get("training") is False or values.get("train") is False
-    return None if idle else values
+_SWITCHES = {
+    "dropout_p": 0,
+    "dropout": 0,
+    "training": False,
+    "train": False,
+}  # arguments without which none draws
+
+
+class _Signature:
+    """The arguments of a random operation.
+
+    Attributes:
+        is_simple: whether it always draws, and takes a generator by its keyword.
+        takes_generator: whether it takes one.
+        is_cudnn_rnn: whether it is a recurrent layer of cuDNN's.
+    """
+
+    def __init__(self, operation: Any) -> None:
+        self._defaults = {one.name: one.default_value for one in operation._schema.arguments}
+        keywords = {one.name for one in operation._schema.arguments if one.kwarg_only}
+        self.is_simple = "generator" in keywords and self._defaults.keys().isdisjoint(_SWITCHES)
+        self.takes_generator = "generator" in self._defaults
+        self.is_cudnn_rnn = operation.name().startswith("aten::_cudnn_rnn")
+
+    def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments by their names."""
+        return {**self._defaults, **dict(zip(self._defaults, args, strict=False)), **kwargs}
+
+    def is_idle(self, named: dict[str, Any]) -> bool:
+        """Return True if it draws nothing with these arguments, as attention without dropout."""
+        return any(named.get(name) == idle for name, idle in _SWITCHES.items())
 
 
 @cache
-def _defaults(operation: Any) -> dict[str, Any]:
-    """Return the names of an operation's arguments in order, each with its default or None."""
-    return {argument.name: argument.default_value for argument in operation._schema.arguments}
+def _signature_of(operation: Any) -> _Signature:
+    return _Signature(operation)
 
 
 def _refuse_checkpoint() -> None:
     """Raise if torch.utils.checkpoint will recompute the layer in the backward, which would draw other numbers."""
+    if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return  # neither kind of checkpoint: one runs without gradients, the other with hooks
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == checkpoint.__file__:
@@ -255,6 +299,14 @@ def _refuse_checkpoint() -> None:
                 "and the gradients would be wrong. Take the checkpoint or the dropout out of this layer"
             )
         frame = frame.f_back
+
+
+def _device_of(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.device:
+    """Return the device on which a random operation draws."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device(kwargs.get("device") or "cpu")
 
 
 def _global_generator(device: torch.device) -> torch.Generator:
