@@ -240,6 +240,12 @@ class VmapBetween(Base):
         return torch.vmap(lambda row: row * 2)(x)
 
 
+@refused("module 'blocks.0' is called within a transform of torch.func")
+class DerivativesOfBlocks(Base):
+    def before(self, x):
+        torch.func.jvp(self.blocks[0], (x,), (torch.ones_like(x),))
+
+
 @right
 class WritesBetween(Base):
     """Through a view, into the output of a block, into an argument, and by blocks themselves."""

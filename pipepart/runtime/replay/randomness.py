@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.utils import checkpoint
 
 from ...autograd.random_operations import RandomMode, register
@@ -289,7 +290,7 @@ def _signature_of(operation: Any) -> _Signature:
 
 def _refuse_checkpoint() -> None:
     """Raise if torch.utils.checkpoint will recompute the layer in the backward, which would draw other numbers."""
-    if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    if torch.is_grad_enabled() and _top_saved_tensors_default_hooks(True) is None:
         return  # neither kind of checkpoint: one runs without gradients, the other with hooks
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

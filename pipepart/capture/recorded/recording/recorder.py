@@ -161,6 +161,11 @@ class Recorder(TorchFunctionMode):
         """Call a whole module and record the call."""
         path = self._whole[module]
         self._conditions.check_draws(f"before {path}")
+        if torch._C._are_functorch_transforms_active():
+            raise SkeletonError(
+                f"module {path!r} is called within a transform of torch.func at {line_of_user()}, which a replay would "
+                "call without it. Move the transform into a module of its own"
+            )
         register_dataclasses((args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for leaf in leaves:
