@@ -32,7 +32,7 @@ class Model(nn.Module):
 
 class Criterion(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(x, y, ignore_index=-1)
+        return entropy(x, y)
 
 
 class Found(NamedTuple):
@@ -41,19 +41,20 @@ class Found(NamedTuple):
     loss: Tensor
 
 
+def entropy(x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(x, y, ignore_index=-1)
+
+
 RIGHT: dict[str, Callable[..., Any]] = {
-    "a scalar": lambda x, y: F.cross_entropy(x, y, ignore_index=-1),
-    "a tuple": lambda x, y: (F.cross_entropy(x, y, ignore_index=-1), x),
-    "a tuple with the loss at its end": lambda x, y: (x, F.cross_entropy(x, y, ignore_index=-1)),
-    "a tuple that begins with the loss": lambda x, y: (
-        F.cross_entropy(x, y, ignore_index=-1),
-        x.detach().max(),
-    ),
-    "a named tuple": lambda x, y: Found(x, x.detach().max(), F.cross_entropy(x, y, ignore_index=-1)),
-    "a dict": lambda x, y: {"loss": F.cross_entropy(x, y, ignore_index=-1), "logits": x},
+    "a scalar": entropy,
+    "a tuple": lambda x, y: (entropy(x, y), x),
+    "a tuple with the loss at its end": lambda x, y: (x, entropy(x, y)),
+    "a tuple that begins with the loss": lambda x, y: (entropy(x, y), x.detach().max()),
+    "a named tuple": lambda x, y: Found(x, x.detach().max(), entropy(x, y)),
+    "a dict": lambda x, y: {"loss": entropy(x, y), "logits": x},
     "a loss module of torch": nn.CrossEntropyLoss(ignore_index=-1),
     "a loss module": Criterion(),
-    "two terms": lambda x, y: F.cross_entropy(x, y, ignore_index=-1) + 0.1 * x.square().mean(),
+    "two terms": lambda x, y: entropy(x, y) + 0.1 * x.square().mean(),
     "a sum": lambda x, y: x.square().sum(),
     "a view of computed size": lambda x, y: x.view(x.shape[0] * 2, 3).logsumexp(1).mean(),
     "a sum and a count": lambda x, y: (x.square().sum(1) * (y >= 0)).sum() / (y >= 0).sum(),
@@ -139,7 +140,7 @@ def test_a_loss_that_counts_samples_at_some_lengths_only_is_refused_there():
 
 
 def test_several_scalars_in_a_tuple_are_refused_as_none_is_named_the_loss():
-    model = Model(lambda x, y: (x, x.mean(), F.cross_entropy(x, y, ignore_index=-1))).double()
+    model = Model(lambda x, y: (x, x.mean(), entropy(x, y))).double()
     with (
         piped(model, (X, Y), parts=3) as pipe,
         pytest.raises(LossError, match="'loss' in a dict or an object"),

@@ -246,13 +246,8 @@ def _defaulted(scale: float = 1.0) -> float:
 NAMES = ("other", "scale")
 
 
-class _ReadsHeld(_Holds):
-    def __init__(self, held: Any, read: Callable[[Any], float]) -> None:
-        super().__init__(held)
-        self.read = read
-
-    def after(self, x: Tensor) -> Tensor:
-        return x * self.read(self.held)
+def _reads(held: Any, read: Callable[[Any], float]) -> Callable[[], nn.Module]:
+    return _holding(held, lambda self, x: x * read(self.held))
 
 
 class _Hooked:
@@ -322,7 +317,7 @@ def _attribute(owner: Any, name: str, value: Any = 2.0) -> Callable[[pytest.Monk
     return lambda patch: patch.setattr(owner, name, value)
 
 
-ALL = (SCALES, "all")
+ALL, OF_INHERITED = (SCALES, "all"), _attribute(_Inherited, "scale")
 # Makes of a model, and the global dict and key or the attribute that changes.
 OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, str] | Callable[[pytest.MonkeyPatch], Any]]] = {
     "a global": (Model, (globals(), "SCALE")),
@@ -338,30 +333,16 @@ OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, str] | Callable[[py
     "a method of an object in a list": (_holding([_Reads()], lambda self, x: self.held[0].times(x)), ALL),
     "an operator": (_holding(_Operator(), lambda self, x: self.held * x), ALL),
     "a decorated function": (_holding(_decorated(torch.tanh), lambda self, x: self.held(x)), ALL),
-    "the class of an object": (
-        lambda: _ReadsHeld(_Inherits(), lambda held: held.scale),
-        _attribute(_Inherited, "scale"),
-    ),
-    "a base class": (
-        lambda: _ReadsHeld([_Inherits], lambda held: held[0].scale),
-        _attribute(_Inherited, "scale"),
-    ),
+    "the class of an object": (_reads(_Inherits(), lambda held: held.scale), OF_INHERITED),
+    "a base class": (_reads([_Inherits], lambda held: held[0].scale), OF_INHERITED),
     "a class in a namespace": (
-        lambda: _ReadsHeld(
-            types.SimpleNamespace(inner={"kind": OfClass}), lambda held: held.inner["kind"].scale
-        ),
+        _reads(types.SimpleNamespace(inner={"kind": OfClass}), lambda held: held.inner["kind"].scale),
         _attribute(OfClass, "scale"),
     ),
-    "a metaclass": (lambda: _ReadsHeld(_Inherits, lambda held: held.gain), _attribute(_OfClasses, "gain")),
-    "a descriptor": (lambda: _ReadsHeld(_Inherits(), lambda held: held.given), _attribute(_Gives, "value")),
-    "a name in a table": (
-        lambda: _ReadsHeld(_Inherits(), lambda held: getattr(held, NAMES[1])),
-        _attribute(_Inherited, "scale"),
-    ),
-    "a default": (
-        lambda: _ReadsHeld(_defaulted, lambda held: held()),
-        _attribute(_defaulted, "__defaults__", (2.0,)),
-    ),
+    "a metaclass": (_reads(_Inherits, lambda held: held.gain), _attribute(_OfClasses, "gain")),
+    "a descriptor": (_reads(_Inherits(), lambda held: held.given), _attribute(_Gives, "value")),
+    "a name in a table": (_reads(_Inherits(), lambda held: getattr(held, NAMES[1])), OF_INHERITED),
+    "a default": (_reads(_defaulted, lambda held: held()), _attribute(_defaulted, "__defaults__", (2.0,))),
     "behind a forward that is a partial": (_replaced(lambda model: partial(_hooked, model)), ALL),
     "behind a forward that is an object": (_replaced(lambda model: _Hooked(model.forward)), ALL),
     "a class by a computed name": (lambda: _ByName(BY_NAME["getattr"]), _attribute(_Gains, "gain_2")),

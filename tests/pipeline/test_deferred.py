@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pipepart import Arguments, CaptureError, Pipeline, check, deferred_init
 from pipepart.capture import RecordedChain
 from tests.capture.families import FAMILIES
+from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.deferred import Tied, deferred, initialize, pipelines, reset_parameters
 from tests.support.recorded import borders_of, chain_for
@@ -26,25 +27,20 @@ def perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
-def trained(pipe: Pipeline, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Losses, gradients of the last step and the state after it."""
-    optimizer = torch.optim.Adam(pipe.parameters())
-    losses = []
-    for x, y in batches:
-        optimizer.zero_grad()
-        losses.append(pipe.step(x, target=y))
-        optimizer.step()
-    return losses + [p.grad for p in pipe.parameters() if p.grad is not None] + [*pipe.state_dict().values()]
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_training_of_a_recorded_model(strict):
+    """Losses, gradients, and the state after each step of an optimizer."""
     batches = [(torch.randint(12, (8,)), torch.randint(12, (8,))) for _ in range(3)]
-    plain, pipe = pipelines(Tied, batches[0][0], loss_fn=CLASSES, strict=strict)
-    with plain, pipe:
-        found, expected = trained(pipe, batches), trained(plain, batches)
-    assert len(found) == len(expected)
-    assert all(map(torch.equal, found, expected))
+    both = pipelines(Tied, batches[0][0], loss_fn=CLASSES, strict=strict)
+    optimizers = [torch.optim.Adam(pipe.parameters()) for pipe in both]
+    with both[0] as expected, both[1] as pipe:
+        for x, y in batches:
+            assert pipe.step(x, target=y).equal(expected.step(x, target=y))
+            plain.assert_same(plain.gradients(pipe.module), plain.gradients(expected.module))
+            for one, optimizer in zip(both, optimizers, strict=True):
+                optimizer.step()
+                one.zero_grad()
+            plain.assert_same(pipe.state_dict(), expected.state_dict())
 
 
 def test_parameters_stay_the_same_objects():

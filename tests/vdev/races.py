@@ -266,43 +266,18 @@ class Detector:
         self.found.setdefault(key, Found(kind, old.record, index))
 
 
-@dataclass(frozen=True)
-class Side:
-    """One access of a race.
-
-    Attributes:
-        operation: its name in torch's dispatcher, as "aten::mul".
-        stream: its stream; None on the host.
-        lines: of Python, the innermost first, as "file:line function"; the forward's for a node of autograd.
-    """
-
-    operation: str
-    stream: Stream | None
-    lines: tuple[str, ...]
-
-    def __str__(self) -> str:
-        place = "the host" if self.stream is None else f"stream {self.stream[1]} of vdev:{self.stream[0]}"
-        return "\n    ".join([f"  {self.operation} on {place}", *self.lines[:6]])
-
-
-@dataclass(frozen=True)
-class Race:
-    """Two accesses that nothing orders."""
+class Race(NamedTuple):
+    """Two accesses that nothing orders, and where they are: operations, streams and lines of Python."""
 
     kind: str
-    first: Side
-    second: Side
-
-    def __str__(self) -> str:
-        return "\n".join([self.kind, str(self.first), str(self.second)])
+    text: str
 
 
 class RacesFound(AssertionError):
     """Raised at the end of a block whose devices may race."""
 
     def __init__(self, races: Sequence[Race]) -> None:
-        super().__init__("\n\n".join(map(str, races)))
-        self.races = tuple(races)
+        super().__init__("\n\n".join(f"{race.kind}\n{race.text}" for race in races))
 
 
 @contextlib.contextmanager
@@ -359,11 +334,14 @@ def _described(backend: Any, records: Sequence[Record], raw: Sequence[Found]) ->
             if "site-packages" not in file and "/lib/python" not in file and not file.startswith("<")
         ]
 
-    def side(index: int) -> Side:
+    def side(index: int) -> str:
         record = records[index]
+        # The innermost line first, and for a node of autograd its forward's.
         forward = forwards.get((record.forward_thread, record.forward_number)) if record.node else None
         at = [*lines(index), *([] if forward is None else lines(forward))]
         name = f"{record.name or record.kind}{f' in {record.node}' if record.node else ''}"
-        return Side(name, record.stream, tuple(at))
+        stream = record.stream
+        place = "the host" if stream is None else f"stream {stream[1]} of vdev:{stream[0]}"
+        return "\n    ".join([f"  {name} on {place}", *at[:6]])
 
-    return [Race(one.kind, side(one.first), side(one.second)) for one in raw]
+    return [Race(one.kind, f"{side(one.first)}\n{side(one.second)}") for one in raw]
