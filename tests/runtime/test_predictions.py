@@ -107,14 +107,8 @@ def check(make: Callable[[], nn.Module], cut: list[str], loss: Any, of_plan: Any
         assert trace.memory_bytes[name] == pytest.approx(predicted, abs=CLOSE * predicted + 2 * message)
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01)
-
-
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters)
-
-
+ADAM = {"optimizer": torch.optim.Adam}
+SGD = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.01)}
 FOUR = Cluster.virtual(4, threads=1)
 EIGHT = {"micro_batches": 8}
 CUT, CHUNKS = ["8"], ["4", "8", "12"]
@@ -129,9 +123,9 @@ CASES: dict[str, Case] = {
     "v-half": (deep, CHUNKS, MSE, {"schedule": "v-half"}, {}),
     "constants": (masked, CUT, MSE, {"schedule": "gpipe", "recompute": "always"}, {}),
     "tied": (tied, CUT, MSE, {"schedule": "1f1b"}, {"reduction": "mean"}),
-    "versions of weights": (deep, CUT, MSE, {**EIGHT, "schedule": "pipedream"}, {"optimizer": sgd}),
+    "versions of weights": (deep, CUT, MSE, {**EIGHT, "schedule": "pipedream"}, SGD),
     "gradients of a replica": (deep, CUT, MSE, {**EIGHT, "cluster": FOUR, "schedule": "zb-h1", "replicas": 2}, {}),
-    "state of an optimizer": (deep, CUT, MSE, {"optimizer": "adam", "schedule": "1f1b"}, {"optimizer": adam}),
+    "state of an optimizer": (deep, CUT, MSE, {"optimizer": "adam", "schedule": "1f1b"}, ADAM),
     "offloaded": (deep, CUT, MSE, {**EIGHT, "schedule": "zb-h1", "offload": "stash"}, {}),
 }  # fmt: skip
 SLOW: dict[str, Case] = {
@@ -140,7 +134,7 @@ SLOW: dict[str, Case] = {
     "chimera, recomputed": (deep, CUT, MSE, {"schedule": "chimera", "recompute": "always"}, {}),
     "frozen": (frozen, CUT, MSE, {"schedule": "1f1b"}, {}),
     "residual": (residual, ["3"], classified, {"schedule": "1f1b"}, {"reduction": "mean"}),
-    "versions of weights, twice": (deep, CUT, MSE, {**EIGHT, "schedule": "pipedream-2bw"}, {"optimizer": sgd}),
+    "versions of weights, twice": (deep, CUT, MSE, {**EIGHT, "schedule": "pipedream-2bw"}, SGD),
     # Three other replicas have theirs earlier or later: the first has no room for them while it computes.
     "the first of four replicas": (deep, [], MSE, {"cluster": FOUR, "schedule": "gpipe", "replicas": 4}, {}),
     # It has a gradient from the later stage, and is not deferred.

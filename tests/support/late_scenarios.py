@@ -221,20 +221,20 @@ def input_made_on_another_stream(devices: tuple[str, ...] = TWO, **options: Any)
     """
     model = chain()
     reference = plain.twin(model)
-    values = [sample(4, 5)[0]]
-    theirs = [x.clone().requires_grad_() for x in values]
-    reference(theirs[0] * 2).sum().backward()
+    x, _ = sample(4, 5)
+    theirs = x.clone().requires_grad_()
+    reference(theirs * 2).sum().backward()
     with cut_on(devices, model, [3], **options) as pipe, late():
-        ours = [x.to(devices[0]).requires_grad_() for x in values]
+        ours = x.to(devices[0]).requires_grad_()
         (first, *_), others = aside(devices), aside(devices)
         first.wait_stream(torch.accelerator.current_stream(torch.device(devices[0])))
         with on_streams([first]):
-            doubled = ours[0] * 2
+            doubled = ours * 2
         others[0].wait_stream(first)
         with on_streams(others):
             loss = pipe(doubled).sum()
         loss.backward()
-        assert_same_input_gradients(ours, theirs)
+        assert_same_input_gradients([ours], [theirs])
 
 
 def input_gradients_on_several_streams() -> None:
