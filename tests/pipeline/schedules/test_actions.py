@@ -198,23 +198,6 @@ def test_a_step_that_nobody_traces_asks_no_clock(monkeypatch: pytest.MonkeyPatch
             pipe.step(X, target=Y)
 
 
-def test_a_message_is_on_its_way_from_the_end_of_one_action_to_the_start_of_another():
-    with pipeline(micro_batches=2, trace=True) as pipe:
-        pipe.step(X, target=Y)
-        trace = last_trace(pipe)
-    assert sorted((t.kind.value, t.source, t.target, t.micro_batch, t.bytes) for t in trace.transfers) == [
-        (*way, micro_batch, 3 * width * 4)
-        for way, width in ((("B", 1, 0), 8), (("B", 2, 1), 4), (("F", 0, 1), 8), (("F", 1, 2), 4))
-        for micro_batch in range(2)
-    ]
-    for transfer in trace.transfers:
-        made, taken = (
-            trace.span(Action(transfer.kind, stage, transfer.micro_batch))
-            for stage in (transfer.source, transfer.target)
-        )
-        assert made[1] == transfer.start <= transfer.end <= taken[0]
-
-
 @pytest.mark.parametrize(("seconds", "median"), [([5, 1, 3], 3), ([7, 2, 9, 4], 4), ([6], 6)])
 def test_the_median_is_the_middle_step_or_the_shorter_of_two(seconds, median):
     plan = plan_by_hand(["0", "1"], [1], micro_batches=2)
