@@ -29,10 +29,6 @@ def notes(error: BaseException) -> str:
     return "\n".join(error.__notes__)
 
 
-class Tag:
-    """Something to hold weakly: an attribute of a tensor's memory."""
-
-
 class Large(nn.Module):
     """Saves a tensor for its backward and counts which of them are alive; runs out of memory where told to."""
 
@@ -41,14 +37,12 @@ class Large(nn.Module):
         self.fails_at: int | None = None
         self.where = "forward"
         self.calls = self.backwards = 0
-        self.alive: list[weakref.ref[Tag]] = []
+        self.alive: list[weakref.ref[Any]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         call, self.calls = self.calls, self.calls + 1
         inner = x.exp()
-        tag = Tag()
-        inner.untyped_storage().tag = tag  # type: ignore[attr-defined]
-        self.alive.append(weakref.ref(tag))
+        self.alive.append(weakref.ref(inner.untyped_storage()))
         if self.where == "forward" and call == self.fails_at:
             raise torch.OutOfMemoryError("device is full")
         y = (inner * inner).log()
@@ -94,21 +88,20 @@ def test_nothing_of_a_step_lives_in_the_error(schedule, recompute, where, stage,
         if where == "forward":
             assert f"layer '{2 * stage + 1}' (Large)" in notes(caught.value)
         assert f"pipepart: on stage {stage} of 3 on virtual:{stage}, micro-batch " in notes(caught.value)
-        tags = [ref for one in model if isinstance(one, Large) for ref in one.alive]
-        assert tags
-        assert [ref for ref in tags if ref() is not None] == []
+        saved = [ref for one in model if isinstance(one, Large) for ref in one.alive]
+        assert saved
+        assert [ref for ref in saved if ref() is not None] == []
         layer.fails_at = None
         plain.check_step(pipe, X[:4], Y[:4], nn.MSELoss(), 4)
 
 
 def test_nothing_of_a_step_lives_in_the_cause_of_the_error():
     """Not even in a frame that was looked into."""
-    alive: list[weakref.ref[Tag]] = []
+    alive: list[weakref.ref[Any]] = []
 
     def allocate(x: Tensor) -> Tensor:
-        inner, tag = x.exp(), Tag()
-        inner.untyped_storage().tag = tag  # type: ignore[attr-defined]
-        alive.append(weakref.ref(tag))
+        inner = x.exp()
+        alive.append(weakref.ref(inner.untyped_storage()))
         raise RuntimeError("no block is large enough")
 
     def explain(x: Tensor) -> Tensor:
