@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from pipepart import Pipeline
 from pipepart.workers import process_settings, worker
 from pipepart.workers.worker import start_workers
-from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.in_backward import calls_in_backward
 from tests.support.pieces import Fails
@@ -207,39 +207,13 @@ def test_a_step_within_a_step(where):
 
 
 def test_the_stages_are_for_one_thread_at_a_time():
-    """Also for one that was told that they are free just before another took them."""
+    """Also for one that was told that they are free just before another took them, however often it asks."""
     with cut(nn.Identity()) as pipe, ThreadPoolExecutor(1) as pool:
         engine: Any = pipe._engine
-        error = engine.exclusively(lambda: pool.submit(engine.exclusively, int).exception(60))
+        asks = [partial(pool.submit, engine.exclusively, int)] * 2
+        errors = engine.exclusively(lambda: [ask().exception(60) for ask in asks])
         engine.exclusively(int)
-    assert "busy" in str(error)
-
-
-def test_of_many_threads_one_steps_at_a_time():
-    """Each tries until it has had its steps; whoever comes in between is told so and nothing else."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    reference = plain.twin(model)
-    errors: list[str] = []
-
-    def train() -> None:
-        left = 5
-        while left:
-            try:
-                pipe.step(INPUT, target=ZEROS)
-                left -= 1
-            except RuntimeError as error:
-                errors.append(str(error))
-
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
-        threads = [threading.Thread(target=train) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert not any("busy" not in error for error in errors)
-    for _ in range(20):
-        plain.micro_batched_step(reference, INPUT, ZEROS, nn.MSELoss(), 3)
-    plain.assert_close(plain.gradients(model), plain.gradients(reference), 1e-5)
+    assert ["busy" in str(error) for error in errors] == [True, True]
 
 
 def test_closing_while_another_thread_is_in_a_step_waits_for_it():
