@@ -145,54 +145,39 @@ WAYS_TO_MOVE = (
 )
 
 
-class WritesSometimes(nn.Module):
+def writes_sometimes(x: Tensor, seen: Tensor) -> Tensor:
     """Writes a buffer in the forwards of some micro-batches only, and reads it in all."""
-
-    seen: Tensor
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * (1 + self.seen[:WIDTH].clone())
-        if x[0, 0] > 0.2:
-            self.seen[:WIDTH] += x.detach().mean(dim=0)
-        return y
+    y = x * (1 + seen[:WIDTH].clone())
+    if x[0, 0] > 0.2:
+        seen[:WIDTH] += x.detach().mean(dim=0)
+    return y
 
 
-class Packs(nn.Module):
+def packs(x: Tensor, linear: nn.Linear) -> dict[str, Any]:
     """Returns tensors that share memory, others of odd layouts, and values that are no tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, 2 * WIDTH)
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        both = self.linear(x)
-        left, right = both.chunk(2, dim=1)
-        image = both.view(-1, 2, 2, 3).contiguous(memory_format=torch.channels_last)
-        return {
-            "views": (left, [right.t(), None]),
-            "image": image,
-            "mask": x > 0,
-            "scale": 2.0,
-            "rows": torch.arange(len(x), device=x.device),
-            "none": x[:0],
-            "one": x.sum(),
-            "wide": x.detach()[:1].expand(len(x), -1),
-        }
+    both = linear(x)
+    left, right = both.chunk(2, dim=1)
+    image = both.view(-1, 2, 2, 3).contiguous(memory_format=torch.channels_last)
+    return {
+        "views": (left, [right.t(), None]),
+        "image": image,
+        "mask": x > 0,
+        "scale": 2.0,
+        "rows": torch.arange(len(x), device=x.device),
+        "none": x[:0],
+        "one": x.sum(),
+        "wide": x.detach()[:1].expand(len(x), -1),
+    }
 
 
-class Unpacks(nn.Module):
-    def forward(self, nest: dict[str, Any]) -> Tensor:
-        (left, (right, nothing)), image = nest["views"], nest["image"]
-        assert nothing is None
-        assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-        assert image.is_contiguous(memory_format=torch.channels_last)
-        assert not len(nest["none"])
-        x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
-        return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
+def unpacks(nest: dict[str, Any]) -> Tensor:
+    (left, (right, nothing)), image = nest["views"], nest["image"]
+    assert nothing is None
+    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert not len(nest["none"])
+    x = left * nest["mask"] * nest["scale"] + right.t().tanh() + nest["rows"][:, None] * nest["one"]
+    return x + image.flatten(1)[:, :WIDTH] + nest["wide"]
 
 
 def forks() -> Calls:

@@ -113,6 +113,11 @@ def in_three_places(make: Callable[[], nn.Module]) -> Callable[[], nn.Sequential
     return chain
 
 
+def packed() -> list[nn.Module]:
+    packs = Calls(layers.packs, linear=nn.Linear(WIDTH, 2 * WIDTH))
+    return [packs, nn.Identity(), Calls(layers.unpacks)]
+
+
 def scripted() -> nn.Sequential:
     norm: Any = torch.jit.script(nn.BatchNorm1d(WIDTH))
     return nn.Sequential(linear(), norm, nn.Tanh(), linear(), nn.Tanh(), linear())
@@ -269,9 +274,7 @@ CHAINS: dict[str, Scenario] = {
         among_others(lambda: [Calls(lambda x: x * 2 if bool(x.detach().sum() > 0) else x.sin())]),
         by_batch=True,
     ),
-    "packed": Scenario(
-        among_others(lambda: [layers.Packs(), nn.Identity(), layers.Unpacks()]), by_batch=True
-    ),
+    "packed": Scenario(among_others(packed), by_batch=True),
     "hooks": Scenario(among_others(lambda: [layers.hooked()]), by_batch=True, alone=True),
     "sparse embedding": Scenario(among_others(lambda: [layers.tokens(sparse=True)]), sparse=True),
     "old weight norm": Scenario(among_others(lambda: [nn.utils.weight_norm(linear())]), alone=True),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.pipeline.conformance.layers import WritesSometimes, double
+from tests.pipeline.conformance.layers import double, writes_sometimes
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.in_backward import calls_in_backward
@@ -204,7 +204,9 @@ def check_first_write(schedule: str) -> None:
     """A buffer that is written from the third micro-batch of a step on, and read in all."""
     x, y = torch.randn(2, 8, 6).double()
     x[:4, 0], x[4:, 0] = -1, 1
-    model = plain.in_double([nn.Identity(), WritesSometimes(6), nn.Linear(6, 6)])
+    model = plain.in_double(
+        [nn.Identity(), Calls(writes_sometimes, seen=nn.Buffer(torch.zeros(6))), nn.Linear(6, 6)]
+    )
     reference = plain.twin(model)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     how: dict[str, Any] = {"micro_batches": 4, "schedule": schedule, "recompute": "always"}
