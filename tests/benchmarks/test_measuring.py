@@ -1,15 +1,18 @@
-"""Benchmarks build equal models, time only contenders that are right, in turn and undisturbed, and show the figures."""
+"""Benchmarks build equal models, time only contenders that are right, in turn and undisturbed; peers are right."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks import models, quiet
-from benchmarks.contender import InThisProcess
+from benchmarks.contender import Contender, Course, InThisProcess
 from benchmarks.overlap import Overlap, overlap, profiled
+from benchmarks.peers.distributed import OnRanks, Ranks
+from benchmarks.peers.plain import Plain
+from benchmarks.peers.torchgpipe_threads import TorchGPipe
 from benchmarks.proof import WrongGradientsError, require_equal
 from benchmarks.quiet import Measurement, undisturbed
 from benchmarks.rounds import Samples, interleave
@@ -81,7 +84,7 @@ def test_disturbed_work_is_done_again(others, counts, disturbed, monkeypatch: py
     assert (taken.result, taken.disturbed) == (counts, disturbed)
 
 
-class Contender(InThisProcess):
+class Counting(InThisProcess):
     """Calls a function with the number of each step."""
 
     def __init__(self, name: str, act: Callable[[int], object]) -> None:
@@ -98,9 +101,9 @@ def test_each_round_warms_up_and_times_every_contender_and_turns_the_order(monke
     """Of five steps of a turn, the first three are not timed."""
     others_take(monkeypatch)
     diary: list[str] = []
-    interleave([Contender(name, lambda _, name=name: diary.append(name)) for name in "abc"], rounds=3)
+    interleave([Counting(name, lambda _, name=name: diary.append(name)) for name in "abc"], rounds=3)
     assert "".join(diary) == "aaaaabbbbbccccc" + "bbbbbcccccaaaaa" + "cccccaaaaabbbbb"
-    samples = interleave([Contender("a", lambda _: None)], rounds=2)["a"]
+    samples = interleave([Counting("a", lambda _: None)], rounds=2)["a"]
     assert len(samples.wall_seconds) == 4  # of ten steps
 
 
@@ -108,3 +111,44 @@ def test_the_median_ignores_a_disturbed_round_and_steps_that_never_found_quiet_a
     samples = Samples([Measurement(None, seconds, seconds, 0.0) for seconds in (1.0, 9.0, 2.0)])
     assert samples.wall == samples.cpu == 2.0
     assert Samples([Measurement(None, 1.0, 1.0, 0.9), Measurement(None, 1.0, 1.0, 0.0)]).disturbed == 1
+
+
+COURSE = Course(models.build("tiny"), (("0", "1", "2"), ("3",)), micro_batches=4)
+
+
+def assert_steps_like_plain(contender: Contender) -> None:
+    reference = Plain(COURSE, micro_batches=4)
+    reference.step()
+    for _ in range(2):  # the second step shows that the first one's gradients were cleared
+        contender.step()
+        require_equal(contender.name, contender.gradients(), reference.gradients())
+
+
+def test_plain_over_micro_batches_equals_plain_over_the_mini_batch():
+    assert_steps_like_plain(Plain(COURSE))
+
+
+@pytest.mark.parametrize("worker_per_device", [False, True])
+def test_torchgpipe(worker_per_device: bool):
+    assert_steps_like_plain(TorchGPipe(COURSE, worker_per_device=worker_per_device))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks() as ranks:
+        yield ranks
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_failing_rank_says_why_and_goes_on_serving(ranks: Ranks):
+    wrong = Course(models.build("tiny"), (("0", "1"), ("no such layer",)), micro_batches=4)
+    with pytest.raises(RuntimeError, match="no such layer"):
+        OnRanks.of_torch(wrong, ranks, "gpipe")
+    assert_steps_like_plain(OnRanks.of_torch(COURSE, ranks, "gpipe"))
+
+
+def test_threads_of_the_caller_are_left_alone():
+    before = torch.get_num_threads()
+    TorchGPipe(COURSE, worker_per_device=True).step()
+    assert torch.get_num_threads() == before

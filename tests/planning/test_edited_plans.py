@@ -14,8 +14,8 @@ from pipepart.planning import StagePlan
 from pipepart.units import counted
 from schedules import Kind
 from tests.planning.held import Held, held_by, moments, peak, step_of
-from tests.planning.plan_edits import Data, costs, edited, move, tied_plan
 from tests.planning.problems import Layer, chains, clusters, profile_of
+from tests.planning.test_plan_files import Data, costs, edited, move, tied_plan
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,7 @@ def test_each_line_gives_the_plan_that_it_promises(memory, options):
 
 
 TIED = [*[Layer(parameters=10)] * 5, Layer(parameters=10, shares_with=(0,))]
+KEEPING = [Layer(8.0, 8.0, 8.0, saved=60, output=4)] * 4
 
 
 @pytest.mark.parametrize(
@@ -139,10 +140,16 @@ TIED = [*[Layer(parameters=10)] * 5, Layer(parameters=10, shares_with=(0,))]
         (LAYERS, {"schedule": "1f1b", "stages": 1}, "stages='auto'", "--stages auto"),
         (LAYERS, {"schedule": "1f1b", "replicas": 2}, "replicas=1", "--replicas 1"),
         (TIED, {"schedule": "1f1b", "stages": 2}, "allow_split_ties=True", "--allow-split-ties"),
+        (
+            KEEPING,
+            {"schedule": "gpipe", "recompute": "never", "offload": "never"},
+            "offload='auto'",
+            "--offload auto",
+        ),
     ],
 )  # fmt: skip
 def test_what_limits_the_request_is_set_free(layers, options, change, command_line):
-    cluster = Cluster.parse(["420B", "420B"])
+    cluster = Cluster.parse(["420B", "420B"], host_link=200.0)
     error = refused(profile_of(layers, [4]), cluster, **options)
     assert (change, command_line) in [(one.change, one.command_line) for one in error.suggestions]
     pasted(error, profile_of(layers, [4]), cluster, **options)

@@ -1,17 +1,71 @@
-"""Times of layers: work is seen where it is done, and parts that do not exist cost nothing."""
+"""Times of layers, on work that is counted in place of seconds: each layer's own; on meta one layer at a time."""
 
 import threading
-from typing import ClassVar
+from queue import SimpleQueue
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pipepart
-from pipepart.profiling import Costs
-from tests.support.counted_work import Block, calls, counted_in_place_of_time
-from tests.support.counted_work import D as WIDTH
+from pipepart.profiling import Costs, timing
+from tests.support.pieces import First
 from tests.support.two_parts import splits
+
+pytestmark = pytest.mark.usefixtures("short_profiles")
+
+
+WIDTH = 16
+
+_work: SimpleQueue[float] = SimpleQueue()  # which no profile puts back as it was
+_calls: SimpleQueue[None] = SimpleQueue()
+
+
+class Clock:
+    """In place of the host's clock: shows the work that layers have done, and nothing else."""
+
+    _seconds = 0.0
+
+    def perf_counter(self) -> float:
+        self._seconds += sum(_work.get_nowait() for _ in range(_work.qsize()))
+        return self._seconds
+
+
+clock = Clock()
+
+
+class _Works(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        _work.put(seconds * x.numel())
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        _work.put(3 * ctx.seconds * gradients[0].numel())
+        return gradients[0], None
+
+
+class Block(nn.Module):
+    """Works for ``seconds`` an element, forward, and three times as long backward. Counts its calls."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        _calls.put(None)
+        return _Works.apply(self.linear(x), self.seconds)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let profiles see the work of blocks as their seconds."""
+    monkeypatch.setattr(timing, "time", clock)
+
 
 N, D = 256, 256  # smaller layers may be measured to take no time on a busy machine
 
@@ -20,8 +74,8 @@ def costs_of(*modules: nn.Module, **options) -> Costs:
     return pipepart.profile(nn.Sequential(*modules), torch.randn(N, D), seconds=0.05, **options).costs[0]
 
 
-def test_the_seconds_of_a_layer_are_those_of_its_own_work(monkeypatch):
-    counted_in_place_of_time(monkeypatch)
+@pytest.mark.usefixtures("counted")
+def test_the_seconds_of_a_layer_are_those_of_its_own_work():
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(1), Block(10))
     profile = pipepart.profile(model, torch.randn(N, WIDTH), micro_batches=[1, 4], seconds=0, devices=1)
     for costs in profile.costs:
@@ -43,15 +97,16 @@ class Pausing(Block):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("seconds", "counted"), [(1.6, 1.6), (100.0, 2.0)])
-def test_a_long_time_counts_no_more_than_twice_the_median(monkeypatch, seconds, counted):
-    counted_in_place_of_time(monkeypatch)
+@pytest.mark.parametrize(("seconds", "longest"), [(1.6, 1.6), (100.0, 2.0)])
+@pytest.mark.usefixtures("counted")
+def test_a_long_time_counts_no_more_than_twice_the_median(seconds, longest):
     model, x = nn.Sequential(Pausing(1.0, 0)), torch.randn(N, WIDTH)
+    before = _calls.qsize()
     pipepart.profile(model, x, seconds=0, devices=1)
-    passes = calls().total()
+    passes = _calls.qsize() - before
     profile = pipepart.profile(nn.Sequential(Pausing(seconds, passes)), x, seconds=0, devices=1)
     (layer,) = profile.costs[0].layers
-    assert layer.forward.seconds == pytest.approx((11 + counted) / 12 * N * WIDTH)
+    assert layer.forward.seconds == pytest.approx((11 + longest) / 12 * N * WIDTH)
 
 
 @splits
@@ -104,3 +159,146 @@ def test_as_many_copies_of_the_model_run_beside_it_as_there_will_be_devices_and_
     beside = {name for name in Notes.threads if "load" in name}
     assert len(beside) == load
     assert len(Notes.threads) == load + 1
+
+
+SAMPLES = 8
+
+
+def profile(model: nn.Module, x: Any, **options: Any) -> pipepart.Profile:
+    return pipepart.profile(model, x, seconds=0, devices=1, progress=False, **options)
+
+
+class Tagged(nn.Module):
+    """A block that scales by a plain tensor of its own and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.scale = torch.ones(WIDTH)
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.block(x) * self.scale
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(
+        *(
+            nn.Embedding(10, WIDTH),
+            Block(),
+            nn.Tanh(),
+            Block(2),
+            nn.Identity(),
+            Block(2).requires_grad_(False),
+        ),
+        *(nn.ReLU(inplace=True), nn.Unflatten(2, (4, 4)), nn.Flatten(2), nn.BatchNorm1d(5), nn.Dropout()),
+        *(Tagged(), nn.Linear(WIDTH, 3)),
+    )
+
+
+class Tokens(nn.Module):
+    """Blocks with a mask and positions that skip them, a plain tensor, and a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, WIDTH)
+        self.blocks = nn.ModuleList(Block(1 + i % 2) for i in range(4))
+        self.head = nn.Linear(WIDTH, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.table = torch.linspace(0, 1, WIDTH)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x + self.table.to(x.device) + torch.arange(WIDTH, device=x.device))
+        logits = self.head(x)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten())
+
+
+IDS = torch.randint(10, (SAMPLES, 5))
+
+
+def on_meta(make: Any) -> nn.Module:
+    with torch.device("meta"):
+        return make()
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_sequential_on_meta_has_the_costs_of_a_real_one():
+    options: dict[str, Any] = {
+        "loss_fn": nn.MSELoss(),
+        "target": torch.zeros(SAMPLES, 5, 3),
+        "micro_batches": [1, 2],
+    }
+    found, expected = (profile(make, IDS, **options) for make in (on_meta(blocks), blocks()))
+    assert found.layers == expected.layers
+    assert found.device == "cpu"
+    for one, other in zip(found.costs, expected.costs, strict=True):
+        assert one == other.model_copy(update={"repeats": one.repeats})
+    assert sum(cost.forward.seconds for cost in found.costs[0].layers) > 0
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_recorded_model_on_meta_has_the_costs_of_a_real_one():
+    found, expected = profile(on_meta(Tokens), (IDS, IDS)), profile(Tokens(), (IDS, IDS))
+    assert found.layers == expected.layers
+    assert found.costs[0] == expected.costs[0].model_copy(update={"repeats": found.costs[0].repeats})
+
+
+def everything(model: nn.Module) -> list[Any]:
+    tensors = [*model.parameters(), *model.buffers()]
+    attributes = [
+        {name: value for name, value in vars(module).items() if not isinstance(value, dict)}
+        for module in model.modules()
+    ]
+    return [*map(id, tensors), *(p.grad for p in model.parameters()), *map(id, model.modules()), attributes]
+
+
+@pytest.mark.parametrize(
+    "make", [blocks, lambda: nn.Sequential(nn.LSTM(WIDTH, WIDTH), First(), nn.Linear(WIDTH, 2))]
+)
+def test_a_model_on_meta_stays_there_with_the_same_tensors_and_attributes(make):
+    model, x = on_meta(make), IDS if make is blocks else torch.randn(SAMPLES, 5, WIDTH)
+    before, drawn = everything(model), torch.get_rng_state()
+    profile(model, x)
+    assert everything(model) == before
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert torch.get_rng_state().equal(drawn)
+
+
+class Looks(nn.Module):
+    """Notes which layers of its model have real parameters while it runs."""
+
+    def __init__(self, number: int, seen: dict[int, set[int]]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.number, self.seen = number, seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = {n for n, layer in enumerate(models[-1]) if not all(p.is_meta for p in layer.parameters())}
+        self.seen.setdefault(self.number, set()).update(real)
+        return self.linear(x)
+
+
+models: list[nn.Sequential] = []
+
+
+def test_no_more_than_one_layer_is_real_at_a_time():
+    seen: dict[int, set[int]] = {}
+    model = on_meta(lambda: nn.Sequential(*(Looks(number, seen) for number in range(5))))
+    assert isinstance(model, nn.Sequential)
+    models[:] = [model]
+    profile(model, torch.randn(SAMPLES, WIDTH), loss_fn=nn.MSELoss(), target=torch.zeros(SAMPLES, WIDTH))
+    assert seen == {number: {number} for number in range(5)}
+
+
+def test_what_a_layer_raises_names_it_and_leaves_the_model_on_meta():
+    model = on_meta(
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(3, WIDTH))
+    )
+    before = everything(model)
+    with pytest.raises(RuntimeError) as caught:
+        profile(model, torch.randn(SAMPLES, WIDTH))
+    assert "'2'" in "".join(caught.value.__notes__)
+    assert everything(model) == before

@@ -57,6 +57,36 @@ def edited(**fields: Any) -> Schedule:
     return Schedule.from_json(json.dumps(json.loads(ONE_F_ONE_B.to_json()) | fields))
 
 
+# Tables of actions, and what is wrong with them.
+IMPOSSIBLE = [
+    ("0F0\n1F0,1B0\n", "0F0 .* has no full backward: 0B0 or 0I0 and 0W0 are missing"),
+    ("0F0,0I0\n1F0,1B0\n", "0F0 .* has no full backward: 0W0 is missing"),
+    ("0F0,0B0\n1B0\n", "1F0 is missing, though 0F0 is there"),
+    ("0F0,0B0\n1F0,1F0,1B0\n", "1F0 stands twice: at device 1, position 0 and at device 1, position 1"),
+    ("0F0,0B0,0I0,0W0\n1F0,1B0\n", "0B0 .* conflicts with 0I0"),
+    ("0B0,0F0\n1F0,1B0\n", "0B0 at device 0, position 0 needs 0F0, which comes at device 0, position 1"),
+    ("0F0,0W0,0I0\n1F0,1B0\n", "0W0 .* needs 0I0"),
+    ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "deadlock: .*device 0 at 0B0 for 1B0"),
+    ("0F0,0B0,0F2,0B2\n1F0,1B0,1F2,1B2\n", "micro-batch 1 has no forward: 0F1 is missing"),
+    ("0F0,(0F1;0B1)OVERLAP_F_B,0B0\n", "0B1 at .* needs 0F1, which comes at"),
+    ("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n", "must overlap one forward with one backward"),
+    ("0F0,0B0,0RECOMPUTE0\n", "0B0 .* needs 0RECOMPUTE0, which comes at"),
+    ("0RECOMPUTE0,0F0,0B0\n", "0RECOMPUTE0 .* needs 0F0, which comes at"),
+    ("0F0,0REDUCE_GRAD,0B0\n", "0REDUCE_GRAD .* comes before 0B0"),
+    ("0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", "1REDUCE_GRAD is missing, though 0REDUCE_GRAD"),
+    ("0F0,0B0,0OPT_STEP,0F1,0B1\n", "0OPT_STEP .* comes before 0B1"),
+    ("0F0,0B0,0OPT_STEP,0REDUCE_GRAD\n", "0OPT_STEP .* comes before 0REDUCE_GRAD"),
+    ("0F0,0B0,0OPT_STEP\n1F0,1B0\n", "1OPT_STEP is missing"),
+    ("0F0,0RELOAD0,0B0\n", "0RELOAD0 at device 0, position 1 needs 0OFFLOAD0, which is missing"),
+    ("0F0,0OFFLOAD0,0B0\n", "0OFFLOAD0 at .* needs 0RELOAD0, which is missing"),
+    ("0F0,0OFFLOAD0,0RECOMPUTE0,0RELOAD0,0B0\n", "conflicts with 0RECOMPUTE0"),
+    ("0OFFLOAD0,0F0,0RELOAD0,0B0\n", "0OFFLOAD0 at .* needs 0F0, which comes at"),
+]
+NO_ACTIONS = [
+    *("2F0garbage", " 2F0", "2F0 ", "2F", "F0", "2X0", "02F0", "2F00", "-1F0", "", "2f0", "٣F0"),
+    *("0REDUCE_GRAD3", "(0F1)OVERLAP_F_B", "(0F1;3B2)OVERLAP_F_B0", "(0F1;3B2;1F1)OVERLAP_F_B"),
+]
+
 # What is said, and what it is said of.
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     # schedules by name
@@ -93,7 +123,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         "0F1 on device 0 raises its stash to 8 bytes, it has room for 7",
         lambda: check(ONE_F_ONE_B, STASH, memory=[7, 4]),
     ),
+    # actions
+    *[(says, lambda table=table: check(Schedule.from_csv(table))) for table, says in IMPOSSIBLE],
     # texts
+    *[("no action|no micro-batch|reduced once", lambda text=text: Action.parse(text)) for text in NO_ACTIONS],
     ("0B0 stands on device 1, but stage 0 is on device 0", lambda: Schedule.from_csv("0F0\n0B0\n")),
     ("device 1: '1F0x' is no action", lambda: Schedule.from_csv("0F0,0B0\n1F0x,1B0\n")),
     ("micro_batches", lambda: edited(micro_batches=2.5)),

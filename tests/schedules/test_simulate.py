@@ -1,8 +1,12 @@
-"""The simulator gives the known times of simple schedules."""
+"""The simulator gives the known times and peaks of simple schedules; messages share links and ports."""
 
+import itertools
 import random
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schedules import Action, Schedule, StageCosts, build, memory_during, names, replicate, simulate
 
@@ -94,3 +98,64 @@ def test_the_sum_of_the_gradients_is_priced_once_all_copies_are_done():
     timeline = simulate(whole, slow)
     assert timeline.makespan == 3 * 6 + 1
     assert timeline.span(whole.actions[0][-1]) == (18, 19)
+
+
+TWO_HOSTS = {
+    (a, b): [(("out", a // 2), 1.0), (("in", b // 2), 1.0)]
+    for a in range(4)
+    for b in range(4)
+    if a // 2 != b // 2
+}
+
+
+QUICK = {pair: [(name, 3.0) for name, _ in route] for pair, route in TWO_HOSTS.items()}
+
+
+@pytest.mark.parametrize(
+    ("ports", "first", "sent"),
+    [
+        ({}, 1.0, [(0, 1, 4), (2, 1, 4)]),
+        (TWO_HOSTS, 1.0, [(0, 1, 4), (2, 4, 7)]),  # one after the other through one port
+        (TWO_HOSTS, 2.0, [(0, 4, 7), (2, 1, 4)]),  # the one that was sent first leaves first
+        (QUICK, 1.0, [(0, 1, 4), (2, 2, 5)]),  # a port is busy for the bytes that pass it
+        ({(0, 2): [("out", 0.5), ("in", 3.0)]}, 1.0, [(0, 1, 7), (2, 1, 4)]),  # as long as the slowest port
+    ],
+)
+def test_messages_of_two_pairs_share_ports(ports, first, sent):
+    """Two copies of a model of two stages: 0 -> 2 and 1 -> 3, one micro-batch each; outputs of 3 bytes."""
+    schedule = Schedule.from_csv("0F0\n2F1\n1F0\n3F1\n", replicas=2)
+    size: dict[str, Any] = {"bandwidth": 1.0, "message_bytes": [3.0, 0, 3.0, 0], "ports": ports}
+    timeline = simulate(schedule, StageCosts([first, 1, 1, 1], [0] * 4, [0] * 4, **size), contention=True)
+    assert sorted((one.source, one.start, one.end) for one in timeline.transfers) == sent
+    assert timeline.makespan == 1 + max(end for *_, end in sent)
+
+
+times = st.lists(st.integers(0, 5), min_size=8, max_size=8)
+
+
+@given(st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zb-v"]), times, times, times, times)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_a_port_for_each_pair_is_a_link_that_carries_one_message_at_a_time(name, f, i, w, sizes):
+    chunks = 2 if name in ("interleaved-1f1b", "zb-v") else 1
+    order = build(name, 4, 4, chunks)
+    n = order.stages
+    link = {"latency": 0.5, "bandwidth": 2.0, "message_bytes": sizes[:n]}
+    own = {(a, b): [((a, b), 2.0)] for a in range(4) for b in range(4) if a != b}
+    plain = simulate(order, StageCosts(f[:n], i[:n], w[:n], **link), contention=True)
+    through = simulate(order, StageCosts(f[:n], i[:n], w[:n], **link, ports=own), contention=True)
+    assert through.ends == plain.ends
+    assert through.starts == plain.starts
+    assert sorted(through.transfers) == sorted(plain.transfers)
+
+
+@given(st.integers(1, 12), times)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_no_port_carries_two_messages_at_a_time(micro_batches, sizes):
+    order = replicate(build("1f1b", 2, micro_batches), 2)
+    where = {(0, 1): [("out", 1.0)], (2, 3): [("out", 1.0)], (1, 0): [("in", 1.0)], (3, 2): [("in", 1.0)]}
+    costs = StageCosts([1, 2] * 2, [1, 1] * 2, [1] * 4, bandwidth=1.0, message_bytes=sizes[:4], ports=where)
+    timeline = simulate(order, costs, contention=True)
+    for forward in (True, False):
+        busy = sorted((t.start, t.end) for t in timeline.transfers if (t.source < t.target) is forward)
+        assert all(before <= start for (_, before), (start, _) in itertools.pairwise(busy))
+    assert timeline.makespan >= simulate(order, costs).makespan
