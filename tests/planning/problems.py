@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from pipepart import Cluster, Device, Link, Profile
 from pipepart.capture import LayerInfo, SharedTensor
 from pipepart.cluster import PairLink
+from pipepart.planning import StagePlan
 from pipepart.profiling import Costs, LayerCost, LiveValue, SavedTensor, Timing
+from tests.support.chains import Recompute
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,22 @@ def profile_of(
         device="cpu",
         threads=1,
         torch_version="none",
+    )
+
+
+def cluster_of(*speeds: float, latency: float = 0.0, bandwidth: float | None = None) -> Cluster:
+    """Devices of these speeds, called device:0, device:1, ..."""
+    devices = (Device(name=f"device:{at}", kind="made up", speed=speed) for at, speed in enumerate(speeds))
+    return Cluster(devices=tuple(devices), link=Link(latency=latency, bandwidth=bandwidth))
+
+
+def stages_on(
+    names: Sequence[str], edges: Sequence[int], homes: Sequence[str], mode: Recompute = "never"
+) -> tuple[StagePlan, ...]:
+    """The stages of a cut at these edges, from 0 to the number of layers, on these devices."""
+    return tuple(
+        StagePlan(layers=tuple(names[first:end]), device=home, recompute=mode)
+        for (first, end), home in zip(itertools.pairwise(edges), homes, strict=True)
     )
 
 

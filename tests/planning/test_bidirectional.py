@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipepart import Cluster, InfeasiblePlanError, Plan, Profile, plan
-from pipepart.planning import StagePlan
-from tests.planning.problems import Layer, chains, clusters, profile_of
+from tests.planning.problems import Layer, chains, clusters, profile_of, stages_on
 from tests.support.chains import Recompute
 
 MICRO_BATCHES = 4
@@ -20,12 +19,8 @@ def made(
     profile: Profile, cluster: Cluster, borders: Sequence[int], order: Sequence[int], mode: Recompute
 ) -> Plan:
     """The plan of one cut on devices in one order."""
-    names = [layer.name for layer in profile.layers]
-    edges = [0, *borders, len(names)]
-    stages = tuple(
-        StagePlan(layers=tuple(names[first:end]), device=cluster.devices[home].name, recompute=mode)
-        for first, end, home in zip(edges, edges[1:], order, strict=False)
-    )
+    names, homes = [layer.name for layer in profile.layers], [cluster.devices[home].name for home in order]
+    stages = stages_on(names, [0, *borders, len(names)], homes, mode)
     draft = Plan.model_construct(
         stages=stages, cluster=cluster, schedule="chimera", micro_batches=MICRO_BATCHES, profile=profile
     )

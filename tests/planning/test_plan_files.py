@@ -100,6 +100,22 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: d.update(chunks=2),
         ["schedule '1f1b' does not exist for this plan: 1f1b needs chunks=1, got chunks=2"],
     ),
+    "an order of a named schedule": (
+        lambda d: d.update(actions=[["0F0"], ["1F0"]]),
+        ["schedule '1f1b' determines its own actions"],
+    ),
+    "no order of a searched schedule": (
+        lambda d: d.update(schedule="search"),
+        ["known by its actions, and there are none"],
+    ),
+    "an order that lacks actions": (
+        lambda d: d.update(schedule="search", actions=[["0F0", "0B0"], ["1F0"]]),
+        ["does not exist for this plan"],
+    ),
+    "an unknown action": (
+        lambda d: d.update(schedule="search", actions=[["0Q0"], ["1F0"]]),
+        ["0Q0"],
+    ),
     "micro-batches without costs": (
         lambda d: d.update(micro_batches=3),
         ["micro_batches is 3, and the costs in the plan are those of [4]: plan again"],

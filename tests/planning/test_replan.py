@@ -10,17 +10,10 @@ import pytest
 
 import pipepart
 import schedules
-from pipepart import Cluster, Device, Link, Plan, Profile
-from pipepart.planning import PlanOptions, StagePlan, refine, replan
+from pipepart import Cluster, Plan, Profile
+from pipepart.planning import PlanOptions, refine, replan
 from pipepart.profiling import Overhead
-from tests.planning.problems import Layer, profile_of
-
-
-def cluster_of(*speeds: float, latency: float = 0.0, bandwidth: float | None = None) -> Cluster:
-    devices = tuple(
-        Device(name=f"device:{index}", kind="made up", speed=speed) for index, speed in enumerate(speeds)
-    )
-    return Cluster(devices=devices, link=Link(latency=latency, bandwidth=bandwidth))
+from tests.planning.problems import Layer, cluster_of, profile_of, stages_on
 
 
 def true_layers(count: int, seed: int = 0) -> list[Layer]:
@@ -210,10 +203,7 @@ def test_a_profile_of_other_layers_is_refused():
 
 
 def test_a_plan_by_hand_needs_a_profile():
-    stages = (
-        StagePlan(layers=("layer0", "layer1", "layer2"), device="device:0", forward_seconds=1),
-        StagePlan(layers=("layer3",), device="device:1", forward_seconds=1),
-    )
+    stages = stages_on([f"layer{index}" for index in range(4)], [0, 3, 4], ["device:0", "device:1"])
     plan = Plan(stages=stages, cluster=cluster_of(1, 1), schedule="1f1b", micro_batches=4)
     truth = profile_of([Layer()] * 4, [4])
     trace = measured(plan, truth)

@@ -6,9 +6,9 @@ from contextlib import suppress
 import pytest
 
 import pipepart
-from pipepart import Cluster, Device, Link, Plan, Profile, plan
+from pipepart import Cluster, Device, Plan, Profile, plan
 from pipepart.planning import StagePlan, refine
-from tests.planning.problems import Layer, profile_of
+from tests.planning.problems import Layer, cluster_of, profile_of
 from tests.support.chains import plan_by_hand
 
 pytestmark = pytest.mark.usefixtures("no_suggestions")
@@ -56,11 +56,6 @@ MICRO_BATCHES = 4
 FOUR = [Layer(4, 8, 4, parameters=10 * (index + 1), output=6, saved=5, peak=3) for index in range(4)]
 
 
-def cluster_of(*speeds: float, bandwidth: float | None = None, latency: float = 0.0) -> Cluster:
-    devices = tuple(Device(name=f"d{i}", kind="made up", speed=speed) for i, speed in enumerate(speeds))
-    return Cluster(devices=devices, link=Link(bandwidth=bandwidth, latency=latency))
-
-
 def profile(optimizer: str = "adam") -> Profile:
     """Four layers of 4 s a micro-batch, forward and backward."""
     return profile_of(FOUR, [MICRO_BATCHES], optimizer=optimizer)
@@ -102,7 +97,7 @@ def test_the_slowest_copy_and_the_links_decide():
 
 def test_on_a_cpu_what_is_added_up_and_set_takes_its_time():
     one = in_copies(cluster_of(1, 1, 1, 1))
-    cpus = tuple(Device(name=f"d{index}", kind="cpu", torch_device="cpu") for index in range(4))
+    cpus = tuple(Device(name=f"device:{index}", kind="cpu", torch_device="cpu") for index in range(4))
     two = one.model_copy(update={"cluster": Cluster(devices=cpus)})
     size = one.stages[0].gradient_bytes + one.stages[0].parameter_bytes
     assert two.simulate().makespan - one.simulate().makespan == pytest.approx(size / 5e9, rel=1e-3)
@@ -115,9 +110,9 @@ def test_a_copy_holds_parameters_and_gradients_and_no_state_of_the_optimizer(opt
         size = own.parameter_bytes
         assert (own.static_bytes, copied.static_bytes) == ((2 + states) * size, 2 * size)
     held = made.device_bytes()
-    assert list(held) == ["d0", "d1", "d2", "d3"]
-    for own, copied, stage in zip(("d0", "d1"), ("d2", "d3"), made.stages, strict=True):
-        assert held[own] - held[copied] >= states * stage.parameter_bytes  # it gets the gradients of the copy
+    assert list(held) == [f"device:{index}" for index in range(4)]
+    for index, stage in enumerate(made.stages):  # which gets the gradients of the copy
+        assert held[f"device:{index}"] - held[f"device:{index + 2}"] >= states * stage.parameter_bytes
     assert made.predicted.memory_bytes == tuple(held.values())
 
 

@@ -19,16 +19,16 @@ from pipepart.planning.costs.layer_ranges import ChainCosts
 from pipepart.planning.costs.stage_memory import StashCounts
 from pipepart.planning.partition.chain_dp import ChainProblem
 from pipepart.planning.partition.order_search import OrderSpaces
-from pipepart.planning.plans.stage_plan import StagePlan, predict_stages
+from pipepart.planning.plans.stage_plan import predict_stages
 from pipepart.profiling import Costs
 from schedules.searching.clock import Clock
 from tests.capture import handwritten
-from tests.planning.problems import Layer, Values, profile_of, with_values
-from tests.support.chains import Recompute
+from tests.planning.problems import Layer, Values, profile_of, stages_on, with_values
 
 pytestmark = pytest.mark.usefixtures("short_profiles", "no_suggestions")
 
 LATENCY, BANDWIDTH = 0.01, 1000.0
+NAMES = [f"layer{index}" for index in range(8)]
 LIKE = Cluster.parse(["1GiB"] * 4, link=BANDWIDTH, latency=LATENCY)
 
 
@@ -90,16 +90,6 @@ def loads(
     return found
 
 
-def stages_of(
-    edges: Sequence[int], homes: Sequence[str], mode: Recompute = "always"
-) -> tuple[StagePlan, ...]:
-    """The stages of a cut on these devices."""
-    return tuple(
-        StagePlan(layers=tuple(f"layer{index}" for index in range(*edge)), device=home, recompute=mode)
-        for edge, home in zip(itertools.pairwise(edges), homes, strict=True)
-    )
-
-
 def cuts(layers: int, stages: int) -> list[list[int]]:
     return [[0, *inner, layers] for inner in itertools.combinations(range(1, layers), stages - 1)]
 
@@ -142,7 +132,7 @@ def test_transfers_of_all_cuts_on_any_devices_and_links(seed, schedule, unlike):
     costs = ChainCosts(profile, profile.costs[0])
     homes = [names[row] for row in rows]
     for edges in cuts(len(layers), 4):
-        predicted = predict_stages(stages_of(edges, homes), profile, costs, cluster)
+        predicted = predict_stages(stages_on(NAMES, edges, homes, "always"), profile, costs, cluster)
         expected = loads(layers, values, edges, homes, cluster)
         assert [stage.transfer_seconds for stage in predicted] == pytest.approx(expected, rel=1e-9)
         waiting = [0] * 4
@@ -161,7 +151,7 @@ def test_the_plan_in_the_least_memory_is_the_only_one(seed, mode):
     _, _, profile = problem(seed, count=6)
     plans = []
     for edges in cuts(6, 4):
-        stages = stages_of(edges, [f"device:{row}" for row in range(4)], mode)
+        stages = stages_on(NAMES, edges, [f"device:{row}" for row in range(4)], mode)
         draft = Plan.model_construct(
             stages=stages, cluster=LIKE, schedule="1f1b", micro_batches=1, profile=profile
         )

@@ -17,7 +17,6 @@ from pipepart.planning.request import CHUNKS, read_request
 from pipepart.planning.search.candidate import candidates_of
 from pipepart.planning.search.parts import parts_of
 from pipepart.profiling import Overhead
-from tests.planning import problems
 from tests.planning.problems import Layer, chains, clusters, profile_of, with_unequal_sizes
 
 CASES = {
@@ -68,63 +67,62 @@ def check(layers, cluster, schedule, recompute, micro_batches, split, unequal) -
 
 def test_unequal_micro_batches_wait_for_the_smallest():
     """Two layers of 1 s forward and 3 s backward, and two micro-batches of 4/3 and 2/3 of the mean size."""
-    profile = problems.with_unequal_sizes(profile_of([Layer(2, 6, 0)] * 2, [2]))
+    profile = with_unequal_sizes(profile_of([Layer(2, 6, 0)] * 2, [2]))
     assert step_bound(profile.costs[0], [1, 1]) == pytest.approx(2 * 4 + 2 / 3 + 2)
     plan = pipepart.plan(profile, Cluster.parse(["1GiB"] * 2), schedule="1f1b", stages=2)
     assert plan.predicted.step_seconds == pytest.approx(38 / 3)
 
 
-def test_the_work_of_all_devices_and_the_layers_before_a_device_can_begin():
-    """Four layers of 1 s in each part and two devices: the second one begins after a layer, the work is 12 s each."""
-    (costs,) = profile_of([Layer(4, 4, 4)] * 4, [4]).costs
-    assert step_bound(costs, [1, 1]) == (4 * 4 * 3 + 1) / 2
-    assert step_bound(costs, [0.5, 0.5]) == 4 * 4 * 3 + 1
-    assert step_bound(costs, [1, 0.5]) == (4 * 4 * 3 + 0.5) / 1.5
-    assert step_bound(costs, [1, 1], replicas=2) == 4 * 4 * 3 / 2
-    # A fourth device of these would not begin before the others are done.
-    assert step_bound(costs, [1, 1, 1, 1e-9]) == pytest.approx((4 * 4 * 3 + 1 + 2) / 3, rel=1e-6)
+EVEN, UNEVEN = [Layer(4, 4, 4)] * 4, [Layer(1, 2, 4)] * 3
+HEAVY = [Layer(8, 8, 8), Layer(80, 80, 80), Layer(0, 0, 0)]
 
 
-def test_the_way_of_one_micro_batch_and_the_work_of_one_layer():
-    (one,) = profile_of([Layer(1, 2, 4)] * 3, [1]).costs
-    assert step_bound(one, [1] * 3) == 3 * 1 + 3 * 2 + 4
-    # A layer that takes most of the time: the layers before it run once before and once behind.
-    (heavy,) = profile_of([Layer(8, 8, 8), Layer(80, 80, 80), Layer(0, 0, 0)], [8]).costs
-    assert step_bound(heavy, [1] * 3) == 1 + 8 * 30
-    (no_weights,) = profile_of([Layer(8, 8, 8), Layer(80, 80, 0)], [8]).costs
-    assert step_bound(no_weights, [1] * 3) == 1 + 8 * 20 + 1 + 1
-
-
-def test_each_action_takes_time_beside_its_layers():
-    """Two actions of each micro-batch on each device that is used, and in the way of one micro-batch."""
-    (costs,) = profile_of([Layer(4, 4, 4)] * 4, [4]).costs
-    assert step_bound(costs, [1], action_seconds=0.5) == 4 * 4 * 3 + 4 * 2 * 0.5
-    assert step_bound(costs, [1, 1], action_seconds=0.5) == (4 * 4 * 3 + 1) / 2 + 4 * 2 * 0.5
-    (one,) = profile_of([Layer(1, 2, 4)] * 3, [1]).costs
-    assert step_bound(one, [1] * 3, action_seconds=0.5) == 3 * 1 + 3 * 2 + 4 + 2 * 0.5
-    plan = pipepart.plan(profile_of([Layer(4, 4, 4)] * 4, [4]), Cluster.virtual(1), schedule="sequential")
-    assert plan.step_gap < 1e-9
+@pytest.mark.parametrize(
+    ("layers", "micro_batches", "speeds", "more", "bound"),
+    [
+        # Layers of 1 s in each part: the second device begins after a layer, the work is 12 s for each micro-batch.
+        (EVEN, 4, [1, 1], {}, (4 * 4 * 3 + 1) / 2),
+        (EVEN, 4, [0.5, 0.5], {}, 4 * 4 * 3 + 1),
+        (EVEN, 4, [1, 0.5], {}, (4 * 4 * 3 + 0.5) / 1.5),
+        (EVEN, 4, [1, 1], {"replicas": 2}, 4 * 4 * 3 / 2),
+        # A fourth device of these would not begin before the others are done.
+        (EVEN, 4, [1, 1, 1, 1e-9], {}, (4 * 4 * 3 + 1 + 2) / 3),
+        # The way of one micro-batch.
+        (UNEVEN, 1, [1] * 3, {}, 3 * 1 + 3 * 2 + 4),
+        # A layer that takes most of the time: the layers before it run once before and once behind.
+        (HEAVY, 8, [1] * 3, {}, 1 + 8 * 30),
+        ([Layer(8, 8, 8), Layer(80, 80, 0)], 8, [1] * 3, {}, 1 + 8 * 20 + 1 + 1),
+        # Two actions of each micro-batch on each device that is used, and in the way of one micro-batch.
+        (EVEN, 4, [1], {"action_seconds": 0.5}, 4 * 4 * 3 + 4 * 2 * 0.5),
+        (EVEN, 4, [1, 1], {"action_seconds": 0.5}, (4 * 4 * 3 + 1) / 2 + 4 * 2 * 0.5),
+        (UNEVEN, 1, [1] * 3, {"action_seconds": 0.5}, 3 * 1 + 3 * 2 + 4 + 2 * 0.5),
+    ],
+)
+def test_no_step_is_shorter_than_its_bound(layers, micro_batches, speeds, more, bound):
+    (costs,) = profile_of(layers, [micro_batches]).costs
+    assert step_bound(costs, speeds, **more) == pytest.approx(bound, rel=1e-6)
+    alone = pipepart.plan(profile_of(layers, [micro_batches]), Cluster.virtual(1), schedule="sequential")
+    assert 0 <= alone.step_gap < 1e-9
 
 
 MEASURED = Overhead(action_seconds=0.5, message_seconds=0.25, devices=2, cores=2)
 
 
-def measured(layers: int = 4, slowdown: float = 1.5, overhead: Overhead = MEASURED) -> Profile:
-    """A profile of equal layers: 4 micro-batches, forward 1 s, backward 1 + 1 s each."""
-    profile = profile_of([Layer(4, 4, 4)] * layers, [4])
-    costs = profile.costs[0]
+def measured(
+    layers: int = 4, slowdown: float = 1.5, overhead: Overhead = MEASURED, micro_batches: int = 4
+) -> Profile:
+    """A profile of equal layers: forward 1 s, backward 1 + 1 s for each of 4 micro-batches."""
+    profile = profile_of([Layer(4, 4, 4)] * layers, [micro_batches])
+    (costs,) = profile.costs
     slower = tuple(cost.model_copy(update={"slowdown": slowdown}) for cost in costs.layers)
-    return profile.model_copy(
-        update={"costs": (costs.model_copy(update={"layers": slower}),), "overhead": overhead}
-    )
+    costs = costs.model_copy(update={"layers": slower})
+    return profile.model_copy(update={"costs": (costs,), "overhead": overhead})
 
 
 def test_actions_messages_and_slower_layers_are_those_of_the_simulated_step():
     """GPipe of 2 stages: a stage's F is 2 layers of 1.5 s and an action, its B is twice the layers and an action."""
     plan = pipepart.plan(measured(), Cluster.virtual(2, threads=1), schedule="gpipe", stages=2)
-    forward, backward, message = 2 * 1.5 + 0.5, 4 * 1.5 + 0.5, 0.25
-    expected = 5 * forward + 5 * backward + 2 * message
-    assert plan.predicted.step_seconds == pytest.approx(expected)
+    assert plan.predicted.step_seconds == pytest.approx(5 * (2 * 1.5 + 0.5) + 5 * (4 * 1.5 + 0.5) + 2 * 0.25)
 
 
 def test_a_step_begins_and_ends_once():
@@ -168,10 +166,7 @@ def test_an_edited_plan_has_the_layers_as_slow_as_beside_its_own_devices():
 
 def test_the_bound_holds_for_plans_on_fewer_devices_whose_layers_are_faster():
     """One micro-batch gains nothing from a second device, beside which all layers are slower."""
-    profile, cluster = measured(), Cluster.virtual(2, threads=1)
-    once = profile_of([Layer(4, 4, 4)] * 4, [1]).costs[0]
-    slower = tuple(cost.model_copy(update={"slowdown": 1.5}) for cost in once.layers)
-    profile = profile.model_copy(update={"costs": (once.model_copy(update={"layers": slower}),)})
+    profile, cluster = measured(micro_batches=1), Cluster.virtual(2, threads=1)
     two, one = (pipepart.plan(profile, cluster, schedule="1f1b", stages=stages) for stages in (2, 1))
     assert two.step_bound == one.step_bound <= one.predicted.step_seconds < two.predicted.step_seconds
 

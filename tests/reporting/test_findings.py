@@ -27,10 +27,9 @@ def _by_hand(profile: Profile, cut: Sequence[str], cluster: Cluster, schedule: s
         StagePlan(layers=tuple(layers), device=device.name)
         for layers, device in zip(cut, cluster.devices, strict=True)
     )
-    micro_batches = profile.costs[0].micro_batches
-    return Plan(
-        stages=stages, cluster=cluster, schedule=schedule, micro_batches=micro_batches, profile=profile
-    ).predict()
+    count = profile.costs[0].micro_batches
+    made = Plan(stages=stages, cluster=cluster, schedule=schedule, micro_batches=count, profile=profile)
+    return made.predict()
 
 
 def test_an_uneven_cut_names_the_bottleneck_and_what_another_plan_saves() -> None:
