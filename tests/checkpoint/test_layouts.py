@@ -50,20 +50,14 @@ def test_the_optimizers_of_stages_and_one_over_all_have_the_same_files(tmp_path,
         made.save(tmp_path, 2)
         other.load(tmp_path)
         plain.assert_same(other.state(), made.state())
-        made.train(2, 4)
-        other.load(tmp_path)
-        other.train(2, 4)
-        plain.assert_same(other.state(), made.state())
 
 
-def test_a_plain_module_is_saved_like_its_pipeline_and_goes_on_with_a_plain_optimizer(tmp_path):
+def test_a_plain_module_is_saved_and_loaded_like_its_pipeline(tmp_path):
     with (made := training()).pipe:
         made.train(0, 3)
         made.save(tmp_path / "pipe", 3)
-        own = pipepart.save(
-            tmp_path / "module", made.pipe.module, made.optimizer, step=3, scheduler=made.scheduler
-        )
-        made.train(3, 5)
+        kept: dict[str, Any] = {"step": 3, "scheduler": made.scheduler}
+        own = pipepart.save(tmp_path / "module", made.pipe.module, made.optimizer, **kept)
         wanted = made.state()
     paths = tmp_path / "pipe" / "latest", own
     one, two = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in paths)
@@ -72,15 +66,11 @@ def test_a_plain_module_is_saved_like_its_pipeline_and_goes_on_with_a_plain_opti
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7])
     pipepart.load(own, module, optimizer, scheduler=scheduler)
-    for number in (3, 4):
-        plain.micro_batched_step(module, *batch(number), torch.nn.MSELoss(), 4, drawing=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-    found = module.state_dict()
-    plain.assert_same(
-        found, {name: wanted[name] for name in found if name in wanted} | {"7.weight": found["7.weight"]}
-    )
+    assert scheduler.state_dict() == made.scheduler.state_dict()
+    found = dict(module.state_dict())
+    for name, parameter in module.named_parameters():
+        found |= {f"{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    plain.assert_same(found, wanted)
 
 
 def test_groups_of_parameters_may_be_in_another_order(tmp_path):

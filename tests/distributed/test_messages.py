@@ -51,37 +51,19 @@ def logs(store: Any) -> Iterator[list[MessageLog]]:
     on_each(3, lambda rank: logs[rank].end({"why": "the test has ended"}, wait=False))
 
 
-class Reader:
-    """Collects the messages of a channel, until a number of them is there."""
-
-    def __init__(self, count: int) -> None:
-        self.messages: list[Message] = []
-        self._count = count
-        self._complete = threading.Event()
-
-    def __call__(self, message: Message) -> None:
-        self.messages.append(message)
-        if len(self.messages) == self._count:
-            self._complete.set()
-
-    def wait(self) -> list[Message]:
-        assert self._complete.wait(SECONDS), self.messages
-        return self.messages
-
-
 def test_an_exchange_gives_the_values_of_all_ranks_and_keeps_none(logs: list[MessageLog], store: Any):
     rounds = 30
-    readers = [Reader(rounds), Reader(rounds), Reader(rounds)]
-    channels = [log.open(reader) for log, reader in zip(logs, readers, strict=True)]
-    before = 0
+    read: list[list[Message]] = [[], [], []]
+    channels = [log.open(messages.append) for log, messages in zip(logs, read, strict=True)]
+    before, until = 0, time.monotonic() + SECONDS
     for number in range(rounds):
         on_each(3, lambda rank, number=number: channels[rank].exchange(number, [rank, number]))
-        for reader in readers:
-            while len(reader.messages) <= number:
-                assert not reader._complete.wait(0.001) or len(reader.messages) == rounds
+        while min(map(len, read)) <= number:
+            assert time.monotonic() < until, read
+            time.sleep(0.001)
         before = before or store.num_keys()
-    for reader in readers:
-        assert [one["values"] for one in reader.wait()] == [[[r, n] for r in range(3)] for n in range(rounds)]
+    for messages in read:
+        assert [one["values"] for one in messages] == [[[r, n] for r in range(3)] for n in range(rounds)]
     assert store.num_keys() <= before + 5  # however many exchanges there were
 
 

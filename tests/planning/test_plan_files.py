@@ -95,6 +95,29 @@ FAULTS: dict[str, tuple[Callable[[Data], object], list[str]]] = {
         lambda d: d["cluster"]["links"][0].update(between=["a", "z"]),
         ["cluster: a link joins 'z', the cluster has"],
     ),
+    "a replica on too few devices": (
+        lambda d: d.update(replica_devices=[["idle"]]),
+        ["replica 1 of the model has 1 device, it needs one for each of the 2 stages"],
+    ),
+    "replicas on devices in use": (
+        lambda d: d.update(replica_devices=[["idle", d["stages"][1]["device"]], ["cuda:0", "idle"]]),
+        [
+            "stages 1 and 1 of replica 1 are both on device",
+            "replica 2 is on device 'cuda:0', the cluster has",
+        ],
+    ),
+    "both stages of a replica on one device": (
+        lambda d: d.update(replica_devices=[["idle", "idle"]]),
+        ["stages 0 of replica 1 and 1 of replica 1 are both on device 'idle'"],
+    ),
+    "more replicas than micro-batches": (
+        lambda d: d.update(replica_devices=[["idle", "none"]] * 4),
+        [
+            "replica 1 is on device 'none'",
+            "replica 4 is on device 'none'",
+            "5 replicas of the model cannot share 4 micro-batches",
+        ],
+    ),
     # schedule and numbers
     "chunks that the schedule has not": (
         lambda d: d.update(chunks=2),

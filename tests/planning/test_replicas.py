@@ -7,7 +7,7 @@ import pytest
 
 import pipepart
 from pipepart import Cluster, Device, Plan, Profile, plan
-from pipepart.planning import StagePlan, refine
+from pipepart.planning import refine
 from tests.planning.problems import Layer, cluster_of, profile_of
 from tests.support.chains import plan_by_hand
 
@@ -114,33 +114,6 @@ def test_a_copy_holds_parameters_and_gradients_and_no_state_of_the_optimizer(opt
     for index, stage in enumerate(made.stages):  # which gets the gradients of the copy
         assert held[f"device:{index}"] - held[f"device:{index + 2}"] >= states * stage.parameter_bytes
     assert made.predicted.memory_bytes == tuple(held.values())
-
-
-@pytest.mark.parametrize(
-    ("copies", "why"),
-    [
-        ((("virtual:2",),), "replica 1 of the model has 1 device, it needs one for each of the 2 stages"),
-        ((("virtual:2", "virtual:1"),), "stages 1 and 1 of replica 1 are both on device 'virtual:1'"),
-        (
-            (("virtual:2", "virtual:2"),),
-            "stages 0 of replica 1 and 1 of replica 1 are both on device 'virtual:2'",
-        ),
-        ((("virtual:2", "cuda:0"),), "stage 1 of replica 1 is on device 'cuda:0', the cluster has"),
-        (
-            (("virtual:2", "virtual:3"), ("virtual:4", "virtual:5")),
-            "3 replicas of the model cannot share 2 micro-batches",
-        ),
-    ],
-)
-def test_copies_that_cannot_be_are_refused(copies, why):
-    with pytest.raises(ValueError, match=why):
-        Plan(
-            stages=tuple(StagePlan(layers=(name,), device=f"virtual:{name}") for name in "01"),
-            cluster=Cluster.virtual(6),
-            schedule="1f1b",
-            micro_batches=2,
-            replica_devices=copies,
-        )
 
 
 def test_costs_are_refined_from_all_copies_by_the_speeds_of_their_devices():

@@ -11,29 +11,10 @@ import pytest
 from rich.console import RenderableType
 
 import schedules
-from pipepart import Cluster, Plan, Profile, Trace, plan
+from pipepart import Cluster, Plan, Profile, Trace, plan, reporting
 from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
-from pipepart.reporting import (
-    BenchResult,
-    action_table,
-    alternatives_table,
-    bench_table,
-    cluster_report,
-    difference_reports,
-    drawn_timeline,
-    idle_table,
-    layer_table,
-    measured_against_plan,
-    memory_table,
-    plan_summary,
-    schedules_table,
-    simulation_summary,
-    size_table,
-    stage_table,
-    trace_reports,
-    trace_summary,
-)
+from pipepart.reporting import BenchResult
 from schedules import Kind, Timeline
 
 Printed = Callable[[RenderableType], str]
@@ -56,14 +37,14 @@ def test_tables_of_a_profile(printed: Printed, profile: Profile) -> None:
         update={"layers": (first, *blocks, head), "costs": (costs.model_copy(update={"layers": alike}),)}
     )
     shown = [
-        layer_table(profile),
-        layer_table(profile, 4),
-        size_table(profile),
-        layer_table(repeated, folded=True),
+        reporting.layer_table(profile),
+        reporting.layer_table(profile, 4),
+        reporting.size_table(profile),
+        reporting.layer_table(repeated, folded=True),
     ]
     check_golden("\n".join(map(printed, shown)), "profile.txt")
     with pytest.raises(ValueError, match="not for 3"):
-        layer_table(profile, 3)
+        reporting.layer_table(profile, 3)
 
 
 def two_replicas(made: Plan) -> Plan:
@@ -94,12 +75,11 @@ def test_tables_of_stages_and_memory(
         "two replicas": two_replicas(two_stages),
         "both directions": two_stages.model_copy(update={"schedule": "chimera"}).refreshed(),
     }
-    texts = [
-        f"# {name}\n{printed(stage_table(each))}{printed(memory_table(each))}" for name, each in plans.items()
-    ]
-    texts.append(f"# some recompute\n{printed(memory_table(mixed_recompute(again)))}")
+    tables = (reporting.stage_table, reporting.memory_table)
+    texts = [f"# {name}\n{''.join(printed(table(each)) for table in tables)}" for name, each in plans.items()]
+    texts.append(f"# some recompute\n{printed(reporting.memory_table(mixed_recompute(again)))}")
     no_limit = two_stages.model_copy(update={"cluster": unlimited})
-    texts.append(f"# no limit\n{printed(memory_table(no_limit))}")
+    texts.append(f"# no limit\n{printed(reporting.memory_table(no_limit))}")
     check_golden("\n".join(texts), "stages.txt")
 
 
@@ -134,10 +114,10 @@ def test_summaries_differ_in_what_there_is_to_tell(
         "replicas": two_replicas(two_stages),
         "by hand": two_stages.model_copy(update={"prediction": None}),
     }
-    whole = printed(plan_summary(two_stages))
+    whole = printed(reporting.plan_summary(two_stages))
     texts = [whole]
     for name, each in plans.items():
-        lines = ndiff(whole.splitlines(), printed(plan_summary(each)).splitlines())
+        lines = ndiff(whole.splitlines(), printed(reporting.plan_summary(each)).splitlines())
         texts.append("\n".join([f"# {name}", *(line[2:] for line in lines if line.startswith("+ ")), ""]))
     check_golden("\n".join(texts), "summaries.txt")
 
@@ -161,9 +141,9 @@ OTHERS = (
 def test_alternatives_and_differences(printed: Printed, two_stages: Plan, again: Plan) -> None:
     made = two_stages.model_copy(update={"alternatives": OTHERS})
     shown = [
-        alternatives_table(made),
-        alternatives_table(made, compact=True),
-        *difference_reports(two_stages, again, ("kept", "again")),
+        reporting.alternatives_table(made),
+        reporting.alternatives_table(made, compact=True),
+        *reporting.difference_reports(two_stages, again, ("kept", "again")),
     ]
     check_golden("\n".join(map(printed, shown)), "alternatives.txt")
 
@@ -198,22 +178,24 @@ def test_measured_steps(printed: Printed, two_stages: Plan, four_chunks: Plan, a
         pipeline_seconds=0.03, plan=two_stages,
     )  # fmt: skip
     shown = [
-        trace_summary(Trace(two_stages, three)),
-        action_table(Trace(two_stages, [late(step, 1, 0.5e-3)])),
-        idle_table(step, ["virtual:0", "virtual:1"]),
-        idle_table(Timeline(step.schedule, starts, ends, transfers=step.transfers)),
-        *(measured_against_plan(two_stages, [predicted * factor]) for factor in (1.25, 1.0, 0.8)),
-        drawn_timeline(step, devices=["virtual:0", "virtual:1"]),
-        drawn_timeline(again.simulate()),
-        drawn_timeline(four_chunks.simulate(), devices=[device.name for device in four_chunks.workers]),
-        drawn_timeline(two_replicas(two_stages).simulate()),
-        bench_table(bench),
+        reporting.trace_summary(Trace(two_stages, three)),
+        reporting.action_table(Trace(two_stages, [late(step, 1, 0.5e-3)])),
+        reporting.idle_table(step, ["virtual:0", "virtual:1"]),
+        reporting.idle_table(Timeline(step.schedule, starts, ends, transfers=step.transfers)),
+        *(reporting.measured_against_plan(two_stages, [predicted * factor]) for factor in (1.25, 1.0, 0.8)),
+        reporting.drawn_timeline(step, devices=["virtual:0", "virtual:1"]),
+        reporting.drawn_timeline(again.simulate()),
+        reporting.drawn_timeline(
+            four_chunks.simulate(), devices=[device.name for device in four_chunks.workers]
+        ),
+        reporting.drawn_timeline(two_replicas(two_stages).simulate()),
+        reporting.bench_table(bench),
     ]
     check_golden("\n".join(map(printed, shown)), "steps.txt")
     with pytest.raises(ValueError, match="at least 1"):
-        measured_against_plan(two_stages, [])
+        reporting.measured_against_plan(two_stages, [])
     with pytest.raises(ValueError, match=r"run pipe\.step within"):
-        trace_reports(Trace(two_stages))
+        reporting.trace_reports(Trace(two_stages))
 
 
 def test_simulated_schedules_and_clusters(printed: Printed) -> None:
@@ -224,12 +206,12 @@ def test_simulated_schedules_and_clusters(printed: Printed) -> None:
     own = played("1f1b")
     boxes = Cluster.parse(["24GiB"], hosts=3, devices_per_host=2, link="300GB/s", network="25GB/s")
     shown = [
-        *(simulation_summary(own, bound) for bound in (12.0, 17.0)),
-        simulation_summary(played("pipedream")),
-        idle_table(own, ["one", "two"]),
-        idle_table(played("1f1b", stash=(1, 1)), in_flight=True),
-        schedules_table([own, played("gpipe")], [max(own.peak_bytes)] * 2, memory="stash"),
-        cluster_report(boxes),
-        cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
+        *(reporting.simulation_summary(own, bound) for bound in (12.0, 17.0)),
+        reporting.simulation_summary(played("pipedream")),
+        reporting.idle_table(own, ["one", "two"]),
+        reporting.idle_table(played("1f1b", stash=(1, 1)), in_flight=True),
+        reporting.schedules_table([own, played("gpipe")], [max(own.peak_bytes)] * 2, memory="stash"),
+        reporting.cluster_report(boxes),
+        reporting.cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
     ]
     check_golden("\n".join(map(printed, shown)), "simulated.txt")

@@ -9,17 +9,8 @@ from collections.abc import Callable
 import pytest
 from rich.console import RenderableType
 
-from pipepart import Plan, Profile
-from pipepart.reporting import (
-    alternatives_table,
-    drawn_timeline,
-    idle_table,
-    layer_table,
-    memory_table,
-    show,
-    size_table,
-    stage_table,
-)
+from pipepart import Plan, Profile, reporting
+from pipepart.reporting import show
 from pipepart.reporting.folding import fold
 from pipepart.reporting.table import Column, FittingTable, labelled_lines
 
@@ -31,10 +22,15 @@ def test_tables_fit_and_cells_are_whole_or_their_column_is_named(
     printed: Printed, profile: Profile, two_stages: Plan, four_chunks: Plan, again: Plan, width, monkeypatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    tables = [layer_table(profile), size_table(profile)]
+    tables = [reporting.layer_table(profile), reporting.size_table(profile)]
     for made in (two_stages, four_chunks, again):
-        timed = idle_table(made.simulate(), [device.name for device in made.workers])
-        tables += [stage_table(made), memory_table(made), alternatives_table(made), timed]
+        timed = reporting.idle_table(made.simulate(), [device.name for device in made.workers])
+        tables += [
+            reporting.stage_table(made),
+            reporting.memory_table(made),
+            reporting.alternatives_table(made),
+            timed,
+        ]
     for table in tables:
         text = printed(table)
         assert max(map(len, text.splitlines())) <= width
@@ -43,13 +39,13 @@ def test_tables_fit_and_cells_are_whole_or_their_column_is_named(
         for column in table.columns:
             if not column.folds and column.called not in left_out:
                 assert all(cell in text for cell in column.cells)
-    text = " ".join(printed(layer_table(profile)).split())
+    text = " ".join(printed(reporting.layer_table(profile)).split())
     assert ("Not shown at this width: output shape, spread" in text) == (width < 140)
 
 
 def test_a_long_name_is_folded_not_cut(printed: Printed, profile: Profile, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    first_column = [line.split(" ")[0] for line in printed(layer_table(profile)).splitlines()]
+    first_column = [line.split(" ")[0] for line in printed(reporting.layer_table(profile)).splitlines()]
     assert "body.a_layer_with_a_very_long_name.attention" in "".join(first_column)
     monkeypatch.setenv("COLUMNS", "20")
     columns = [Column(str(number), ["bit for bit"]) for number in range(3)]
@@ -60,13 +56,13 @@ def test_a_long_name_is_folded_not_cut(printed: Printed, profile: Profile, monke
 def test_a_file_gets_every_column_no_colour_and_signs_that_it_can_hold(
     printed: Printed, profile: Profile
 ) -> None:
-    text = printed(layer_table(profile))
+    text = printed(reporting.layer_table(profile))
     assert "\x1b" not in text
     assert "Not shown" not in text
     assert not re.search(r" +\n", text)
     held = io.BytesIO()
     with io.TextIOWrapper(held, encoding="ascii") as file:
-        show(layer_table(profile), file=file)
+        show(reporting.layer_table(profile), file=file)
         plain = held.getvalue().decode("ascii").splitlines()
     assert "######" in "".join(plain)
     assert "?" not in "".join(plain)
@@ -83,7 +79,7 @@ def test_a_terminal_is_filled_and_has_colours_unless_they_are_unwanted(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", str(columns))
-    drawing = drawn_timeline(two_stages.simulate())
+    drawing = reporting.drawn_timeline(two_stages.simulate())
     monkeypatch.delenv("NO_COLOR", raising=False)
     show(drawing, file=(coloured := Terminal()))
     monkeypatch.setenv("NO_COLOR", "1")
@@ -106,7 +102,7 @@ def test_names_stay_text_wherever_they_stand(two_stages: Plan, monkeypatch) -> N
     reports = [
         labelled_lines(name, [(name, name)]),
         FittingTable(name, [Column(name, [name], text=True), Column("b", ["1"])], notes=[name]),
-        drawn_timeline(two_stages.simulate(), devices=[name, "virtual:1"]),
+        reporting.drawn_timeline(two_stages.simulate(), devices=[name, "virtual:1"]),
         name,
     ]
     counts = []

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+import schedules
 from schedules import (
     Kind,
     Schedule,
@@ -15,19 +16,16 @@ from schedules import (
     Timeline,
     build,
     check,
-    fuse_backward,
-    insert_optimizer_step,
-    insert_recompute,
-    insert_reduce_grad,
     names,
     replicate,
     simulate,
-    split_backward,
-    split_overlaps,
 )
 from tests.support.trace_format import check_trace_format
 
-PASSES = (split_overlaps, split_backward, fuse_backward, insert_recompute, insert_reduce_grad)
+PASSES = [
+    *(schedules.split_overlaps, schedules.split_backward, schedules.fuse_backward),
+    *(schedules.insert_recompute, schedules.insert_reduce_grad),
+]
 CHUNKED = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "hanayo")
 SYNCHRONOUS = [name for name in names() if not name.startswith("pipedream")]
 
@@ -68,9 +66,9 @@ def test_every_pass_keeps_it_legal_and_is_idempotent(name, apply):
 
 @pytest.mark.parametrize("name", names())
 def test_all_passes_together_can_be_played(name):
-    bare = split_overlaps(build(name, 4, 8))
-    whole = insert_reduce_grad(insert_recompute(bare))
-    whole = whole if whole.versions else insert_optimizer_step(whole)
+    bare = schedules.split_overlaps(build(name, 4, 8))
+    whole = schedules.insert_reduce_grad(schedules.insert_recompute(bare))
+    whole = whole if whole.versions else schedules.insert_optimizer_step(whole)
     check(whole)
     reduced = uneven(whole, reduce_grad=[0.5] * whole.model_stages)
     assert simulate(whole, reduced).makespan > simulate(bare, reduced).makespan
@@ -129,6 +127,8 @@ def test_copies_of_it_are_legal_and_take_as_long_and_hold_as_much_as_one(name):
         check(whole)
         assert whole.micro_batches == (micro_batches or 4 * copies)
         assert (whole.replicas, whole.devices) == (copies * one.replicas, copies * 2)
-    alone, together = (simulate(each, uneven(one)) for each in (insert_reduce_grad(one), replicate(one, 3)))
+    alone, together = (
+        simulate(each, uneven(one)) for each in (schedules.insert_reduce_grad(one), replicate(one, 3))
+    )
     assert together.makespan == alone.makespan
     assert together.peak_bytes == 3 * alone.peak_bytes

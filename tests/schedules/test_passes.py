@@ -5,22 +5,7 @@ import random
 import pytest
 
 import schedules
-from schedules import (
-    Action,
-    Kind,
-    Schedule,
-    StageCosts,
-    build,
-    check,
-    fuse_backward,
-    insert_optimizer_step,
-    insert_recompute,
-    insert_reduce_grad,
-    replicate,
-    simulate,
-    split_backward,
-    split_overlaps,
-)
+from schedules import Action, Kind, Schedule, StageCosts, build, check, replicate, simulate
 
 OVERLAPPED = Schedule.from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
 # The table of torch's 1F1B with its compute_comms: weights are gathered first and freed last.
@@ -32,25 +17,25 @@ OF_TORCH = (
 # A schedule, and its rows.
 WRITTEN: dict[str, tuple[Schedule, list[str]]] = {
     "split backwards": (
-        split_backward(build("1f1b", 2, 2)),
+        schedules.split_backward(build("1f1b", 2, 2)),
         ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1W0 1F1 1I1 1W1"],
     ),
     "fused backwards": (
-        fuse_backward(build("zb-h1", 2, 3)),
+        schedules.fuse_backward(build("zb-h1", 2, 3)),
         ["0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"],
     ),
-    "pairs come apart": (split_overlaps(OVERLAPPED), ["0F0 0F1 0B0 0B1"]),
-    "pairs come apart and are split": (split_backward(OVERLAPPED), ["0F0 0F1 0I0 0W0 0I1 0W1"]),
+    "pairs come apart": (schedules.split_overlaps(OVERLAPPED), ["0F0 0F1 0B0 0B1"]),
+    "pairs come apart and are split": (schedules.split_backward(OVERLAPPED), ["0F0 0F1 0I0 0W0 0I1 0W1"]),
     "recompute of some stages only": (
-        insert_recompute(build("1f1b", 2, 1), [0]),
+        schedules.insert_recompute(build("1f1b", 2, 1), [0]),
         ["0F0 0RECOMPUTE0 0B0", "1F0 1B0"],
     ),
     "gradients are reduced after the last backward of each stage": (
-        insert_reduce_grad(build("zb-v", 1, 1)),
+        schedules.insert_reduce_grad(build("zb-v", 1, 1)),
         ["0F0 1F0 1I0 1W0 1REDUCE_GRAD 0I0 0W0 0REDUCE_GRAD"],
     ),
     "an optimizer step a stage": (
-        insert_optimizer_step(build("1f1b", 2, 1)),
+        schedules.insert_optimizer_step(build("1f1b", 2, 1)),
         ["0F0 0B0 0OPT_STEP", "1F0 1B0 1OPT_STEP"],
     ),
     "a copy without micro-batches only reduces": (
@@ -62,7 +47,7 @@ WRITTEN: dict[str, tuple[Schedule, list[str]]] = {
         ["0F0 0F2 0B0 0B2 0REDUCE_GRAD", "1F1 1B1 1REDUCE_GRAD"],
     ),
     "reductions that are there stay where they are": (
-        replicate(insert_reduce_grad(build("zb-v", 1, 1)), 2),
+        replicate(schedules.insert_reduce_grad(build("zb-v", 1, 1)), 2),
         [
             "0F0 1F0 1I0 1W0 1REDUCE_GRAD 0I0 0W0 0REDUCE_GRAD",
             "2F1 3F1 3I1 3W1 3REDUCE_GRAD 2I1 2W1 2REDUCE_GRAD",
@@ -83,11 +68,11 @@ def test_what_is_written(case):
 
 
 def test_fused_is_what_was_split():
-    assert fuse_backward(split_backward(build("1f1b", 2, 2))) == build("1f1b", 2, 2)
+    assert schedules.fuse_backward(schedules.split_backward(build("1f1b", 2, 2))) == build("1f1b", 2, 2)
 
 
 def test_copies_of_a_model_wait_for_each_other_before_they_reduce():
-    reduced = insert_reduce_grad(build("chimera", 2, 2))
+    reduced = schedules.insert_reduce_grad(build("chimera", 2, 2))
     assert [[str(action) for action in row[-2:]] for row in reduced.actions] == [
         ["0REDUCE_GRAD", "3REDUCE_GRAD"],
         ["2REDUCE_GRAD", "1REDUCE_GRAD"],

@@ -11,20 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from schedules import (
-    Action,
-    Kind,
-    Schedule,
-    StageCosts,
-    Timeline,
-    Transfer,
-    build,
-    insert_offload,
-    insert_recompute,
-    replicate,
-    side_by_side,
-    simulate,
-)
+import schedules
+from schedules import Action, Kind, Schedule, StageCosts, Timeline, Transfer, build, replicate, simulate
 from tests.support.trace_format import check_trace_format
 
 
@@ -96,7 +84,7 @@ def test_nothing_is_awaited_between_two_actions_of_one_device():
 
 def test_measured_and_predicted_share_one_trace():
     measured, predicted = late(3.0, 7.0), simulate(build("1f1b", 2, 1), equal(2, latency=0.5))
-    trace = json.loads(json.dumps(side_by_side({"measured": measured, "predicted": predicted})))
+    trace = json.loads(json.dumps(schedules.side_by_side({"measured": measured, "predicted": predicted})))
     events = trace["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {0: "measured", 1: "predicted"}
@@ -112,7 +100,7 @@ def test_measured_and_predicted_share_one_trace():
     assert (read.transfers, read.span(Action.parse("1F0"))) == (measured.transfers, (7.0, 9.0))
 
 
-@pytest.mark.parametrize("change", [insert_recompute, insert_offload])
+@pytest.mark.parametrize("change", [schedules.insert_recompute, schedules.insert_offload])
 def test_the_stash_of_each_device_in_a_trace_ends_with_nothing_and_has_its_peak(change) -> None:
     schedule = change(build("1f1b", 3, 6))
     stash, inputs = [2.0**20, 2.0**21, 2.0**22], [2.0**18] * 3

@@ -66,22 +66,11 @@ def keywords_complex_numbers_and_several_outputs() -> dict[str, Any]:
     return trained(pipe, given, optimizer=None, return_outputs=True)
 
 
-class Uses(nn.Module):
-    """Adds a layer's output to the rows that were picked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = linear()
-
-    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
-        x, rows = given
-        return x.index_add(0, rows, self.linear(x[rows]))
-
-
 def cut_of_varying_shapes(**options: Any) -> Pipeline:
     """The number of rows between the first stages depends on values: those whose first number is positive."""
     picks = Calls(lambda x: (x, (x[:, 0] > 0).nonzero().flatten()))
-    return cut([linear(), picks, Uses(), linear()], [2, 3], **options)
+    uses = Calls(lambda pair, inner: pair[0].index_add(0, pair[1], inner(pair[0][pair[1]])), inner=linear())
+    return cut([linear(), picks, uses, linear()], [2, 3], **options)
 
 
 def cut_recorded(
