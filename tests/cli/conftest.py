@@ -25,48 +25,37 @@ from torch import nn
 
 print("imported")
 
-
 def layers():
     print("made")
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
 
-
 def whole():
     return layers(), torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
-
 
 def on_meta():
     with torch.device("meta"):
         return layers(), torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
 
-
 def tokens():
     return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 2))
-
 
 def sized(width, depth=2):
     return layers()
 
-
 def nothing():
     pass
-
 
 def five():
     return 1, 2, 3, 4, 5
 
-
 def swapped():
     return torch.randn(12, 8), layers()
-
 
 def swapped_loss():
     return layers(), torch.randn(12, 8), nn.MSELoss(), torch.randn(12, 4)
 
-
 def breaks():
     raise ValueError("no data on this disk")
-
 
 class Tagger(nn.Module):
     def __init__(self):
@@ -80,10 +69,8 @@ class Tagger(nn.Module):
             x = block(x) + x
         return {"tags": x, "loss": nn.functional.mse_loss(x, torch.zeros_like(x))}
 
-
 def recorded():
     return Tagger(), torch.randn(12, 8)
-
 
 instance = nn.Sequential(nn.Linear(8, 4))
 """

@@ -7,15 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
+from tests.pipeline.conformance.runners import SCHEDULES
 from tests.support.on_devices import cut_on
 
-# Schedules that a pipeline runs with the caller's optimizer, and their numbers of stages a device.
-CHUNKS = {
-    **dict.fromkeys(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"), 1),
-    **dict.fromkeys(
-        ("interleaved-1f1b", "interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2
-    ),
-}
+# Schedules, and their numbers of stages a device.
+CHUNKS = {name: chunks for name, chunks in SCHEDULES if chunks < 3 and name not in ("sequential", "chimera")}
 
 CYCLES = 2_000_000  # about a millisecond
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -108,9 +109,9 @@ def test_a_trace_has_the_times_of_the_device():
         trace = pipe.last_trace
     assert trace is not None
     slept = late.CYCLES / 2.5e9  # seconds at a clock that no GPU has yet
-    for row, starts, ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
-        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
-        for action, start, end in zip(row, starts, ends, strict=True):
+    for row in trace.rows:
+        assert all(end <= start for (*_, end), (_, start, _) in pairwise(row))
+        for action, start, end in row:
             # The first stage has no gradient for its input, so its backward does not go through its first layer.
             assert end - start > slept or (action.kind is Kind.B and action.stage == 0)
 

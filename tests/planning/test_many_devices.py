@@ -13,12 +13,8 @@ from pipepart.graph_partition.device_orders import all_orders, count_edges
 from pipepart.planning.partition import order_search
 from pipepart.planning.partition.reductions import all_reduce_seconds
 from pipepart.planning.partition.replica_groups import groupings
-from pipepart.planning.plans.options import PlanOptions
-from pipepart.planning.request import read_request
-from pipepart.planning.search.candidate import Candidate, candidates_of
-from pipepart.planning.search.cut_search import CutSearch
-from pipepart.planning.search.parts import parts_of
 from tests.planning.problems import Layer, profile_of
+from tests.planning.test_best_cut import partitioned
 
 
 def chain(count: int, output: int = 1000) -> list[Layer]:
@@ -35,20 +31,12 @@ def chain(count: int, output: int = 1000) -> list[Layer]:
     ]
 
 
-def candidate_of(layers: list[Layer], cluster: Cluster, stages: int) -> Candidate:
-    """The only way to run the layers under 1F1B."""
-    options = PlanOptions(schedule="1f1b", stages=stages, recompute="never")
-    (part,) = parts_of(read_request(profile_of(layers, [4]), cluster, options))
-    (candidate,) = candidates_of(part)
-    return candidate
-
-
 def smallest_bottleneck(layers: list[Layer], cluster: Cluster, stages: int) -> Plan:
-    """The plan of the cut with the smallest bottleneck, before anything is simulated."""
-    candidate = candidate_of(layers, cluster, stages)
-    found = CutSearch(candidate).smallest_bottleneck()
-    assert found is not None
-    return CutSearch(candidate).with_bound(candidate.plan_of(found.first_layers[1:], found.device_indices))
+    """The plan under 1F1B of the cut with the smallest bottleneck, before anything is simulated."""
+    profile = profile_of(layers, [4])
+    found = partitioned(profile, cluster, schedule="1f1b", stages=stages, recompute="never")
+    assert isinstance(found, Plan)
+    return found
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])

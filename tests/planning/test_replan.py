@@ -39,9 +39,9 @@ def measured(plan: Plan, true: Profile) -> schedules.Timeline:
 def slowed(trace: schedules.Timeline, slow: dict[int, float]) -> schedules.Timeline:
     """The same step, its actions of some micro-batches longer by a factor, one after the other on each device."""
     starts, ends = [], []
-    for row, row_starts, row_ends in zip(trace.schedule.actions, trace.starts, trace.ends, strict=True):
+    for row in trace.rows:
         now, own_starts, own_ends = 0.0, [], []
-        for action, start, end in zip(row, row_starts, row_ends, strict=True):
+        for action, start, end in row:
             now = max(now, start)
             own_starts.append(now)
             now += (end - start) * slow.get(action.micro_batch or 0, 1.0)

@@ -97,12 +97,9 @@ def test_sums_of_gradients_are_named_where_they_take_longest() -> None:
     cluster = Cluster.parse(["1GiB"] * 4, link="0.1MB/s")
     made = plan(_profile([1.0] * 4), cluster, schedule="1f1b", replicas=2)
     timeline = made.simulate()
-    rows = zip(timeline.schedule.actions, timeline.starts, timeline.ends, strict=True)
     sums = [
-        sum(
-            end - start for action, start, end in zip(*row, strict=True) if action.kind.value == "REDUCE_GRAD"
-        )
-        for row in rows
+        sum(end - start for action, start, end in row if action.kind is schedules.Kind.REDUCE_GRAD)
+        for row in timeline.rows
     ]
     part = max(sums) / timeline.makespan
     assert part > 0.5

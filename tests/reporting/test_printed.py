@@ -158,11 +158,8 @@ def stretched(step: Timeline, factor: float) -> Timeline:
 def late(step: Timeline, stage: int, seconds: float) -> Timeline:
     """The same step, the forwards of a stage longer: in it each action has more than enough room for that."""
     ends = [
-        [
-            end + seconds * (action.kind is Kind.F and action.stage == stage)
-            for action, end in zip(*row, strict=True)
-        ]
-        for row in zip(step.schedule.actions, step.ends, strict=True)
+        [end + seconds * (action.kind is Kind.F and action.stage == stage) for action, _, end in row]
+        for row in step.rows
     ]
     return Timeline(step.schedule, step.starts, ends)
 

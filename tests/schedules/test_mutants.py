@@ -73,44 +73,46 @@ def is_complete(schedule, runs):
     return all(len(ran) == len(expected) and set(ran) == expected for ran in (forwards, inputs, weights))
 
 
-def drop(draw, rows):
+def place(draw, rows):
+    """A list of actions, and the place of one of them."""
     row = draw.choice([row for row in rows if row])
-    row.pop(draw.randrange(len(row)))
+    return row, draw.randrange(len(row))
+
+
+def drop(draw, rows):
+    row, at = place(draw, rows)
+    row.pop(at)
 
 
 def duplicate(draw, rows):
-    row = draw.choice([row for row in rows if row])
-    row.insert(draw.randrange(len(row) + 1), draw.choice(row))
+    row, at = place(draw, rows)
+    row.insert(draw.randrange(len(row) + 1), row[at])
 
 
 def swap(draw, rows):
-    row = draw.choice([row for row in rows if len(row) > 1] or rows)
-    a, b = draw.randrange(len(row)), draw.randrange(len(row))
-    row[a], row[b] = row[b], row[a]
+    row, at = place(draw, [row for row in rows if len(row) > 1] or rows)
+    other = draw.randrange(len(row))
+    row[at], row[other] = row[other], row[at]
 
 
 def move(draw, rows):
-    source, target = draw.choice([row for row in rows if row]), draw.choice(rows)
-    target.insert(draw.randrange(len(target) + 1), source.pop(draw.randrange(len(source))))
+    (row, at), target = place(draw, rows), draw.choice(rows)
+    target.insert(draw.randrange(len(target) + 1), row.pop(at))
 
 
 def renumber(draw, rows):
-    row = draw.choice([row for row in rows if row])
-    at = draw.randrange(len(row))
-    action = row[at]
+    row, at = place(draw, rows)
+    action, field = row[at], "stage" if draw.random() < 0.5 else "micro_batch"
     if action.parts:
         parts = list(action.parts)
         parts[draw.randrange(2)] = parts[0]._replace(micro_batch=draw.randrange(9))
         row[at] = action._replace(parts=tuple(parts))
-    elif draw.random() < 0.5:
-        row[at] = action._replace(micro_batch=draw.randrange(9))
     else:
-        row[at] = action._replace(stage=draw.randrange(9))
+        row[at] = action._replace(**{field: draw.randrange(9)})
 
 
 def change_kind(draw, rows):
-    row = draw.choice([row for row in rows if row])
-    at = draw.randrange(len(row))
+    row, at = place(draw, rows)
     row[at] = row[at]._replace(kind=draw.choice([Kind.F, Kind.B, Kind.I, Kind.W]), parts=())
 
 

@@ -22,16 +22,8 @@ def main(dist: str, constraints: str) -> int:
         run(python, *install, "-c", str(Path(constraints).resolve()), str(wheel), cwd=directory)
         # The report has files that are not Python.
         run(python, "-c", blocks[0] + 'assert "<svg" in pipe.plan.to_html()\n', cwd=directory)
-        run(
-            python,
-            "-m",
-            "pipepart",
-            "simulate",
-            "--schedule=1f1b",
-            "--devices=2",
-            "--micro-batches=4",
-            cwd=directory,
-        )
+        simulate = ["simulate", "--schedule=1f1b", "--devices=2", "--micro-batches=4"]
+        run(python, "-m", "pipepart", *simulate, cwd=directory)
         contents = run(python, "-m", "zipfile", "-l", str(wheel), cwd=directory)
         assert ".cpp" not in contents, "the wheel holds C++"
         assert "tests/" not in contents, "the wheel holds tests"
