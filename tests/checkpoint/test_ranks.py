@@ -96,13 +96,8 @@ def merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 THREE = 3, (2, 5)
-LAYOUTS: list[tuple[int, tuple[int, ...]]] = [
-    (1, (4,)),
-    (2, (5,)),
-    (2, (1, 3, 6)),
-    THREE,
-    (3, (6, 7)),
-]  # a rank without parameters
+# In the last one a rank has no parameters.
+LAYOUTS: list[tuple[int, Borders]] = [(1, (4,)), (2, (5,)), (2, (1, 3, 6)), THREE, (3, (6, 7))]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest import mock
@@ -103,11 +104,9 @@ def test_a_backward_on_the_callers_thread(one_order):
 @pytest.mark.parametrize("one_order", [False, True])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_stages_anywhere_act_in_any_order(processes, one_order):
+    case = partial(without_tags, in_any_order) if one_order else in_any_order
     for seed in seeds(8, f"orders on {processes} ranks {one_order}"):
-        if one_order:
-            assert_as_in_one_process(without_tags, processes, in_any_order, seed, processes)
-        else:
-            assert_as_in_one_process(in_any_order, processes, seed, processes)
+        assert_as_in_one_process(case, processes, seed, processes)
 
 
 @pytest.mark.slow

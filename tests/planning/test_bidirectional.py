@@ -1,7 +1,8 @@
 """Plans for chimera: two copies of the model on the same devices, one in each direction."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,25 +16,17 @@ MICRO_BATCHES = 4
 pytestmark = pytest.mark.usefixtures("no_suggestions")
 
 
-def made(
-    profile: Profile, cluster: Cluster, borders: Sequence[int], order: Sequence[int], mode: Recompute
-) -> Plan:
-    """The plan of one cut on devices in one order."""
-    names, homes = [layer.name for layer in profile.layers], [cluster.devices[home].name for home in order]
-    stages = stages_on(names, [0, *borders, len(names)], homes, mode)
-    draft = Plan.model_construct(
-        stages=stages, cluster=cluster, schedule="chimera", micro_batches=MICRO_BATCHES, profile=profile
-    )
-    return draft.predict()
-
-
 def every(profile: Profile, cluster: Cluster, mode: Recompute) -> Iterator[Plan]:
-    """All plans that fit."""
-    for devices in range(2, min(len(cluster), len(profile.layers)) + 1, 2):
-        cuts = itertools.combinations(range(1, len(profile.layers)), devices - 1)
-        orders = list(itertools.permutations(range(len(cluster)), devices))
-        for borders, order in itertools.product(cuts, orders):
-            if (one := made(profile, cluster, borders, order, mode)).fits:
+    """All plans that fit: any cut on devices in any order."""
+    names = [layer.name for layer in profile.layers]
+    for devices in range(2, min(len(cluster), len(names)) + 1, 2):
+        cuts = itertools.combinations(range(1, len(names)), devices - 1)
+        orders = itertools.permutations([device.name for device in cluster.devices], devices)
+        for inner, homes in itertools.product(cuts, list(orders)):
+            stages = stages_on(names, [0, *inner, len(names)], homes, mode)
+            draft: dict[str, Any] = {"stages": stages, "cluster": cluster, "profile": profile}
+            one = Plan.model_construct(schedule="chimera", micro_batches=MICRO_BATCHES, **draft).predict()
+            if one.fits:
                 yield one
 
 

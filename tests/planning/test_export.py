@@ -21,7 +21,7 @@ from pipepart import Cluster, Plan, Profile
 from pipepart.planning.costs.stage_memory import Mode
 from pipepart.planning.export import ENGINES
 from schedules import Schedule
-from tests.support.processes import run_script
+from tests.support.ranks import ranks
 from tests.support.searched import searched_plan
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -173,40 +173,27 @@ def test_values_that_are_used_far_behind_are_named() -> None:
     assert says in text
 
 
-# Both ranks run every export, each of which torch cuts at its split points, and save the gradients of their stages.
-RANKS = """
-import os, runpy, sys, warnings
-import torch
-from pathlib import Path
-from torch.distributed.pipelining import pipeline
-from tests.planning.test_export import batch, loss_of, model_of
+def on_rank(folder: Path) -> dict[str, tuple[dict[str, Tensor | None], Tensor | None]]:
+    """Run every export, which torch cuts at its split points; return the gradients of the own stages and the loss."""
+    from torch.distributed.pipelining import pipeline
 
-folder = Path({folder!r})
-torch.set_num_threads(1)
-child = os.fork()
-rank = int(child == 0)
-torch.distributed.init_process_group("gloo", init_method=(folder / "rendezvous").as_uri(), rank=rank, world_size=2)
-tokens, words = batch()
-for exported in sorted(path for path in folder.iterdir() if path.is_dir()):
-    made = runpy.run_path(str(exported / "torch_stages.py"))
-    pipe = pipeline(
-        model_of(), mb_args=(tokens[: len(tokens) // made["MICRO_BATCHES"]],), split_spec=made["SPLIT_POINTS"]
-    )
-    own = made["STAGES_OF_RANK"][rank]
-    stages = made["build_stages"](pipe, rank, torch.device("cpu"))
-    schedule = made["build_schedule"](stages, loss_of)
-    losses = []
-    first, last = 0 in own, len(made["LAYERS"]) - 1 in own
-    schedule.step(*([tokens] if first else []), **(dict(target=words, losses=losses) if last else {{}}))
-    modules = [pipe.get_stage_module(number) for number in own]
-    found = {{name: p.grad for module in modules for name, p in module.named_parameters()}}
-    torch.save((found, sum(losses) / len(losses) if last else None), exported / f"rank{{rank}}.pt")
-torch.distributed.destroy_process_group()
-if rank:
-    sys.stdout.flush()
-    os._exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
+    torch.distributed.init_process_group("gloo")
+    rank, found = torch.distributed.get_rank(), {}
+    tokens, words = batch()
+    for exported in sorted(folder.iterdir()):
+        made = runpy.run_path(str(exported / "torch_stages.py"))
+        part = tokens[: len(tokens) // made["MICRO_BATCHES"]]
+        pipe = pipeline(model_of(), mb_args=(part,), split_spec=made["SPLIT_POINTS"])
+        own = made["STAGES_OF_RANK"][rank]
+        schedule = made["build_schedule"](made["build_stages"](pipe, rank, torch.device("cpu")), loss_of)
+        losses: list[Tensor] = []
+        last = len(made["LAYERS"]) - 1 in own
+        schedule.step(*[tokens] * (0 in own), **({"target": words, "losses": losses} if last else {}))
+        modules = [pipe.get_stage_module(number) for number in own]
+        gradients = {name: p.grad for module in modules for name, p in module.named_parameters()}
+        found[exported.name] = gradients, sum(losses) / len(losses) if last else None
+    torch.distributed.destroy_process_group()
+    return found
 
 
 @pytest.mark.slow
@@ -216,19 +203,17 @@ def test_torch_gives_the_gradients_of_the_plain_model(profile: Profile, tmp_path
     plans |= {"1f1b": planned(profile, stages=2), "uneven": uneven()}
     for name, plan in plans.items():
         plan.export("torch-pipelining").save(tmp_path / name)
-    ended = run_script(RANKS.format(folder=str(tmp_path)))
-    assert ended.returncode == 0, ended.stderr
+    first, second = ranks(2).run(on_rank, tmp_path)
     model, (tokens, words) = model_of(), batch()
     loss = loss_of(model(tokens), words)
     loss.backward()
     wanted = {name: p.grad for name, p in model.named_parameters()}
     for name in plans:
-        ranks = [torch.load(tmp_path / name / f"rank{rank}.pt") for rank in range(2)]
-        found = {key: gradient for gradients, _ in ranks for key, gradient in gradients.items()}
+        found = first[name][0] | second[name][0]
         assert found.keys() == wanted.keys(), name
         for key, gradient in wanted.items():
             torch.testing.assert_close(found[key], gradient, rtol=1e-11, atol=1e-14, msg=f"{name}: {key}")
-        (mean,) = (mean for _, mean in ranks if mean is not None)
+        (mean,) = (mean for _, mean in (first[name], second[name]) if mean is not None)
         torch.testing.assert_close(mean, loss.detach())
 
 

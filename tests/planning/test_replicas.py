@@ -15,16 +15,6 @@ pytestmark = pytest.mark.usefixtures("no_suggestions")
 LAYERS = [Layer(1 + i % 3, 1, 1, parameters=4, output=5, saved=10) for i in range(8)]
 
 
-def on_devices(plan: Plan) -> list[tuple[str, ...]]:
-    return [tuple(stage.device for stage in plan.stages), *plan.replica_devices]
-
-
-def test_each_copy_has_devices_of_its_own_and_its_part_of_the_micro_batches():
-    plan = pipepart.plan(profile_of(LAYERS, [8]), Cluster.parse(["1GiB"] * 6), schedule="1f1b", replicas=3)
-    assert len(plan.stages) == 2
-    assert sorted(itertools.chain(*on_devices(plan))) == [f"device:{index}" for index in range(6)]
-
-
 def test_a_copy_takes_as_long_as_the_model_alone_with_its_micro_batches():
     """Devices that are alike, links that cost nothing: four copies of one stage do two micro-batches each."""
     profile = profile_of(LAYERS, [8])

@@ -212,11 +212,6 @@ def test_a_sample_that_decides_is_no_tensor_on_meta() -> None:
 def test_an_accelerator_keeps_a_byte_for_each_element_that_is_dropped() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
     cuda = CPU.model_copy(update={"device": "cuda"})
-    saved = [
-        pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=speed)
-        .costs[0]
-        .layers[1]
-        .saved_bytes
-        for speed in (CPU, cuda)
-    ]
+    made = (pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=one) for one in (CPU, cuda))
+    saved = [profile.costs[0].layers[1].saved_bytes for profile in made]
     assert saved == [4 * 32, 32]

@@ -2,7 +2,7 @@
 
 import threading
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pipepart
 from pipepart.profiling import Costs, timing
 from tests.support.pieces import First
-from tests.support.two_parts import splits
+from tests.support.two_parts import Calls, splits
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 
@@ -125,27 +125,13 @@ def test_which_layers_have_which_parts_of_a_backward():
 
 
 def test_layers_run_with_the_threads_that_are_asked_for():
-    class Ask(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.add(torch.get_num_threads())
-            return x * 1
-
     seen: set[int] = set()
-    model = nn.Sequential(nn.Linear(D, D), Ask())
+    ask = Calls(lambda x: (seen.add(torch.get_num_threads()), x * 1)[1])
+    model = nn.Sequential(nn.Linear(D, D), ask)
     profile = pipepart.profile(model, torch.randn(N, D), seconds=0, threads=2)
     assert profile.threads == 2
     assert seen == {2}
     assert torch.get_num_threads() == 1
-
-
-class Notes(nn.Module):
-    """Notes the threads that it runs on."""
-
-    threads: ClassVar[set[str]] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.threads.add(threading.current_thread().name)
-        return x
 
 
 @pytest.mark.parametrize(("devices", "cores", "threads", "load"), [(1, 8, 1, 0), (4, 8, 1, 3), (8, 4, 2, 1)])
@@ -153,12 +139,13 @@ def test_as_many_copies_of_the_model_run_beside_it_as_there_will_be_devices_and_
     monkeypatch, devices, cores, threads, load
 ):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    Notes.threads.clear()
-    model = nn.Sequential(nn.Linear(D, D), Notes())
+    names: set[str] = set()
+    model = nn.Sequential(
+        nn.Linear(D, D), Calls(lambda x: (names.add(threading.current_thread().name), x)[1])
+    )
     pipepart.profile(model, torch.randn(N, D), seconds=0.1, devices=devices, threads=threads)
-    beside = {name for name in Notes.threads if "load" in name}
-    assert len(beside) == load
-    assert len(Notes.threads) == load + 1
+    assert len([name for name in names if "load" in name]) == load
+    assert len(names) == load + 1
 
 
 SAMPLES = 8

@@ -84,7 +84,7 @@ def test_it_reads_back_from_json_and_csv(name):
 
 
 @pytest.mark.parametrize("name", names())
-def test_its_trace_keeps_the_format_and_reads_back_to_the_last_bit(name):
+def test_transfers_lead_from_maker_to_taker_and_its_trace_keeps_the_format_and_reads_back(name):
     schedule = build(name, 4, 8)
     costs = uneven(schedule, latency=0.003)
     timeline = simulate(schedule, costs)
@@ -93,30 +93,21 @@ def test_its_trace_keeps_the_format_and_reads_back_to_the_last_bit(name):
     assert counts["X"] == sum(map(len, timeline.schedule.actions))
     assert counts["b"] == len(timeline.transfers) == counts["s"]
     assert Timeline.from_trace(trace) == timeline
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_transfer_leads_from_the_action_that_makes_it_to_the_one_that_takes_it(name):
-    schedule = build(name, 4, 8)
-    timeline = simulate(schedule, uneven(schedule))
     spans = {
         (action.kind is Kind.F, action.stage, action.micro_batch): (start, end)
         for row in timeline.rows
         for action, start, end in row
         if action.kind in (Kind.F, Kind.B, Kind.I)
     }
-    assert {t.kind for t in timeline.transfers} == {Kind.F, Kind.B}
-    for transfer in timeline.transfers:
-        forward = transfer.kind is Kind.F
-        assert spans[forward, transfer.source, transfer.micro_batch][1] == transfer.start
-        assert spans[forward, transfer.target, transfer.micro_batch][0] >= transfer.end
-    crossed = [
-        (stage, following)
-        for stage in range(schedule.stages)
-        if (following := schedule.next_stage(stage)) is not None
-        and schedule.device_of[stage] != schedule.device_of[following]
+    for kind, source, target, micro_batch, start, end, _ in timeline.transfers:
+        assert spans[kind is Kind.F, source, micro_batch][1] == start
+        assert spans[kind is Kind.F, target, micro_batch][0] >= end
+    follows = [(stage, schedule.next_stage(stage)) for stage in range(schedule.stages)]
+    homes = [
+        (schedule.device_of[one], schedule.device_of[other]) for one, other in follows if other is not None
     ]
-    assert len(timeline.transfers) == 2 * 8 // schedule.replicas * len(crossed)
+    crossed = sum(one != other for one, other in homes)
+    assert len(timeline.transfers) == 2 * 8 // schedule.replicas * crossed
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
