@@ -66,7 +66,8 @@ def test_a_plain_module_is_saved_and_loaded_like_its_pipeline(tmp_path):
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7])
     pipepart.load(own, module, optimizer, scheduler=scheduler)
-    assert scheduler.state_dict() == made.scheduler.state_dict()
+    assert scheduler.milestones == {2: 1, 4: 1}
+    assert scheduler.last_epoch == 3
     found = dict(module.state_dict())
     for name, parameter in module.named_parameters():
         found |= {f"{name}.{key}": value for key, value in optimizer.state[parameter].items()}
