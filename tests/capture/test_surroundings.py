@@ -397,3 +397,12 @@ def test_an_argument_that_is_given_twice_or_changes_inside_is_another_call(first
         for second, options.scale in ((X, 1.0), (Y, 1.0), (Y, 2.0)):
             expected = torch.cat([model(X[:4], second[:4], options), model(X[4:], second[4:], options)])
             assert torch.equal(pipe(X, second, options), expected)
+
+
+def test_globals_with_names_of_attributes_are_not_read(monkeypatch):
+    chain, calls = chain_of(_Both(), split_loss=False), ((X, Y, types.SimpleNamespace(scale=1.0)), {})
+    recordings = []
+    for value in (0.0, 1.0):
+        monkeypatch.setitem(globals(), "blocks", torch.tensor(value))
+        recordings.append(chain.bind(*calls).live.recording)
+    assert recordings[0] is recordings[1]

@@ -15,7 +15,7 @@ import dis
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -95,11 +95,11 @@ class Code:
             self.names |= written
             if written & {"getattr", "hasattr"}:
                 self.getters.append(function.__globals__)
-            near = [function.__globals__[name] for name in written & function.__globals__.keys()]
             table, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, {}))
-            names.update(dict.fromkeys(sorted(written & table.keys())))
+            looked_up = (written if "globals" in written else _globals_of(function.__code__)) & table.keys()
+            names.update(dict.fromkeys(sorted(looked_up)))
             self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            waiting += near
+            waiting += [table[name] for name in looked_up]
             waiting += [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
             waiting += [owner[name] for owner in self._owners for name in written & owner.keys()]
         self._of_classes = [
@@ -150,10 +150,8 @@ class Code:
     def _instructions(self) -> dict[str, set[str]]:
         """Map each kind of instruction in the code to its names."""
         names: dict[str, set[str]] = {}
-        for code in (code for function in self.functions for code in _codes(function.__code__)):
-            for instruction in dis.get_instructions(code):
-                if isinstance(instruction.argval, str):
-                    names.setdefault(instruction.opname, set()).add(instruction.argval)
+        for kind, name in (pair for function in self.functions for pair in _instructions(function.__code__)):
+            names.setdefault(kind, set()).add(name)
         return names
 
     def holders(self, recorded: bool) -> list[Holder]:
@@ -216,6 +214,22 @@ def _names(code: CodeType) -> Iterator[str]:
     yield from (
         constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()
     )
+
+
+@cache
+def _instructions(code: CodeType) -> frozenset[tuple[str, str]]:
+    """Return the kind and the name of each instruction that has a name."""
+    instructions = (instruction for inner in _codes(code) for instruction in dis.get_instructions(inner))
+    return frozenset(
+        (instruction.opname, instruction.argval)
+        for instruction in instructions
+        if isinstance(instruction.argval, str)
+    )
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the names that code looks up as globals; attributes may have the names of other globals."""
+    return {name for kind, name in _instructions(code) if kind.endswith(("_GLOBAL", "_NAME"))}
 
 
 def _is_users_class(kind: type) -> bool:
