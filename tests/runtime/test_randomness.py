@@ -56,19 +56,20 @@ def test_operations_that_draw_nothing_run_without_a_call_of_python():
     ]
 
 
-def test_layers_micro_batches_and_steps_draw_differently():
-    """Twenty-four masks, of which no two are the same."""
+def test_draws_of_a_layer_layers_micro_batches_and_steps_differ():
+    """Forty-eight masks, of which no two are the same."""
 
-    def remember() -> nn.Module:
-        return Calls(lambda x: (drawn.put(tuple((x == 0).flatten().tolist())), torch.ones_like(x))[1])
+    def draw_twice(x: Tensor) -> Tensor:
+        for _ in range(2):
+            drawn.put(tuple((nn.functional.dropout(x) == 0).flatten().tolist()))
+        return x
 
     drawn: SimpleQueue[tuple[bool, ...]] = SimpleQueue()  # layers that share Python values need a profile
-    model = nn.Sequential(nn.Dropout(), remember(), nn.Dropout(), remember())
-    with cut_by_hand(model, [2], micro_batches=4) as pipe, torch.no_grad():
+    with cut_by_hand(nn.Sequential(Calls(draw_twice), Calls(draw_twice)), [1], micro_batches=4) as pipe:
         for _ in range(3):
             pipe(torch.ones(8, 64))
     masks = [drawn.get_nowait() for _ in range(drawn.qsize())]
-    assert len(masks) == len(set(masks)) == 24
+    assert len(masks) == len(set(masks)) == 48
 
 
 def test_dropout_under_a_checkpoint_is_refused():

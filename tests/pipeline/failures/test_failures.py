@@ -33,7 +33,7 @@ class Trouble(Exception):
 class Fuse(nn.Module):
     """A layer that returns its input, and raises in the forward or backward of call ``at`` if it is armed.
 
-    ``where`` is ``"forward"``, ``"function"`` for the backward of a function, or ``"tensor hook"``.
+    ``where`` is ``"forward"`` or ``"backward"``.
     """
 
     def __init__(self, where: str) -> None:
@@ -47,11 +47,7 @@ class Fuse(nn.Module):
         if self.where == "forward":
             self.burn(call)
             return x * 1
-        if self.where == "function":
-            return calls_in_backward(x, partial(self.burn, call))
-        y = x * 1
-        y.register_hook(lambda gradient: self.burn(call))
-        return y
+        return calls_in_backward(x, partial(self.burn, call))
 
     def burn(self, call: int) -> None:
         if call == self.at:
@@ -81,9 +77,9 @@ def cut(model: nn.Module, borders: list[int], **options: Any) -> Pipeline:
     [
         ("forward", 0, 0, "1f1b"),
         ("forward", 5, 3, "zb-h1"),
-        ("function", 2, 3, "gpipe"),
-        ("function", 1, 0, "sequential"),
-        ("tensor hook", 4, 0, "zb-h1"),
+        ("backward", 2, 3, "gpipe"),
+        ("backward", 1, 0, "sequential"),
+        ("backward", 4, 0, "zb-h1"),
     ],
 )
 def test_an_exception_in_a_layer(where, position, micro_batch, schedule):
