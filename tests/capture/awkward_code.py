@@ -269,6 +269,24 @@ class WritesBetween(Base):
 
 
 @right
+class AddsTheHalvesOfABlock(Base):
+    """In place: the halves count their writes together."""
+
+    class Block(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            both = torch.cat([y, 2 * y], dim=1)
+            return both[:, :D], both[:, D:]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, other = block(x)
+            x += other
+            x = torch.tanh(x)
+        return x
+
+
+@right
 class Shapes(Base):
     def forward(self, x):
         rows, columns = x.shape

@@ -36,12 +36,10 @@ def joined(
     last |= {out.number: len(calls) for out in output if type(out) is Ref}
     last |= dict.fromkeys(state, len(calls))
     spans = []
-    for index, shared in aliases:
-        writes = calls[index].writes
-        for number in shared - writes:
-            if last.get(number, -1) >= index:
-                first = max(born.get(number, 0), *(born.get(number_written, 0) for number_written in writes))
-                spans.append((first, index))
+    for index, shared in aliases:  # a write shows in all values of its memory that the call was given
+        used = [number for number in shared if number in calls[index].writes or last.get(number, -1) >= index]
+        if len(used) > 1:
+            spans.append((max(born.get(number, 0) for number in used), index))
     written = {number for call in calls for number in call.writes if not call.module}
     for number in written & state.keys():
         users = [index for index, call in enumerate(calls) if _uses(call, number, state[number])]
