@@ -73,15 +73,23 @@ def holds_tensors(value: Any) -> bool:
     )
 
 
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object in its slots and its ``__dict__``."""
+    values = {name: getattr(value, name) for name in slots_of(value) if hasattr(value, name)}
+    return {**values, **vars(value)} if hasattr(value, "__dict__") else values
+
+
+def slots_of(value: Any) -> set[str]:
+    """Return the names of the attributes of an object that are in its slots."""
+    kinds = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = {name for slots in kinds for name in ((slots,) if isinstance(slots, str) else slots)}
+    return names - {"__dict__", "__weakref__"}
+
+
 def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, type):
         return
-    yield from getattr(value, "__dict__", {}).values()
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__"):
-                yield getattr(value, name, None)
+    yield from attributes(value).values()
     if isinstance(value, Mapping):
         yield from value.values()
     elif isinstance(value, list | tuple | set | frozenset):

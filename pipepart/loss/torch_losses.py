@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from ..autograd import graph_cut
+from ..capture import has_hooks
 from ..capture.recorded.recording.tables import words
 from .rules import LostError, Operation, Rows, broadcast
 from .sums import Divisor, Part, Sum, Values
@@ -50,10 +51,8 @@ def is_unchanged(loss_fn: Any) -> bool:
     module_name = nn.modules.loss.__name__
     if type(loss_fn).__module__ != module_name or type(loss_fn).forward.__module__ != module_name:
         return False
-    hooks = loss_fn._forward_hooks or loss_fn._forward_pre_hooks or nn.modules.module._has_any_global_hook()
-    backward_hooks = loss_fn._backward_hooks or loss_fn._backward_pre_hooks
-    replaced = "forward" in vars(loss_fn) or loss_fn._compiled_call_impl is not None
-    return not (hooks or backward_hooks or replaced)
+    hooked = has_hooks(loss_fn) or nn.modules.module._has_any_global_hook()
+    return not (hooked or "forward" in vars(loss_fn) or loss_fn._compiled_call_impl is not None)
 
 
 def result_of(operation: Operation) -> list[Rows] | Sum:

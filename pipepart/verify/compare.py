@@ -21,10 +21,11 @@ from ..planning.compression import without_compression
 from ..planning.costs.stage_memory import Recompute
 from ..profiling.progress import progress_bar
 from ..ranks import under_torchrun
+from ..relative_errors import tensor_errors
 from .copies import own_dtype
 from .even_plan import even_plan, require, require_known
 from .first_difference import LayerRecorder, find_first_difference
-from .numbers import Numbers, errors, first_different_step, tensor_errors
+from .numbers import Numbers, errors, first_different_step
 from .plain import PlainSteps, Reference, make_reference
 from .report import MINI_BATCH, CheckReport, CheckRow, PlainFacts
 from .training import Case, Optimizer, Reductions, Training

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, Self
 from torch import Tensor, nn
 
 from ..autograd.own_copy import tensors
-from .numbers import Numbers, copied, largest_error, tensor_errors
+from ..relative_errors import relative_error, tensor_errors
+from .numbers import Numbers, copied
 
 Kind = Literal["outputs", "gradients"]
 
@@ -139,7 +140,7 @@ class _Comparison:
 
 def _all_in(some: Sequence[Tensor], others: Sequence[Tensor], allowed: float) -> bool:
     """Return True if each tensor has an equal one among the others."""
-    return all(any(largest_error({0: first}, {0: other}) <= allowed for other in others) for first in some)
+    return all(any(relative_error(first, other) <= allowed for other in others) for first in some)
 
 
 def _named(kind: str, names: Sequence[str]) -> str:

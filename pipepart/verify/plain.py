@@ -26,11 +26,12 @@ from ..data.split import MicroBatches, micro_batches_of
 from ..input_error import InputError
 from ..loss import Reduction, collect_losses, value_of
 from ..loss.returned import check_returned
+from ..relative_errors import largest_error, relative_error
 from ..runtime.replay.randomness import RngKeys
 from ..runtime.sinks import BatchLossSink, LossSink, MicroBatchLossSink
 from ..runtime.step_gradients import StepGradients
 from .choices import Choices, Chosen, ModelDraws
-from .numbers import Numbers, errors, largest_error
+from .numbers import Numbers, errors
 from .report import PlainFacts
 from .training import Case, Training
 
@@ -189,7 +190,7 @@ def _combination_error(training: Training, batch: MicroBatches, outputs: Sequenc
         gradient if gradient is None or factor == 1.0 else gradient * factor for gradient in gradients
     ]
     return max(
-        largest_error({0: sink.total.detach()}, {0: whole.detach()}),
+        relative_error(sink.total.detach(), whole.detach()),
         largest_error(dict(enumerate(corrected)), dict(enumerate(at_whole))),
     )
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ...autograd.own_copy import tensors
+from ...relative_errors import tensor_errors
 
 Gradients = Mapping[str, Tensor]
-"""Gradient of each parameter by its name, without those that have none."""
+"""Gradient of each parameter by its name; zeros for one that was not used."""
 
 
 def projected_gradients(result: Any, model: nn.Module) -> Gradients | None:
@@ -26,34 +27,22 @@ def projected_gradients(result: Any, model: nn.Module) -> Gradients | None:
     generator = torch.Generator().manual_seed(0)
     factors = [torch.rand(root.shape, generator=generator).to(root) for root in roots]
     try:
-        gradients = torch.autograd.grad(roots, [*trained.values()], factors, allow_unused=True)
+        gradients = torch.autograd.grad(roots, [*trained.values()], factors, materialize_grads=True)
     except RuntimeError as error:
         if "heckpoint" not in str(error):
             raise
         return None
-    return {name: gradient for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+    return {name: gradient.to_dense() for name, gradient in zip(trained, gradients, strict=True)}
 
 
 def differing_gradient(ones: Gradients | None, others: Gradients | None) -> tuple[str, float] | None:
-    """Return the name and the relative difference of the first gradient that differs; None if all are equal.
+    """Return the name and the relative error of the first gradient that differs; None if all are equal.
 
-    Sums may round in another order: a difference counts if it is larger than the square root of the dtype's precision,
-    relative to the gradient, and than a thousandth of that relative to the largest one.
+    Sums may round in another order: an error counts if it is larger than the square root of the dtype's precision.
     """
-    if ones is None or others is None or not (ones or others):
+    if ones is None or others is None:
         return None
-    norms = {name: _norm(gradient) for gradients in (ones, others) for name, gradient in gradients.items()}
-    largest = max(norms.values())
-    for name, norm in norms.items():
-        first, second = ones.get(name), others.get(name)
-        apart = norm if first is None or second is None else _norm(first - second.to(first.device))
-        precision = torch.finfo((ones if first is not None else others)[name].dtype).eps ** 0.5
-        if apart > precision * norm and apart > 1e-3 * precision * largest:
-            return name, apart / norm if norm else 1.0
+    for name, error in tensor_errors(ones, others).items():
+        if error > torch.finfo((ones if name in ones else others)[name].dtype).eps ** 0.5:
+            return name, error
     return None
-
-
-def _norm(gradient: Tensor) -> float:
-    gradient = gradient.to_dense() if gradient.is_sparse else gradient
-    gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return float(gradient.double().nan_to_num().norm())

@@ -297,7 +297,8 @@ def _refuse_checkpoint() -> None:
         if frame.f_code.co_filename == checkpoint.__file__:
             raise RuntimeError(
                 "a layer draws random numbers under torch.utils.checkpoint: its recomputed forward would draw others "
-                "and the gradients would be wrong. Take the checkpoint or the dropout out of this layer"
+                "and the gradients would be wrong. Take the checkpoint or the dropout out of this layer. A model of "
+                "transformers has model.gradient_checkpointing_disable(). The plan decides what is recomputed"
             )
         frame = frame.f_back
 

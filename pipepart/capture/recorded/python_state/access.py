@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ....autograd.in_place import version
+from ....autograd.nests import attributes, slots_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 """Values that nothing changes."""
@@ -100,12 +101,6 @@ def access_to(value: Any) -> Access | None:
     return _OBJECT if hasattr(value, "__dict__") or attributes(value) else None
 
 
-def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object in its slots and its ``__dict__``."""
-    values = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
-    return {**values, **vars(value)} if hasattr(value, "__dict__") else values
-
-
 def is_filled(cell: CellType) -> bool:
     """Return True if the cell of a closure variable has a value."""
     try:
@@ -159,7 +154,7 @@ def _of_class(kind: type) -> Contents:
 
 
 def _fill_object(value: Any, was: Contents) -> None:
-    slots = _slots(value)
+    slots = slots_of(value)
     rebind(getattr(value, "__dict__", {}), {**was, **attributes(value)}.keys() - slots, was)
     for name in slots:
         if name in was:
@@ -226,12 +221,6 @@ _KNOWN: tuple[tuple[Any, Any], ...] = (
 
 def _fill_array(held: array[Any], was: Contents) -> None:
     held[:] = was[_VALUES].value
-
-
-def _slots(value: Any) -> set[str]:
-    kinds = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
-    names = {name for slots in kinds for name in ((slots,) if isinstance(slots, str) else slots)}
-    return names - {"__dict__", "__weakref__"}
 
 
 def bindings(owner: Any) -> Mapping[Any, Any]:

@@ -21,7 +21,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .access import ATOMS, CLOSED, COLLECTIONS, access_to, attributes, is_filled
+from ....autograd.nests import attributes
+from .access import ATOMS, CLOSED, COLLECTIONS, access_to, is_filled
 from .values import Holder, closure_holder, names_holder
 
 _FEW = 16
