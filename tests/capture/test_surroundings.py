@@ -317,6 +317,22 @@ def _attribute(owner: Any, name: str, value: Any = 2.0) -> Callable[[pytest.Monk
     return lambda patch: patch.setattr(owner, name, value)
 
 
+class _Part(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * SCALES["all"]
+
+
+class _CallsAPart(nn.Module):
+    """Calls a part of a block beside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: Any = nn.ModuleList([nn.Sequential(_Part(6, 6), nn.Tanh()) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0][0](self.blocks[0](x)))
+
+
 ALL, OF_INHERITED = (SCALES, "all"), _attribute(_Inherited, "scale")
 # Makes of a model, and the global dict and key or the attribute that changes.
 OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, str] | Callable[[pytest.MonkeyPatch], Any]]] = {
@@ -343,6 +359,7 @@ OUTSIDE: dict[str, tuple[Callable[[], nn.Module], tuple[Any, str] | Callable[[py
     "a descriptor": (_reads(_Inherits(), lambda held: held.given), _attribute(_Gives, "value")),
     "a name in a table": (_reads(_Inherits(), lambda held: getattr(held, NAMES[1])), OF_INHERITED),
     "a default": (_reads(_defaulted, lambda held: held()), _attribute(_defaulted, "__defaults__", (2.0,))),
+    "in a part of a block": (_CallsAPart, ALL),
     "behind a forward that is a partial": (_replaced(lambda model: partial(_hooked, model)), ALL),
     "behind a forward that is an object": (_replaced(lambda model: _Hooked(model.forward)), ALL),
     "a class by a computed name": (lambda: _ByName(BY_NAME["getattr"]), _attribute(_Gains, "gain_2")),

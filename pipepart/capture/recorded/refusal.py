@@ -40,7 +40,7 @@ class CaptureError(InputError):
 
 
 class LeftAsideError(CaptureError):
-    """A module stores a tensor for later use instead of returning it, so it must be opened."""
+    """A module keeps a tensor that it does not return, or others call its parts, so it must be opened."""
 
 
 class SkeletonError(CaptureError):

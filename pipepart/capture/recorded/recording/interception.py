@@ -33,7 +33,10 @@ _APPLY_IS_C = vars(Function)["apply"] is _apply_of_base
 
 @contextmanager
 def routed(
-    recorder: Recorder, whole: Mapping[nn.Module, str], getters: Iterable[dict[str, Any]]
+    recorder: Recorder,
+    whole: Mapping[nn.Module, str],
+    parts: Mapping[nn.Module, str],
+    getters: Iterable[dict[str, Any]],
 ) -> Iterator[None]:
     """Within the block, record calls of these modules and of custom autograd functions in this thread as single calls.
 
@@ -42,11 +45,12 @@ def routed(
     Args:
         recorder: of this thread.
         whole: the modules.
+        parts: modules inside of these, whose calls from outside are refused, with the paths of the whole ones.
         getters: the globals of code whose calls of ``getattr`` and ``hasattr`` are noted.
     """
     calls = {kind: vars(kind)["__call__"] for kind in map(_own_call, whole) if kind is not None}
     outer = getattr(_local, "recording", None)
-    hooked = [(vars(module), vars(module).get(_HOOK)) for module in whole]
+    hooked = [(module, vars(module).get(_HOOK)) for module in (*whole, *parts)]
     with ExitStack() as stack:
         # Models keep Function.apply under other names (ste = Round.apply). Such a name calls what is replaced here only
         # if Function.apply is Python code; else TensorNumbers refuses what it returns.
@@ -59,15 +63,17 @@ def routed(
             stack.enter_context(_replaced_in(table, "hasattr", _noted(hasattr)))
         _local.recording = recorder, whole
         try:
-            for module, (attributes, compiled) in zip(whole, hooked, strict=True):
-                attributes[_HOOK] = partial(_taken(_original_call(compiled)), module)
+            for module, compiled in hooked:
+                original = _original_call(compiled)
+                call = _taken(original) if module in whole else _inside(parts[module], original)
+                vars(module)[_HOOK] = partial(call, module)
             yield
         finally:
             _local.recording = outer
-            for attributes, compiled in hooked:
-                del attributes[_HOOK]
+            for module, compiled in hooked:
+                del vars(module)[_HOOK]
                 if compiled is not None:
-                    attributes[_HOOK] = compiled
+                    vars(module)[_HOOK] = compiled
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,6 +102,18 @@ def _taken(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder.here:
             return recorder.module(self, original, args, kwargs)
         recorder.note_inner_call(self)
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _inside(path: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``__call__`` for a part of the whole module at ``path`` that lets the recorder refuse other callers."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder, _ = getattr(_local, "recording", None) or (None, ())
+        if recorder is not None and recorder.here:
+            recorder.refuse_part(self, path)
         return original(self, *args, **kwargs)
 
     return call

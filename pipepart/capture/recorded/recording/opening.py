@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...hooks import BACKWARD_HOOKS, has_hooks
+from ..python_state.code import is_of_torch
 from ..refusal import CaptureError
 
 
@@ -150,6 +151,19 @@ class Opening:
                 for name, child in module._modules.items()
                 if child is not None
             ]
+
+    def parts(self) -> dict[nn.Module, str]:
+        """Return the modules inside of whole ones, each with the path of the whole one.
+
+        Modules of torch without hooks are left out: they read nothing that the user may change in Python.
+        """
+        others = {*self.whole, *(module for _, module in self.opened())}
+        return {
+            part: path
+            for module, path in self.whole.items()
+            for part in module.modules()
+            if part not in others and (has_hooks(part) or not is_of_torch(type(part)))
+        }
 
 
 def _blocks(module: nn.Module, prefix: str) -> Iterator[str]:

@@ -35,6 +35,7 @@ from ..placing import at, home, together
 from ..python_state.values import attribute_key, value_key
 from ..refusal import (
     CaptureError,
+    LeftAsideError,
     SkeletonError,
     line_of_user,
     unknown_value,
@@ -202,6 +203,18 @@ class Recorder(TorchFunctionMode):
             self.inside = ""
         self._conditions.note_draws()
         return result
+
+    def refuse_part(self, part: nn.Module, path: str) -> None:
+        """Refuse a call of a part of a whole module by other code than that module's.
+
+        Raises:
+            LeftAsideError: always. What the part's code reads in Python is known once the whole module is open.
+        """
+        error = LeftAsideError(
+            f"a {type(part).__name__}, a part of module {path!r}, is called at {line_of_user()}"
+        )
+        error.culprit = path
+        raise error
 
     def note_attribute(self, module: nn.Module, name: str) -> None:
         """Note that the code reads an attribute of a module by ``getattr`` or ``hasattr``."""

@@ -229,7 +229,7 @@ class _Session:
             recorder.tensors.input(tensor)
         mode = nullcontext() if fakes is None else fakes.in_use()
         getters = [table for code in changes.codes for table in code.getters]
-        with routed(recorder, opening.whole, getters), mode, recorder:
+        with routed(recorder, opening.whole, opening.parts(), getters), mode, recorder:
             try:
                 result = model(*args, **kwargs)
             except CaptureError:
