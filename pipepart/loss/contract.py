@@ -181,20 +181,15 @@ class MiniBatchLoss:
         graph = torch.stack(parts).sum()
         return total + (graph - graph.detach())
 
-    def shares(self, of_weights: bool = False) -> list[float] | None:
+    def shares(self) -> list[float] | None:
         """Return the weight of each micro-batch's loss in the loss of the mini-batch, after all are known.
 
-        Args:
-            of_weights: return the parts that :meth:`weights` has taken, which :meth:`correction` corrects.
-
-        Returns:
-            None if the terms of the loss have different ones.
+        None if the terms of the loss have different ones.
         """
         taken = [loss for loss in self._taken if loss is not None]
         if any(isinstance(loss.shift, Tensor) or loss.shift for loss in taken):
             return None
-        totals = self._totals if of_weights else None
-        totals = totals or [self._real_total(index) for index in range(len(taken[0].terms))]
+        totals = [self._real_total(index) for index in range(len(taken[0].terms))]
         pairs = [zip(loss.terms, totals, strict=True) for loss in taken]
         shares = [{float(term.share_of(total)) for term, total in pair} for pair in pairs]
         return [share.pop() for share in shares] if all(len(share) == 1 for share in shares) else None

@@ -25,14 +25,10 @@ class Chosen(NamedTuple):
         draws: for each micro-batch and each layer the number of its random draws.
         shares: for each micro-batch the part of its loss in that of the mini-batch, if the model computes its loss.
             None if several terms of the loss have different ones.
-        weights: the same as far as known at the first backward. The gradients are multiplied by ``factor`` at the end.
-        factor: what corrects them.
     """
 
     draws: list[list[int]]
     shares: list[float] | None = None
-    weights: list[float] | None = None
-    factor: float = 1.0
 
 
 class Choices:
@@ -67,10 +63,7 @@ class Choices:
                 counts.append(choices)
                 if loss is not None:
                     loss.take(index, value, batch.targets[index])
-                    loss.weights(index)
-        if loss is None:
-            return Chosen(counts)
-        return Chosen(counts, loss.shares(), loss.shares(of_weights=True), loss.correction())
+        return Chosen(counts, None if loss is None else loss.shares())
 
 
 class ModelDraws(KeyedDraws):

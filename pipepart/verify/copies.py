@@ -41,7 +41,6 @@ def copy_of(model: nn.Module, loss_fn: Any, dtype: torch.dtype | None = None) ->
         seen: dict[Tensor, Tensor] = {}
         for module in (copied, *([loss] if isinstance(loss, nn.Module) else [])):
             _cast_module(module, dtype, seen)
-        loss = _cast_bound(loss, dtype)
     return copied, _rebound(loss, _copies_by_id(model, copied))
 
 
@@ -82,16 +81,6 @@ def _cast_module(module: nn.Module, dtype: torch.dtype, seen: dict[Tensor, Tenso
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_floating_point():
                 part._buffers[name] = seen.setdefault(buffer, buffer.to(dtype))
-
-
-def _cast_bound(loss_fn: Any, dtype: torch.dtype) -> Any:
-    """Cast the tensors that ``functools.partial`` has bound to a loss, such as class weights."""
-    if not isinstance(loss_fn, functools.partial):
-        return loss_fn
-    args, keywords = pytree.tree_map_only(
-        Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (loss_fn.args, loss_fn.keywords)
-    )
-    return functools.partial(_cast_bound(loss_fn.func, dtype), *args, **keywords)
 
 
 def _copies_by_id(model: nn.Module, copied: nn.Module) -> dict[int, Any]:

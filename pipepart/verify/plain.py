@@ -147,11 +147,8 @@ class _OwnLossSink(LossSink):
         return graph_cut.roots(loss)
 
     def gradients(self, micro_batch: int) -> graph_cut.Gradients:
-        assert self._chosen.weights is not None
-        return [self._seed(self._chosen.weights[micro_batch], self._losses[micro_batch])]
-
-    def correction(self) -> float:
-        return self._chosen.factor
+        assert self._chosen.shares is not None
+        return [self._seed(self._chosen.shares[micro_batch], self._losses[micro_batch])]
 
     @property
     def total(self) -> Tensor:
@@ -211,7 +208,7 @@ def _gradients_at(
 def _sink(training: Training, batch: MicroBatches, chosen: Chosen, gradients: StepGradients) -> Any:
     case = training.case
     if case.loss_fn is None:
-        gradients.begin(certain=chosen.factor == 1.0)
+        gradients.begin(certain=True)
         return _OwnLossSink(batch, chosen)
     loss = case.step_loss(training.loss_fn)
     if loss.reduction is Reduction.BATCH:

@@ -260,11 +260,8 @@ class RecordedChain(Chain):
         return record(self.model, arguments, opening, self._surroundings, without_values)
 
     def _opened_further(self, recording: Recording, arguments: Arguments) -> Recording:
-        """Open modules whose parts are called one by one, and those that are too coarse to balance stages.
-
-        One level at a time, as far as that can be recorded.
-        """
-        while blocks := self.opening.to_open_next(recording.modules, recording.state.values()):
+        """Open modules that are too coarse to balance stages, one level at a time, as far as that can be recorded."""
+        while blocks := self.opening.to_open_next(recording.modules):
             path, why = blocks
             tried = self.opening.copy()
             try:

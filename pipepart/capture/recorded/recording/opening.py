@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 
 import torch
@@ -112,29 +112,20 @@ class Opening:
         """Do not open this module from now on."""
         self._tried.add(path)
 
-    def to_open_next(self, calls: Sequence[str], tensors: Iterable[str]) -> tuple[str, str] | None:
-        """Return a whole module that should be opened, and why; None if there is none.
+    def to_open_next(self, calls: Sequence[str]) -> tuple[str, str] | None:
+        """Return a whole module with more than half of the parameters, and why it should be opened; None without one.
 
-        These are modules of which only submodules are called (``for layer in self.layers``), and one with more than
-        half of the parameters. Parameters stand for time, so those of embeddings do not count, and shared ones count
-        at each call.
+        Parameters stand for time, so those of embeddings do not count, and shared ones count at each call.
 
         Args:
             calls: paths of the modules that are called, in order.
-            tensors: paths of the parameters and buffers that functions use.
         """
-        owners = [path.rpartition(".")[0] for path in tensors]
-        for path in self.whole.values():
-            inside = any(owner.startswith(f"{path}.") for owner in owners)
-            if inside and path not in calls and self._may_open(path):
-                return path, "its parts are called"
         sizes = {path: _parameters(self._model.get_submodule(path)) for path in dict.fromkeys(calls)}
         total = sum(sizes[path] for path in calls)
-        coarse = [path for path in sizes if 2 * sizes[path] > total and self._may_open(path)]
-        return (coarse[0], f"it has {sizes[coarse[0]] / total:.0%} of the parameters") if coarse else None
-
-    def _may_open(self, path: str) -> bool:
-        return path not in self._tried and bool(self._model.get_submodule(path)._modules)
+        for path, size in sizes.items():
+            if 2 * size > total and path not in self._tried and self._model.get_submodule(path)._modules:
+                return path, f"it has {size / total:.0%} of the parameters"
+        return None
 
     def opened(self) -> Iterator[tuple[str, nn.Module]]:
         """Return (path, module) of each open module."""
