@@ -93,11 +93,7 @@ class FunctionWithAFunction(Base):
 
 
 for _name, _message, _function in (
-    (
-        "FunctionWithAClosure",
-        "holds on to a tensor",
-        lambda self, mask: lambda h: h * mask,
-    ),
+    ("FunctionWithAClosure", "holds on to a tensor", lambda self, mask: lambda h: h * mask),
     (
         "FunctionThatCallsABlock",
         r"calls module 'blocks\.1'",

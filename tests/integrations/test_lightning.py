@@ -117,11 +117,7 @@ def averages() -> list[Any]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"accumulate_grad_batches": lambda: 4, "gradient_clip_val": lambda: 0.1},
-        {"callbacks": averages},
-    ],
+    [{}, {"accumulate_grad_batches": lambda: 4, "gradient_clip_val": lambda: 0.1}, {"callbacks": averages}],
     ids=["plain", "accumulated and clipped", "averaged"],
 )
 def test_losses_metrics_and_parameters_are_those_of_lightning(tmp_path, options):

@@ -150,10 +150,7 @@ def test_a_step_is_that_of_a_model_which_rounds_at_the_border(to, schedule):
 @pytest.mark.parametrize(("to", "size"), [("bf16", 4 * 64 * 2), ("int8", 4 * 64 + 4)])
 def test_a_trace_has_the_bytes_that_are_sent(to, size):
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(12, 64)
-    with (
-        cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), compress=to) as pipe,
-        pipe.trace() as trace,
-    ):
+    with cut_by_hand(model, [1, 2], loss_fn=nn.MSELoss(), compress=to) as pipe, pipe.trace() as trace:
         pipe.step(x, target=x)
     assert {int(one.bytes) for one in trace.steps[0].transfers} == {size}
 

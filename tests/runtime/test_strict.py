@@ -131,10 +131,7 @@ IN_FORWARD, IN_BACKWARD = "in the forward of layer '2' (Calls)", "on stage 1 of 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "a mask that is no buffer": (
         lambda: chain(nn.Sequential(Masked())),
-        (
-            f"shape (4,) that {ON_HOST}: attribute 'mask' of layer '2.0'",
-            "self.register_buffer('mask', ...)",
-        ),
+        (f"shape (4,) that {ON_HOST}: attribute 'mask' of layer '2.0'", "self.register_buffer('mask', ...)"),
     ),
     "a tensor of an earlier stage": (
         kept_from_an_earlier_stage,

@@ -25,16 +25,7 @@ import torch
 from tests.vdev import device_module
 from tests.vdev.build import built, reason_unavailable
 
-__all__ = [
-    "Memory",
-    "delayed",
-    "hide",
-    "load",
-    "memory",
-    "reason_unavailable",
-    "reset_peak",
-    "set_capacity",
-]
+__all__ = ["Memory", "delayed", "hide", "load", "memory", "reason_unavailable", "reset_peak", "set_capacity"]
 
 _loading = threading.Lock()
 _backend: ModuleType | None = None

@@ -269,8 +269,7 @@ ALL = SOME.clamp(min=0)
 
 
 @pytest.mark.parametrize(
-    ("middle", "labels", "mixes"),
-    [(nn.Linear, SOME, ""), (nn.Linear, ALL, ""), (normed, ALL, "blocks.1")],
+    ("middle", "labels", "mixes"), [(nn.Linear, SOME, ""), (nn.Linear, ALL, ""), (normed, ALL, "blocks.1")]
 )
 def test_a_model_that_is_no_sequential_and_computes_its_own_loss(
     middle: Callable[..., nn.Module], labels: Tensor, mixes: str

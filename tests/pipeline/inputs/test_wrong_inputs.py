@@ -189,11 +189,7 @@ MISTAKES: list[tuple[Callable[[nn.Module], Any], Any, str]] = [
         for timeout in (0, float("nan"), "1")
     ),
     (partial(auto, schedule="pipedream", sample=None), ValueError, "'pipedream' is asynchronous"),
-    (
-        partial(auto, schedul="1f1b"),
-        TypeError,
-        r"Pipeline\.auto\(\) .* 'schedul': did you mean 'schedule'\?",
-    ),
+    (partial(auto, schedul="1f1b"), TypeError, r"Pipeline\.auto\(\) .* 'schedul': did you mean 'schedule'\?"),
     (
         lambda model: auto(model, optimizer=torch.optim.SGD([X], lr=0.1)),
         TypeError,

@@ -115,10 +115,7 @@ def test_losses_are_added_at_every_step():
     backend = Counting()
     model = plain.in_double([linear(), linear(), Calls(add), linear()])
     other = plain.twin(model)
-    with (
-        cut(model, [2], backend) as pipe,
-        cut_by_hand(other, [2], loss_fn=LOSS) as plainly,
-    ):
+    with cut(model, [2], backend) as pipe, cut_by_hand(other, [2], loss_fn=LOSS) as plainly:
         for _ in range(3):
             assert pipe.step(X, target=Y) == plainly.step(X, target=Y)
     assert backend.operations() == [1, 2]
