@@ -423,3 +423,13 @@ def test_globals_with_names_of_attributes_are_not_read(monkeypatch):
         monkeypatch.setitem(globals(), "blocks", torch.tensor(value))
         recordings.append(chain.bind(*calls).live.recording)
     assert recordings[0] is recordings[1]
+
+
+def test_a_value_that_changes_again_and_again_is_named():
+    model = _Holds(types.SimpleNamespace(step=0, times=lambda x: x))
+    chain = chain_of(model, split_loss=False)
+    for _ in range(16):
+        chain.bind((X,), {})
+        model.held.step += 1
+    with pytest.warns(UserWarning, match="was recorded for 16 values .* because held.step changed"):
+        chain.bind((X,), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -144,6 +145,12 @@ class RecordedChain(Chain):
         if state is not self._state:
             if len(self._states) >= _STATES:
                 self._states.clear()
+                warnings.warn(
+                    f"{type(self.model).__name__} was recorded for {_STATES} values of what its code can read, last "
+                    f"because {self._surroundings.changed} changed: each recording costs two forwards. Pass what "
+                    "changes in each step as a tensor, keep it in a buffer, or keep it out of what the model holds",
+                    stacklevel=2,
+                )
             self._around = self._states.setdefault(state, next(self._state_numbers))  # the state is large
             self._state = state
         around = (

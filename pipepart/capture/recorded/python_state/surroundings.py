@@ -23,7 +23,7 @@ from ...hooks import CALL_HOOKS, hooks_of
 from .access import CONSTANT, MISSING, PLAIN, TABLES, Access, Contents, leave
 from .code import Code, is_of_torch
 from .snapshot import Snapshot
-from .values import Found, Holder, Same, key_of, unchanged, walk
+from .values import Found, Holder, Same, differing, key_of, unchanged, walk
 
 _OF_ALL = frozenset(vars(nn.Module()))  # attributes of every module
 
@@ -60,9 +60,13 @@ class Surroundings:
 
     Args:
         model: the user's.
+
+    Attributes:
+        changed: the value whose change has changed the key last, as an expression in the code; empty for other code.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.changed = ""
         self._model = model
         self._codes: dict[Any, Code] = {}
         self._called_by_name: dict[Any, None] = {}
@@ -77,6 +81,7 @@ class Surroundings:
             if all(unchanged(*entry) for entry in last.resting):
                 self._last = _Last.of(opened, [*last.resting, *last.moving], last.key)
                 return last.key
+        self.changed = next(_changes([*last.resting, *last.moving]), "")
         state = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
         entries = walk(self._read_by(opened), state)
         changing = [entry for entry in entries if not isinstance(entry[0].owner, CONSTANT)]
@@ -154,6 +159,13 @@ class Surroundings:
 
 
 _NOTHING = _Last((), [], [], [], None)
+
+
+def _changes(entries: Found) -> Iterator[str]:
+    """Return the values that differ, as expressions in the code."""
+    for holder, was in entries:
+        for key in differing(holder.read(), was):
+            yield holder.label_of(key[-1] if isinstance(key, tuple) else key)
 
 
 def _parts(entries: Found) -> list[Any]:
