@@ -142,7 +142,7 @@ def random_problem(draw, p, chunks=1, whole=False):
 
 @pytest.mark.parametrize(
     ("chunks", "seed", "whole"),
-    [(1, 0, False), (1, 1, False), (2, 2, False), (3, 3, False), (1, 4, True), (2, 5, True)],
+    [(1, 0, False), (1, 1, False), (2, 2, False), (3, 3, False), (1, 29, True), (2, 12, True)],
 )
 def test_search_lies_between_the_bound_and_every_fixed_schedule_that_fits(chunks, seed, whole):
     draw = random.Random(f"{chunks} {seed}")
