@@ -168,7 +168,7 @@ def gradients_home(gradients: Iterable[Tensor | None], homes: Iterable[torch.dev
     return [gradient if gradient is None else move(gradient, home) for gradient, home in pairs]
 
 
-def backward_of_caller(inputs: Sequence[Any], gradients: Iterable[Tensor | None]) -> None:
+def backward_of_caller(inputs: Sequence[Any], gradients: Gradients) -> None:
     """Run the backward of the caller's graph, which computed the inputs of the micro-batches.
 
     All at once: the inputs may share a graph, which can be used only once.
@@ -177,9 +177,9 @@ def backward_of_caller(inputs: Sequence[Any], gradients: Iterable[Tensor | None]
         inputs: one entry a micro-batch.
         gradients: one for each tensor of the inputs that requires a gradient, in their order.
     """
-    homes = [leaf.device for each in inputs for leaf in leaves(each)]
-    if not homes:
+    if not gradients:
         return
+    homes = [leaf.device for each in inputs for leaf in leaves(each)]
     backward([root for each in inputs for root in cut(each)[1]], gradients_home(gradients, homes))
 
 

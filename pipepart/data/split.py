@@ -199,7 +199,7 @@ def _samples(value: Any) -> int | None:
 
 def _common_size(nest: Any, what: str, size: int | None) -> int | None:
     check_nest(nest, what, _TO_SPLIT, _is_whole)
-    for place, leaf in enumerate(pytree.tree_leaves(nest, is_leaf=_is_kept)):
+    for place, leaf in enumerate(_leaves(nest, _is_kept)):
         if isinstance(leaf, np.ndarray):
             raise InputTypeError(f"{what} holds a numpy array: make a tensor of it, torch.from_numpy(...)")
         if isinstance(leaf, PackedSequence):
@@ -232,7 +232,7 @@ def _check_splittable(nest: Any, what: str, samples: int) -> None:
         TypeError: a list or tuple with one entry a sample and no tensor, a PackedSequence, or a sparse or nested
             tensor.
     """
-    for leaf in pytree.tree_leaves(nest, is_leaf=lambda value: _is_kept(value) or _is_row_of_values(value)):
+    for leaf in _leaves(nest, lambda value: _is_kept(value) or _is_row_of_values(value)):
         if isinstance(leaf, list | tuple) and len(leaf) == samples > 1:
             raise InputTypeError(
                 f"{what} holds a {type(leaf).__name__} of {samples} {type(leaf[0]).__name__}, as many as there are "
@@ -274,6 +274,10 @@ def _column(item: Any, parts: int) -> list[Any]:
     if not isinstance(item, Tensor) or item.dim() == 0 or parts == 1:
         return [item] * parts
     return list(item.split(sizes(item.shape[0], parts)))  # unlike `tensor_split`, one node of a graph
+
+
+def _leaves(nest: Any, is_leaf: Callable[[Any], bool]) -> Sequence[Any]:
+    return (nest,) if type(nest) is Tensor else pytree.tree_leaves(nest, is_leaf=is_leaf)
 
 
 def _is_whole(nest: Any) -> bool:

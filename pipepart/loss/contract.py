@@ -54,6 +54,7 @@ class MiniBatchLoss:
         self._following = Following(loss, batch, self._targets)
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._first: tuple[int, MicroBatchLoss] | None = None  # the micro-batch that was taken first
+        self._has_slack = True
         self._totals: list[float | Tensor] | None = None
         # By micro-batch and term: the counts that were computed from the targets.
         self._counts: list[dict[int, float | Tensor]] = [{} for _ in batch.sizes]
@@ -80,10 +81,11 @@ class MiniBatchLoss:
             taken = self._of_pattern(*known, self._counts[micro_batch])
         if self._first is None:
             self._first, self._replays = (micro_batch, taken), taken.replays
+            self._has_slack = taken.has_slack  # the micro-batches after it have no more samples
         elif self._first[1].key is not taken.key:  # not of one pattern
             self._check_alike(taken, *self._first)
         self._taken[micro_batch] = taken
-        return taken.drop_graph()  # whoever holds a step that failed holds what was taken
+        return taken.drop_graph(self._has_slack)  # whoever holds a step that failed holds what was taken
 
     def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
         """Return the losses computed here, by micro-batch, copied to a device."""
@@ -121,6 +123,9 @@ class MiniBatchLoss:
         if self._totals is None:
             self._totals = self._known_or_assumed(micro_batch, taken)
             self._replays = ()
+        if len(taken.terms) == 1:  # most losses: the loop below takes as long as the rest of this method
+            (term,), (total,) = taken.terms, self._totals
+            return [(term.weight(total), term.tensor)] if term.trains else []
         return [
             (term.weight(total), term.tensor)
             for term, total in zip(taken.terms, self._totals, strict=True)

@@ -140,9 +140,10 @@ class Following:
         Returns:
             What the loss returns, its pattern, and the tensors of its calls by their numbers.
         """
-        kinds = self._kinds(micro_batch, output, target)
-        certain = None if kinds is None else self._certain.get(kinds)
-        if certain is None or self._function is None:
+        if not self._certain or self._function is None:
+            return None
+        certain = self._certain.get(self._kinds(micro_batch, output, target))
+        if certain is None:
             return None
         pattern, number = certain
         if number is None:

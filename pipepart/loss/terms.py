@@ -82,23 +82,35 @@ class MicroBatchLoss:
     key: Hashable = None
     replays: tuple[Replay | None, ...] = ()
 
-    def drop_graph(self) -> list[Tensor]:
+    def drop_graph(self, compact: bool = True) -> list[Tensor]:
         """Replace its tensors by copies that do not keep the graph alive, and note whether they had one.
+
+        Args:
+            compact: whether the copies are made :func:`without_slack`.
 
         Returns:
             The tensors from which the backward starts, with their graph.
         """
         roots = []
         value = self.value
-        self.value = kept = without_slack(value.detach())
+        self.value = kept = value.detach()
         for term in self.terms:  # the loss is often its only term
             tensor = term.tensor
             if tensor.requires_grad:
                 term.trains = True
                 roots.append(tensor)
-            term.tensor = kept if tensor is value else without_slack(tensor.detach())
+            term.tensor = kept if tensor is value else tensor.detach()
+        if compact:
+            self.value = without_slack(kept)
+            for term in self.terms:
+                term.tensor = self.value if term.tensor is kept else without_slack(term.tensor)
         self.replays = ()
         return roots
+
+    @property
+    def has_slack(self) -> bool:
+        """Whether the storage of one of its tensors holds more than the scalar."""
+        return any(map(_has_slack, (self.value, *[term.tensor for term in self.terms])))
 
     def on(self, device: torch.device) -> MicroBatchLoss:
         """Return a copy without graph on a device; in host memory it can be sent to other processes."""
@@ -169,4 +181,8 @@ def without_slack(value: Tensor) -> Tensor:
 
     torch computes some means, such as that of ``MSELoss``, in the memory of all samples, of which one number is left.
     """
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    return value.clone() if _has_slack(value) else value
+
+
+def _has_slack(value: Tensor) -> bool:
+    return value.untyped_storage().nbytes() > value.nbytes

@@ -11,7 +11,7 @@ A message is keyed by the action that receives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,10 +96,10 @@ class StageActions:
         self._is_first = exchange.schedule.previous_stage(run.index) is None
         self._send, self._recv = exchange.transport.send, exchange.transport.recv
 
-    def table(self, around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
-        """Return the function for each kind of action; ``around`` wrap its computation, the last one outermost."""
+    def table(self, kinds: Iterable[Kind], around: Sequence[Around] = ()) -> Mapping[Kind, Act]:
+        """Return the functions for some kinds of actions; ``around`` wrap the computations, the last one outermost."""
         run = self.run
-        kinds: dict[Kind, tuple[Callable[[Compute], Act], Compute]] = {
+        every: dict[Kind, tuple[Callable[[Compute], Act], Compute]] = {
             Kind.F: (self._forward, run.forward),
             Kind.B: (self._backward, run.backward),
             Kind.I: (self._backward, run.backward_inputs),
@@ -111,7 +111,8 @@ class StageActions:
             Kind.OPT_STEP: (_alone, run.update),
         }
         acts: dict[Kind, Act] = {}
-        for kind, (act_with, compute) in kinds.items():
+        for kind in kinds:
+            act_with, compute = every[kind]
             for wrap in around:
                 compute = wrap(kind, run, compute)
             acts[kind] = act_with(compute)

@@ -40,6 +40,9 @@ from .transport.ranks import RankTransport
 from .transport.skips import Routes, SkipTransport
 from .transport.threads import Key, Stopped, ThreadTransport, Transport, sender_of
 
+# The actions of each micro-batch in a backward on the calling thread.
+_LEFT = (Kind.RECOMPUTE, Kind.RELOAD, Kind.B)
+
 
 class Step:
     """One pass over a schedule's actions, on one mini-batch.
@@ -162,8 +165,9 @@ class Step:
         if (past := routes.of(inputs) if routes else {}) or self.skips:
             transport = self.skips = SkipTransport(transport, schedule, past, self.skips)
         exchange.transport = transport
+        kinds = order.kinds if forward is None else order.kinds.union(_LEFT)
         self._tables = {
-            number: StageActions(run, exchange).table(around) for number, run in self.runs.items()
+            number: StageActions(run, exchange).table(kinds, around) for number, run in self.runs.items()
         }
         if emulation is not None:
             emulation.begin(optimizers)
@@ -316,9 +320,9 @@ class Step:
             for micro_batch in range(self.schedule.micro_batches)
             for run in reversed(self.runs.values())
             if micro_batch in run.stashes or micro_batch in run.inputs
-            for kind in (Kind.RECOMPUTE, Kind.RELOAD, Kind.B)
+            for kind in _LEFT
         ]
-        if self.schedule.replicas > 1:
+        if Kind.REDUCE_GRAD in self._kinds:
             actions += [Action(Kind.REDUCE_GRAD, run.index) for run in reversed(self.runs.values())]
         return actions
 

@@ -236,7 +236,8 @@ def on_device_of(output: Any, target: Any) -> Any:
     if target is None:
         return None
     if type(output) is Tensor:
-        return graph_cut.move(target, output.device)
+        is_there = type(target) is Tensor and target.device == output.device and not graph_cut.emulated.bring
+        return target if is_there else graph_cut.move(target, output.device)
     leaves = tensors(output)
     return graph_cut.move(target, leaves[0].device) if leaves else target
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import torch
@@ -122,7 +121,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        return [*starmap(self._seed, weights)]
+        return [self._seed(weight, like) for weight, like in weights]
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
