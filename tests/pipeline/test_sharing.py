@@ -144,6 +144,25 @@ def test_what_stages_that_share_a_layer_must_not_do_is_refused_by_name(cut):
             pipe.step(x, target=y)
 
 
+def test_a_model_whose_layers_share_a_buffer_can_change_its_dtype():
+    """It gets a buffer for each layer. A copy on another device would not follow, and is refused."""
+    table = torch.randn(4)
+    model = nn.Sequential(Rotated(table), nn.Tanh(), Rotated(table))
+    x, y = torch.randn(2, 6, 4)
+    with cut_by_hand(model, [2], loss_fn=LOSS) as pipe:
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        reference = plain.twin(model.double())
+        pipe.step(x.double(), target=y.double())
+    plain.micro_batched_step(reference, x.double(), y.double(), LOSS, 3)
+    plain.assert_same(plain.gradients(model), plain.gradients(reference))
+    model = nn.Sequential(Rotated(table), nn.Tanh(), Rotated(table))
+    with cut_by_hand(model, [2], loss_fn=LOSS, strict=True) as pipe:
+        model.double()
+        with pytest.raises(ValueError, match=r"buffer 2\.table, .* change the model first"):
+            pipe.step(x.double(), target=y.double())
+
+
 X, Y = torch.ones(4, SKIPPING), torch.zeros(4, SKIPPING)
 MASK = torch.ones(4, SKIPPING, dtype=torch.int64)
 VALUE = 2 * SKIPPING * 4  # bytes of a value for one of two micro-batches

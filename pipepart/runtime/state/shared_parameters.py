@@ -79,16 +79,27 @@ class SharedParameters:
             for key, tensor in part._buffers.items()
             if tensor is not None and stage in users.get(tensor, ())
         ]
-        self._versions: list[int] = []
+        self._present: list[
+            tuple[Tensor | None, int]
+        ] = []  # each of these buffers in this step, with its version
 
     def refresh(self) -> tuple[GradientRoute, ...]:
         """Take over the user's values and settings; return the routes of the shared parameters' gradients.
 
         Raises:
-            ValueError: a layer has other modules than when the pipeline was made.
+            ValueError: a layer has other modules than when the pipeline was made, or another buffer in place of one
+                that has a replica.
         """
         self.values = self._shadows.refresh()
-        self._versions = [version(self.values.get(tensor, tensor)) for *_, tensor in self._buffers]
+        self._present = []
+        for name, part, key, tensor in self._buffers:
+            present, replica = part._buffers.get(key), self.values.get(tensor)
+            if replica is not None and present is not tensor:
+                raise InputError(
+                    f"buffer {name}, which stages on several devices share, was replaced after the pipeline was made, "
+                    "as model.double() and model.to(dtype) do: change the model first, and then make the pipeline"
+                )
+            self._present.append((present, version(present if replica is None else replica)))
         return tuple(
             GradientRoute(number, self.values.get(tensor, tensor), *_neighbours(stages, self._stage))
             for number, (tensor, stages) in enumerate(self._users.items())
@@ -108,9 +119,8 @@ class SharedParameters:
             RuntimeError: a layer has written a shared buffer.
         """
         self._shadows.give_back()
-        for (name, part, key, tensor), before in zip(self._buffers, self._versions, strict=True):
-            used = self.values.get(tensor, tensor)
-            if part._buffers.get(key) is not tensor or version(used) != before:
+        for (name, part, key, tensor), (present, before) in zip(self._buffers, self._present, strict=True):
+            if part._buffers.get(key) is not present or version(self.values.get(tensor, present)) != before:
                 raise RuntimeError(_written(name, self._users[tensor]))
 
 
