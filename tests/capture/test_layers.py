@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import pipepart
 from pipepart import LossError
-from pipepart.capture import CaptureError, LayerGraph, SharedTensor, TensorSpec, describe, flatten
+from pipepart.capture import CaptureError, LayerGraph, SharedTensor, TensorSpec, chain_of, describe, flatten
 from pipepart.capture.deep_copies import deep_copies
 from tests.support.recorded import assert_that_of_the_whole, chain_for
 
@@ -248,6 +248,27 @@ def test_layers_that_share_state_are_known():
         "num_batches_tracked",
     ]
     assert all(tensor.gradient_bytes == 0 for tensor in layers[4].shared)
+
+
+def test_a_recording_can_be_read():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+        def forward(self, x):
+            return self.blocks[1](torch.tanh(self.blocks[0](x)) * 2)
+
+    chain: Any = chain_of(Model())
+    lines = str(chain.bind((torch.ones(1, 2),), {}).live.recording).splitlines()
+    assert [line.partition("  #")[0] for line in lines] == [
+        "inputs %0",
+        "%1 = blocks.0(%0)",
+        "%2 = tanh(%1)",
+        "%3 = mul(%2, 2)",
+        "%4 = blocks.1(%3)",
+        "returns %4",
+    ]
 
 
 def layer(kind: str) -> Any:

@@ -59,6 +59,12 @@ class Call:
         """The name of the function or the path of the module."""
         return self.module or getattr(self.func, "__name__", repr(self.func))
 
+    def __str__(self) -> str:
+        """Return one line, such as ``%4 = blocks.0(%3)  # model.py:12``."""
+        arguments = ", ".join(map(as_text, self.given.leaves))
+        notes = [self.line, "" if self.grad else "no gradients", "writes" if self.writes else ""]
+        return f"{', '.join(map(as_text, self.outs))} = {self.name}({arguments})  # {', '.join(filter(None, notes))}"
+
     @property
     def made(self) -> set[int]:
         """The numbers of the tensors that it returned."""
@@ -136,6 +142,11 @@ def autocast_now() -> Autocast:
     accelerator = torch.accelerator.current_accelerator()
     kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+
+
+def as_text(leaf: Any) -> str:
+    """Format an argument or a result for the text of a recording."""
+    return f"%{leaf.number}" if isinstance(leaf, Ref) else f"{leaf!r:.40}"
 
 
 def is_plain_function(call: Call) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..refusal import CaptureError
-from .calls import HOOKS, Autocast, Call, is_plain_function
+from .calls import HOOKS, Autocast, Call, as_text, is_plain_function
 from .given import Env, Reading, Ref, resolved
 from .layer_order import layers_of
 from .outputs import own_loss
@@ -103,6 +103,13 @@ class Recording:
     attributes: list[tuple[nn.Module, str, Hashable]] = field(default_factory=list)
     result: Any = None
     uses: int = 0
+
+    def __str__(self) -> str:
+        """Return a table of the calls: what each makes, what it is given, and the line of the user's code."""
+        lines = [f"inputs {', '.join(f'%{number}' for number in self.inputs)}"]
+        lines += [f"%{number} = {path}" for number, path in self.state.items()]
+        lines += [str(call) for call in self.calls]
+        return "\n".join([*lines, f"returns {', '.join(map(as_text, self.output))}"])
 
     def groups(self) -> list[Group]:
         """Return the groups of the finest chain: each has the calls up to and including a whole module."""
