@@ -250,6 +250,19 @@ def test_layers_that_share_state_are_known():
     assert all(tensor.gradient_bytes == 0 for tensor in layers[4].shared)
 
 
+class Centered(nn.Linear):
+    @torch.no_grad()
+    def mean(self, x):
+        return x.mean()
+
+    def forward(self, input):
+        return super().forward(input - self.mean(input))
+
+
+def test_a_mode_of_torch_around_methods_is_no_value_that_layers_share():
+    assert [name for name, _ in chain_of(nn.Sequential(Centered(2, 2), Centered(2, 2))).layers] == ["0", "1"]
+
+
 def test_a_recording_can_be_read():
     class Model(nn.Module):
         def __init__(self):

@@ -17,6 +17,7 @@ from weakref import ref
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._contextlib import _DecoratorContextManager
 
 from ....autograd.in_place import version
 from ....autograd.nests import attributes, slots_of
@@ -24,7 +25,7 @@ from ....autograd.nests import attributes, slots_of
 PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 """Values that nothing changes."""
 
-CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger)
+CLOSED = (nn.Module, nn.Parameter, ModuleType, BuiltinFunctionType, logging.Logger, _DecoratorContextManager)
 """Objects that are not looked into."""
 
 COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
