@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import pipepart
 from pipepart import Cluster, InfeasiblePlanError, Plan, Profile
@@ -10,6 +12,16 @@ from pipepart.capture import SharedTensor
 from tests.planning.problems import Layer, profile_of
 
 pytestmark = pytest.mark.usefixtures("no_suggestions")
+
+
+def test_a_measured_model_holds_its_parameters_gradients_and_states():
+    """A layer used twice is held once."""
+    twice = nn.Linear(16, 16)
+    model = nn.Sequential(nn.Linear(16, 16), twice, nn.ReLU(), twice, nn.Linear(16, 16).requires_grad_(False))
+    profile = pipepart.profile(model, torch.randn(8, 16), optimizer="adam", seconds=0)
+    plan = pipepart.plan(profile, Cluster.virtual(2), schedule="1f1b", stages=2)
+    size = (16 * 16 + 16) * 4
+    assert sum(stage.static_bytes for stage in plan.stages) == 2 * 4 * size + size
 
 
 def test_a_loss_of_the_whole_batch_counts_all_outputs_twice(tmp_path):
