@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,3 +225,20 @@ def test_a_saved_trace_has_what_was_measured_and_what_was_predicted(tmp_path):
     assert (tmp_path / "trace.svg").read_text(encoding="utf-8") == svg
     assert svg.index("measured: a step of") < svg.index("predicted: a step of")
     assert svg.count(">virtual:1<") == 2
+
+
+def test_a_message_arrives_when_it_was_sent_or_when_a_waiting_receiver_goes_on():
+    schedule = schedules.build("zb-h1", 2, 2)  # 0F0 0F1 0I0 0W0 0I1 0W1 and 1F0 1I0 1F1 1I1 1W0 1W1
+    devices: Any = [SimpleNamespace(device=torch.device("cpu"))] * 2
+    starts = [0.0, 1.0, 7.0, 8.0, 12.0, 13.0], [1.5, 3.0, 6.0, 8.0, 10.0, 11.0]
+    ends = [1.0, 2.0, 8.0, 9.0, 13.0, 14.0], [3.0, 6.0, 8.0, 10.0, 11.0, 12.0]
+    messages: list[Any] = [(0, 1, (Kind.F, 1, 0), 4), (0, 1, (Kind.F, 1, 1), 4)]
+    messages += [(1, 0, (Kind.I, 0, 0), 4), (1, 0, (Kind.I, 0, 1), 4)]
+    run = recorder.Recorder(schedule, devices)
+    run.adopt([recorder.RankRecord(dict(enumerate(zip(starts, ends, strict=True))), messages)])
+    assert [(one.kind, one.micro_batch, one.start, one.end) for one in run.timeline.transfers] == [
+        (Kind.F, 0, 1.0, 1.5),
+        (Kind.F, 1, 2.0, 2.0),  # stage 1 was in its first backward
+        (Kind.B, 0, 6.0, 7.0),
+        (Kind.B, 1, 10.0, 12.0),
+    ]
