@@ -111,11 +111,11 @@ def test_bench_profiles_and_plans_without_a_plan(run: Run) -> None:
 FAULTY = """
 import torch
 from torch import nn
-from tests.verify.faults import ForwardOfMainThread
+from tests.verify.faults import forward_of_main_thread
 
 
 def threads():
-    model = nn.Sequential(nn.Linear(8, 8), ForwardOfMainThread(), nn.Linear(8, 4))
+    model = nn.Sequential(nn.Linear(8, 8), forward_of_main_thread(1.0), nn.Linear(8, 4))
     return model, torch.randn(12, 8), torch.randn(12, 4), nn.MSELoss()
 """
 
@@ -126,7 +126,7 @@ def test_a_check_ends_with_status_0_or_with_status_1_and_names_the_layer(run: Ru
     assert "All 6 are bit for bit those of the plain model in the same micro-batches." in shown
     Path("faulty.py").write_text(FAULTY)
     shown = run("check faulty.py:threads --schedule gpipe --steps 1 --dtype own", 1).stdout
-    assert "Differs: gpipe in float32: layer '1' (ForwardOfMainThread) is the first to differ" in shown
+    assert "Differs: gpipe in float32: layer '1' (Calls) is the first to differ" in shown
     assert "1 of 1 differ from the plain model." in shown
 
 
