@@ -177,7 +177,9 @@ def on_rank(folder: Path) -> dict[str, tuple[dict[str, Tensor | None], Tensor | 
     """Run every export, which torch cuts at its split points; return the gradients of the own stages and the loss."""
     from torch.distributed.pipelining import pipeline
 
-    torch.distributed.init_process_group("gloo")
+    alone = not torch.distributed.is_initialized()
+    if alone:
+        torch.distributed.init_process_group("gloo")
     rank, found = torch.distributed.get_rank(), {}
     tokens, words = batch()
     for exported in sorted(folder.iterdir()):
@@ -192,7 +194,8 @@ def on_rank(folder: Path) -> dict[str, tuple[dict[str, Tensor | None], Tensor | 
         modules = [pipe.get_stage_module(number) for number in own]
         gradients = {name: p.grad for module in modules for name, p in module.named_parameters()}
         found[exported.name] = gradients, sum(losses) / len(losses) if last else None
-    torch.distributed.destroy_process_group()
+    if alone:
+        torch.distributed.destroy_process_group()
     return found
 
 

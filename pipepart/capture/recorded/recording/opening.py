@@ -146,15 +146,22 @@ class Opening:
     def parts(self) -> dict[nn.Module, str]:
         """Return the modules inside of whole ones, each with the path of the whole one.
 
-        Modules of torch without hooks are left out: they read nothing that the user may change in Python.
+        Modules of torch without hooks are left out: they read nothing that the user may change in Python. So are those
+        with compiled code inside, which must not see the recorder.
         """
         others = {*self.whole, *(module for _, module in self.opened())}
         return {
             part: path
             for module, path in self.whole.items()
+            if not any(map(is_compiled, module.modules()))
             for part in module.modules()
             if part not in others and (has_hooks(part) or not is_of_torch(type(part)))
         }
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return True for a module that torch.compile has compiled, in place or as a module around it."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _blocks(module: nn.Module, prefix: str) -> Iterator[str]:

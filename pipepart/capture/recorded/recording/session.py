@@ -25,7 +25,7 @@ from ..replay.recording import Recording
 from .changes import REGISTER, RETURN, Change, Changes, innermost
 from .conditions import Conditions
 from .interception import routed
-from .opening import Opening
+from .opening import Opening, is_compiled
 from .recorder import Recorder
 
 
@@ -271,7 +271,7 @@ def _check_not_compiled(opening: Opening) -> None:
         CaptureError: one is.
     """
     for path, module in opening.opened():
-        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+        if is_compiled(module):
             raise CaptureError(
                 f"{f'module {path!r}' if path else 'the model'} is compiled by torch.compile, whose graphs cannot be "
                 "cut: pass the model as it was before. Pipeline(..., compile=True) compiles the layers of each stage"
