@@ -97,7 +97,9 @@ class Code:
             if written & {"getattr", "hasattr"}:
                 self.getters.append(function.__globals__)
             table, names = self._globals.setdefault(id(function.__globals__), (function.__globals__, {}))
-            looked_up = (written if "globals" in written else _globals_of(function.__code__)) & table.keys()
+            looked_up = written & table.keys()
+            if "globals" not in written:
+                looked_up &= _globals_of(function.__code__)
             names.update(dict.fromkeys(sorted(looked_up)))
             self._cells += zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             waiting += [table[name] for name in looked_up]
