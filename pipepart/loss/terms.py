@@ -91,19 +91,16 @@ class MicroBatchLoss:
         Returns:
             The tensors from which the backward starts, with their graph.
         """
+        copied = _compacted if compact else Tensor.detach
         roots = []
         value = self.value
-        self.value = kept = value.detach()
+        self.value = kept = copied(value)
         for term in self.terms:  # the loss is often its only term
             tensor = term.tensor
             if tensor.requires_grad:
                 term.trains = True
                 roots.append(tensor)
-            term.tensor = kept if tensor is value else tensor.detach()
-        if compact:
-            self.value = without_slack(kept)
-            for term in self.terms:
-                term.tensor = self.value if term.tensor is kept else without_slack(term.tensor)
+            term.tensor = kept if tensor is value else copied(tensor)
         self.replays = ()
         return roots
 
@@ -182,6 +179,10 @@ def without_slack(value: Tensor) -> Tensor:
     torch computes some means, such as that of ``MSELoss``, in the memory of all samples, of which one number is left.
     """
     return value.clone() if _has_slack(value) else value
+
+
+def _compacted(value: Tensor) -> Tensor:
+    return without_slack(value.detach())
 
 
 def _has_slack(value: Tensor) -> bool:

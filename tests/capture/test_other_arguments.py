@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from pipepart import Arguments, CaptureError
+from pipepart.capture import chain_of
 from pipepart.capture.deep_copies import deep_copies
 from tests.capture.families import quick
+from tests.support.awkward import blocks
 from tests.support.recorded import differing, piped, plainly
 
 HOW: list[dict[str, Any]] = [
@@ -267,3 +270,37 @@ def test_blocks_that_are_compiled_already_stay_whole():
     torch.testing.assert_close(loss, plainly(plain, given))
     model.blocks[0] = model.blocks[0]._orig_mod  # type: ignore[assignment]  # whose parameters have the plain names
     assert differing(model, plain) == []
+
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
+Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(4))
+
+
+class _Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = blocks()
+
+    def forward(self, x: Tensor, y: Tensor, options: Any) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * options.scale
+        return x + y
+
+
+@pytest.mark.parametrize("first", [X, Y])
+def test_an_argument_that_is_given_twice_or_changes_inside_is_another_call(first):
+    model, options = _Both(), SimpleNamespace(scale=1.0)
+    with piped(model, Arguments(X, first, options), loss_fn=F.mse_loss) as pipe, torch.no_grad():
+        for second, options.scale in ((X, 1.0), (Y, 1.0), (Y, 2.0)):
+            expected = torch.cat([model(X[:4], second[:4], options), model(X[4:], second[4:], options)])
+            assert torch.equal(pipe(X, second, options), expected)
+
+
+def test_globals_with_names_of_attributes_are_not_read(monkeypatch):
+    chain: Any = chain_of(_Both(), split_loss=False)
+    calls = (X, Y, SimpleNamespace(scale=1.0)), {}
+    recordings = []
+    for value in (0.0, 1.0):
+        monkeypatch.setitem(globals(), "blocks", torch.tensor(value))
+        recordings.append(chain.bind(*calls).live.recording)
+    assert recordings[0] is recordings[1]

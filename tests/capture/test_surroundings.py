@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipepart import Arguments
 from pipepart.capture import CaptureError, RecordedChain, chain_of
 from tests.capture import other_file
 from tests.support.awkward import Base
@@ -398,31 +397,6 @@ def test_another_order_of_the_blocks_is_refused():
         model.blocks = nn.ModuleList(list(model.blocks)[::-1])
         with pytest.raises(CaptureError, match=r"calls module 'blocks\.1' where its layers do not"):
             pipe.step(X, target=Y)
-
-
-class _Both(Base):
-    def forward(self, x: Tensor, y: Tensor, options: Any) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x)) * options.scale
-        return x + y
-
-
-@pytest.mark.parametrize("first", [X, Y])
-def test_an_argument_that_is_given_twice_or_changes_inside_is_another_call(first):
-    model, options = _Both(), types.SimpleNamespace(scale=1.0)
-    with piped(model, Arguments(X, first, options), loss_fn=loss_fn) as pipe, torch.no_grad():
-        for second, options.scale in ((X, 1.0), (Y, 1.0), (Y, 2.0)):
-            expected = torch.cat([model(X[:4], second[:4], options), model(X[4:], second[4:], options)])
-            assert torch.equal(pipe(X, second, options), expected)
-
-
-def test_globals_with_names_of_attributes_are_not_read(monkeypatch):
-    chain, calls = chain_of(_Both(), split_loss=False), ((X, Y, types.SimpleNamespace(scale=1.0)), {})
-    recordings = []
-    for value in (0.0, 1.0):
-        monkeypatch.setitem(globals(), "blocks", torch.tensor(value))
-        recordings.append(chain.bind(*calls).live.recording)
-    assert recordings[0] is recordings[1]
 
 
 def test_a_value_that_changes_again_and_again_is_named():

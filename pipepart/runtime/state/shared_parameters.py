@@ -79,9 +79,8 @@ class SharedParameters:
             for key, tensor in part._buffers.items()
             if tensor is not None and stage in users.get(tensor, ())
         ]
-        self._present: list[
-            tuple[Tensor | None, int]
-        ] = []  # each of these buffers in this step, with its version
+        # Each of these buffers in this step, with its version.
+        self._present: list[tuple[Tensor | None, int]] = []
 
     def refresh(self) -> tuple[GradientRoute, ...]:
         """Take over the user's values and settings; return the routes of the shared parameters' gradients.

@@ -153,7 +153,9 @@ class Code:
     def _instructions(self) -> dict[str, set[str]]:
         """Map each kind of instruction in the code to its names."""
         names: dict[str, set[str]] = {}
-        for kind, name in (pair for function in self.functions for pair in _instructions(function.__code__)):
+        for kind, name in (
+            pair for function in self.functions for pair in _named_instructions(function.__code__)
+        ):
             names.setdefault(kind, set()).add(name)
         return names
 
@@ -220,7 +222,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 @cache
-def _instructions(code: CodeType) -> frozenset[tuple[str, str]]:
+def _named_instructions(code: CodeType) -> frozenset[tuple[str, str]]:
     """Return the kind and the name of each instruction that has a name."""
     instructions = (instruction for inner in _codes(code) for instruction in dis.get_instructions(inner))
     return frozenset(
@@ -232,7 +234,7 @@ def _instructions(code: CodeType) -> frozenset[tuple[str, str]]:
 
 def _globals_of(code: CodeType) -> set[str]:
     """Return the names that code looks up as globals; attributes may have the names of other globals."""
-    return {name for kind, name in _instructions(code) if kind.endswith(("_GLOBAL", "_NAME"))}
+    return {name for kind, name in _named_instructions(code) if kind.endswith(("_GLOBAL", "_NAME"))}
 
 
 def _is_users_class(kind: type) -> bool:
