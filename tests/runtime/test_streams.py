@@ -132,12 +132,13 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
 
 
 def test_a_loss_has_many_outputs_each_of_whose_backwards_begins_within_another():
+    """Fewer than the 60 that torch nests on one thread: with more, whether it takes another one depends on timing."""
     model = chain(2)
     reference = plain.twin(model)
     x = sample(4, 4)[0]
     with cut_on(TWO, model, [2], micro_batches=2) as pipe:
-        torch.stack([pipe(x.to("vdev:0") + index).sum() for index in range(100)]).sum().backward()
-        torch.stack([reference(x + index).sum() for index in range(100)]).sum().backward()
+        torch.stack([pipe(x.to("vdev:0") + index).sum() for index in range(50)]).sum().backward()
+        torch.stack([reference(x + index).sum() for index in range(50)]).sum().backward()
         plain.assert_close(gradients(model), plain.gradients(reference))
 
 
