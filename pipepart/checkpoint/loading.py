@@ -13,7 +13,7 @@ from typing import Any
 from ..input_error import InputError
 from ..tensor_file import TensorFile
 from . import directories
-from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
+from .arguments import check_model, checked_folder, optimizers_of
 from .manifest import MANIFEST, CheckpointError, Manifest
 from .model_state import Model, SavedModel, listed, module_of
 from .optimizer_state import SavedOptimizers, named_groups
@@ -109,10 +109,11 @@ class _Request:
         self._pipe = pipe
         self._given = optimizers_of(pipe, optimizer)
         self._optimizers = [of_this_rank(pipe, each) for each in self._given]
-        self._schedulers, self._scaler = schedulers_of(scheduler), checked_scaler(scaler)
         self._names = {parameter: name for name, parameter in pipe.named_parameters()}
         every = [_json(path, f"rank-{rank}.json") for rank in range(manifest.ranks)]
-        self.own = SavedOwn([every[peers.rank if peers.size == manifest.ranks else 0], *every])
+        self.own = SavedOwn(
+            [every[peers.rank if peers.size == manifest.ranks else 0], *every], scheduler, scaler
+        )
         self._model = SavedModel(
             [TensorFile(path / name) for name in manifest.files if _is_shard(name)], manifest.tied
         )
@@ -136,7 +137,7 @@ class _Request:
         self._saved.check(self._optimizers, self._names)
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
             raise InputError(f"the optimizer lacks parameters whose state was saved: {listed(left)}")
-        self.own.check(self._schedulers, self._scaler)
+        self.own.check()
 
     def leaves_optimizer(self, optimized: Collection[str]) -> bool:
         """Return True if no rank loads the saved optimizer state although the model is in training mode."""
@@ -148,7 +149,7 @@ class _Request:
         for theirs, optimizer in zip(self._given, self._optimizers, strict=True):
             self._saved.load(optimizer, self._names)
             copy_settings(optimizer, theirs)
-        self.own.load(self._schedulers, self._scaler, random)
+        self.own.load(random)
 
 
 def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:

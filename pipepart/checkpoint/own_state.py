@@ -8,28 +8,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..generators import set_state, state_of
 from ..input_error import InputError
+from .arguments import several
 from .json_values import decode, encode
 
 
-def own_state(schedulers: Sequence[Any], scaler: Any, data: Any) -> dict[str, Any]:
-    """Return the state as plain JSON.
-
-    Args:
-        schedulers: of the learning rate.
-        scaler: a GradScaler, or None.
-        data: what the user wants to have back.
+def own_state(scheduler: Any, scaler: Any, data: Any) -> dict[str, Any]:
+    """Return the state as plain JSON; the arguments are those of ``save``.
 
     Raises:
-        TypeError: JSON cannot hold a value; the message names it.
+        TypeError: an argument is of another type, or JSON cannot hold a value; the message names it.
     """
+    several("scaler", scaler, GradScaler)
     return {
         "random": encode(_random_state(), "random"),
         "schedulers": [
-            {"kind": type(scheduler).__name__, "state": encode(scheduler.state_dict(), "scheduler")}
-            for scheduler in schedulers
+            {"kind": type(each).__name__, "state": encode(each.state_dict(), "scheduler")}
+            for each in several("scheduler", scheduler, LRScheduler)
         ],
         "scaler": None if scaler is None else encode(scaler.state_dict(), "scaler"),
         "data": encode(data, "data"),
@@ -37,42 +36,45 @@ def own_state(schedulers: Sequence[Any], scaler: Any, data: Any) -> dict[str, An
 
 
 class SavedOwn:
-    """The saved states of processes in a checkpoint.
+    """The saved states of processes in a checkpoint, for the schedulers and the scaler of this one.
 
     Args:
         states: by rank; that of this process first, if there are as many as there were.
+        scheduler, scaler: as for ``load``.
     """
 
-    def __init__(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, states: Sequence[Mapping[str, Any]], scheduler: Any, scaler: Any) -> None:
         self._states = states
+        self._schedulers = several("scheduler", scheduler, LRScheduler)
+        self._scalers = [each for each in several("scaler", scaler, GradScaler) if each.is_enabled()]
         self.data = decode(self._first("data"))
 
-    def check(self, schedulers: Sequence[Any], scaler: Any) -> None:
-        """Check that the saved states fit the schedulers and the scaler. Nothing is changed.
+    def check(self) -> None:
+        """Check that the saved states fit. Nothing is changed.
 
         Raises:
             ValueError: there is none, or it is of another kind.
         """
-        for scheduler, saved in self._with_states(schedulers):
+        for scheduler, saved in self._with_states():
             _check_scheduler(scheduler, saved)
-        if scaler is not None and scaler.is_enabled() and not self._first("scaler"):
+        if self._scalers and not self._first("scaler"):
             raise InputError(
                 "the checkpoint has no state of a scaler: it was saved without, or with a disabled one"
             )
 
-    def load(self, schedulers: Sequence[Any], scaler: Any, random: bool) -> None:
+    def load(self, random: bool) -> None:
         """Load the schedulers, the scaler and, if ``random``, the random generators. Call :meth:`check` first."""
-        for scheduler, saved in self._with_states(schedulers):
+        for scheduler, saved in self._with_states():
             scheduler.load_state_dict(decode(saved["state"]))
-        if scaler is not None and scaler.is_enabled():
+        for scaler in self._scalers:
             scaler.load_state_dict(decode(self._first("scaler")))
         if random:
             _set_random_state(decode(self._states[0]["random"]))
 
-    def _with_states(self, schedulers: Sequence[Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    def _with_states(self) -> list[tuple[LRScheduler, Mapping[str, Any]]]:
         """Pair the schedulers with saved states. Equal states of stages fit any number of schedulers."""
-        saved, count = self._first("schedulers"), len(schedulers)
-        if not schedulers:
+        saved, count = self._first("schedulers"), len(self._schedulers)
+        if not count:
             return []
         if not saved:
             raise InputError("the checkpoint has no state of a scheduler")
@@ -82,7 +84,7 @@ class SavedOwn:
                     f"the checkpoint has {len(saved)} schedulers with different states, and {count} are to be loaded"
                 )
             saved = [saved[0]] * count
-        return list(zip(schedulers, saved, strict=True))
+        return list(zip(self._schedulers, saved, strict=True))
 
     def _first(self, key: str) -> Any:
         """Return what the first rank has that has any: those of stages without parameters may have none."""

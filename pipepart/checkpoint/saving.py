@@ -24,7 +24,7 @@ from ..dtensors import is_dtensor, whole
 from ..input_error import InputError
 from ..units import is_count
 from . import directories
-from .arguments import check_model, checked_folder, checked_scaler, optimizers_of, schedulers_of
+from .arguments import check_model, checked_folder, optimizers_of
 from .manifest import MANIFEST, CheckpointError, FileRecord, Manifest
 from .model_state import Model, model_state, module_of
 from .optimizer_state import OptimizerState, optimizer_state, stored_name
@@ -160,7 +160,7 @@ def _contents(pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: An
         tensors,
         tied,
         optimizer_state(optimizers, names) if optimizers else None,
-        own_state(schedulers_of(scheduler), checked_scaler(scaler), data),
+        own_state(scheduler, scaler, data),
         None if to_json is None else {**json.loads(to_json()), "architectures": [type(module).__name__]},
     )
 

@@ -21,7 +21,8 @@ from pipepart.ranks import RankError, Ranks
 from pipepart.ranks.failure import remote_exception, serialize_exception
 from pipepart.ranks.log import Message, MessageLog
 from pipepart.ranks.start import agree_on_start
-from pipepart.runtime.transport.links import Entry, Table
+from pipepart.runtime.transport.links import Table
+from pipepart.runtime.transport.ordered import Entry
 from pipepart.runtime.transport.ranks import RankTransport
 from pipepart.runtime.transport.wire import Form
 from schedules import Kind

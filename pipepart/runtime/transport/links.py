@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,34 +17,16 @@ from torch import Tensor
 from schedules import connection_rounds, message_order
 
 from ...ranks import Ranks, waits_in_torch
+from ...workers.streams import has_streams
 from . import ordered
-from .ordered import Edge, Ordered, Placed
+from .ordered import Edge, Entry, Ordered
 from .reductions import Reductions
 from .threads import Key
-from .wire import Form
 
 _MOST = 32  # forms of steps that are kept
 _UNRELEASED_BYTES = 4 * 2**20  # of messages that may have been sent, and are kept
 
 Fail = Callable[[BaseException], None]
-
-
-class Entry(NamedTuple):
-    """A message that this rank sends or receives.
-
-    Attributes:
-        key: of the message.
-        form: what it looks like.
-        rank: at the other end.
-        tag: its first.
-        is_sent: whether this rank sends it.
-    """
-
-    key: Key
-    form: Form
-    rank: int
-    tag: int
-    is_sent: bool
 
 
 @dataclass
@@ -55,13 +37,13 @@ class Table:
         rows: what each worker of this rank sends and receives, in the order of its actions.
         sent: what this rank sends, by key.
         complete: whether a whole step has run.
-        placed: the messages of this rank in the one order of all ranks, if they are sent in that.
+        ordered: the messages of this rank in the one order of all ranks, if they are sent in that.
     """
 
     rows: dict[int, list[Entry]] = field(default_factory=dict)
     sent: dict[Key, Entry] = field(default_factory=dict)
     complete: bool = False
-    placed: list[Placed] | None = None
+    ordered: list[Entry] | None = None
 
 
 class Links:
@@ -95,7 +77,7 @@ class Links:
         self._home = homes[self.local[0]]
         self._edges: dict[Edge, dist.ProcessGroup] = {}
         self._connected: set[Edge] = set()  # of all ranks
-        self._arrivals = ordered.arrivals_stream(self._home) if self.backend else None
+        self._arrivals = torch.Stream(self._home) if self.backend and has_streams(self._home) else None
         # The group itself goes through torch's dispatcher, which takes as long as gloo does for a small message.
         self._gloo: list[Any] = [group._get_backend(torch.device("cpu")) for group in ranks.groups]
         self._tables: OrderedDict[Hashable, Table] = OrderedDict()
@@ -128,7 +110,7 @@ class Links:
             RankError: another rank has failed.
         """
         for table in self._tables.values():
-            if self.backend is None or not table.complete or table.placed is not None:
+            if self.backend is None or not table.complete or table.ordered is not None:
                 continue
             events = {
                 worker: [(entry.is_sent, entry.key) for entry in row] for worker, row in table.rows.items()
@@ -146,16 +128,14 @@ class Links:
                 for key, sender, receiver in message_order(rows)
             ]
             self._connect({edge for _, edge in messages})
-            forms = {entry.key: entry.form for row in table.rows.values() for entry in row}
-            table.placed = [
-                Placed(key, forms[key], edge) for key, edge in messages if self.ranks.rank in edge
-            ]
+            entries = {entry.key: entry for row in table.rows.values() for entry in row}
+            table.ordered = [entries[key] for key, edge in messages if self.ranks.rank in edge]
 
     def ordered(self, table: Table) -> Ordered | None:
         """Return what carries the messages of a step in one order; None if they go by tags through host memory."""
-        if self.backend is None or table.placed is None:
+        if self.backend is None or table.ordered is None:
             return None
-        return Ordered(table.placed, self.ranks.rank, self._edges, self._home, self._arrivals)
+        return Ordered(table.ordered, self.ranks.rank, self._edges, self._home, self._arrivals)
 
     def _connect(self, edges: set[Edge]) -> None:
         """Connect edges that are new: in rounds, so that no rank waits for one that is busy with another."""

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...input_error import InputError
-from ...workers.streams import Wait, has_streams, on_streams, waits
+from ...workers.streams import Wait, on_streams, waits
 from .threads import Key
 from .wire import Form, buffers_for
 
@@ -40,25 +40,29 @@ _AHEAD = 2  # receives that have begun before they are needed
 Edge = tuple[int, int]  # from a rank, to a rank
 
 
-class Placed(NamedTuple):
-    """A message in the order of all ranks.
+class Entry(NamedTuple):
+    """A message that this rank sends or receives.
 
     Attributes:
         key: of the message.
         form: what it looks like.
-        edge: that it takes.
+        rank: at the other end.
+        tag: its first.
+        is_sent: whether this rank sends it.
     """
 
     key: Key
     form: Form
-    edge: Edge
+    rank: int
+    tag: int
+    is_sent: bool
 
 
 class Ordered:
     """The messages of one step on one rank, which has one worker. Used by its thread, with its streams entered.
 
     Args:
-        placed: those that the rank sends or receives, in the order of all ranks.
+        entries: those that the rank sends or receives, in the order of all ranks.
         rank: of this process.
         groups: the communicator of each edge.
         device: of the worker.
@@ -67,13 +71,13 @@ class Ordered:
 
     def __init__(
         self,
-        placed: Sequence[Placed],
+        entries: Sequence[Entry],
         rank: int,
         groups: Mapping[Edge, dist.ProcessGroup],
         device: torch.device,
         arrivals: torch.Stream | None,
     ) -> None:
-        self._left = deque(placed)
+        self._left = deque(entries)
         self._rank = rank
         self._groups = groups
         self.device = device
@@ -88,8 +92,7 @@ class Ordered:
             RuntimeError: the connection is broken.
             ValueError: the step has other messages than an earlier one of its form.
         """
-        placed = self._reach(key)
-        group = self._groups[placed.edge]
+        group = self._groups[self._rank, self._reach(key).rank]
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         for buffer in buffers:
@@ -105,7 +108,7 @@ class Ordered:
         if key not in self._begun:
             self._receive(self._reach(key))
         form, buffers, works = self._begun.pop(key)
-        while self._left and self._receives(self._left[0]) and len(self._begun) < _AHEAD:
+        while self._left and not self._left[0].is_sent and len(self._begun) < _AHEAD:
             self._receive(self._left.popleft())
         for work in works:
             work.wait()
@@ -121,32 +124,29 @@ class Ordered:
             self._sent[0][0].wait()
             self._sent.popleft()
 
-    def _reach(self, key: Key) -> Placed:
+    def _reach(self, key: Key) -> Entry:
         """Return the message of a key, after all receives before it have begun."""
         while self._left:
-            placed = self._left.popleft()
-            if placed.key == key:
-                return placed
-            if not self._receives(placed):
+            entry = self._left.popleft()
+            if entry.key == key:
+                return entry
+            if entry.is_sent:
                 break
-            self._receive(placed)
+            self._receive(entry)
         raise InputError(
             f"message {key} has another place than in an earlier step whose mini-batch had the same shapes: under "
             "torchrun what stages pass on is to follow from the shapes of the mini-batch"
         )
 
-    def _receives(self, placed: Placed) -> bool:
-        return placed.edge[1] == self._rank
-
-    def _receive(self, placed: Placed) -> None:
-        group = self._groups[placed.edge]
+    def _receive(self, entry: Entry) -> None:
+        group = self._groups[entry.rank, self._rank]
         beside: AbstractContextManager[Any] = nullcontext()
         if self._arrivals is not None:  # behind the compute stream it would wait for all that is queued there
             beside = on_streams([self._arrivals])
         with beside:
-            buffers = buffers_for(placed.form, self.device)
+            buffers = buffers_for(entry.form, self.device)
             works = [group.recv([_bytes(buffer)], _other(group), 0) for buffer in buffers if buffer.numel()]
-        self._begun[placed.key] = placed.form, buffers, works
+        self._begun[entry.key] = entry.form, buffers, works
 
 
 def direct_backend(homes: Sequence[torch.device], rank_of: Sequence[int]) -> str | None:
@@ -167,11 +167,6 @@ def identity(device: torch.device) -> Hashable:
     if device.type == "cuda":
         return str(torch.cuda.get_device_properties(device).uuid)
     return socket.gethostname(), os.getpid()
-
-
-def arrivals_stream(device: torch.device) -> torch.Stream | None:
-    """Return the stream that receives begin on; None for a device without streams."""
-    return torch.Stream(device) if has_streams(device) else None
 
 
 def _bytes(buffer: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ from ...autograd.in_place import VersionCounter, check_counters, sent_counters
 from ...capture import Live, Recording
 from ...input_error import InputTypeError
 from ..failure.notes import PLACE, add_note
-from .links import Entry, Fail, Links, Table
+from .links import Fail, Links, Table
+from .ordered import Entry
 from .threads import Key, Stopped, Transport
 from .wire import Form, buffers_for, pack, unpack
 
