@@ -20,17 +20,13 @@ _PART_BYTES = 25 * 2**20
 def broadcast_result(
     ranks: Ranks, source: int, make: Callable[[], Any], recording: Recording | None = None
 ) -> Any:
-    """Return the result of one rank, such as the output of the last stage, on every rank.
+    """Return the nest that ``make`` makes on one rank, such as the output of the last stage, on every rank.
 
     Args:
-        ranks: the processes, which all call this.
-        source: the rank that makes it.
-        make: makes a nest of tensors and plain values.
-        recording: that live values belong to, if it is them that it makes.
+        recording: that live values belong to, if it is them that ``make`` makes.
 
     Raises:
-        Exception: what ``make`` raises, on that rank.
-        RankError: it has raised there, or another rank is lost.
+        Exception: what ``make`` raises, on that rank; a RankError on the others.
     """
 
     def packed() -> tuple[Any, Any]:

@@ -38,16 +38,10 @@ class CallSummary(NamedTuple):
 
 
 def check_run(everyone: Sequence[CallSummary], call: Call, ranks: Ranks) -> None:
-    """Check that all ranks make a call with the same mini-batch, in the same modes.
-
-    Args:
-        everyone: the summary of each rank's call.
-        call: of this rank.
-        ranks: the processes.
+    """Check that all ranks make a call with the same mini-batch, in the same modes; ``call`` is this rank's.
 
     Raises:
-        RankError: a rank refuses its arguments.
-        RuntimeError: the ranks make different calls, or are in different modes.
+        RankError, RuntimeError: as :func:`check_calls`; or the ranks are in different modes.
         InputError: two were given different mini-batches.
     """
     check_calls(everyone)

@@ -31,8 +31,6 @@ class CallSync:
     """Synchronizes the begins of the calls of one pipeline between its ranks.
 
     Args:
-        ranks: the processes.
-        model: the user's.
         lasts: the ranks of the last stage of each replica.
         strict: whether values of mini-batches are compared, and not their shapes alone.
     """
@@ -44,12 +42,11 @@ class CallSync:
         self._calls = 0
 
     def begin(self, call: Call) -> Agreed:
-        """Check that all ranks make the same call, and return its micro-batches.
+        """Check that all ranks make the same call, and return its micro-batches. If any refuses, nothing has run.
 
         Raises:
-            TypeError, ValueError: of this rank's arguments; nothing has run on any rank.
-            RankError: another rank refuses its arguments, or is lost.
-            RuntimeError: the ranks make different calls.
+            TypeError, ValueError: of this rank's arguments.
+            RankError, RuntimeError, InputError: as :func:`check_run`.
         """
         batch, refusal, why = attempt(partial(_split, call))
         target = () if call.target is None else (forms([call.target]), self._strict and values(call.target))
@@ -78,8 +75,7 @@ class CallSync:
             work: its part that needs no other rank. It runs before the ranks agree.
 
         Raises:
-            Exception: what ``work`` raises on this rank.
-            RankError: it raises on another rank, or that is lost.
+            Exception: what ``work`` raises on this rank; a RankError on the others.
             RuntimeError: the ranks make different calls.
         """
         result, refusal, why = attempt(work)
@@ -87,12 +83,7 @@ class CallSync:
         return cast(T, result)
 
     def begin_backward(self, call: str, form: str, check: Callable[[], None]) -> Hashable:
-        """Check that all ranks make a backward; return ``form``, the layout of the gradients, of all last stages.
-
-        Raises:
-            Exception: what ``check`` raises on this rank.
-            RankError, RuntimeError: as :meth:`meet`.
-        """
+        """Check as :meth:`meet` that all ranks make a backward; return the layouts of gradients of all last stages."""
         _, refusal, why = attempt(check)
         everyone = self._exchange(CallSummary(call, self._calls, why, form), call, refusal)
         check_calls(everyone)
@@ -122,11 +113,6 @@ class CallSync:
 
 
 def _split(call: Call) -> MicroBatches:
-    """Return the micro-batches of a call.
-
-    Raises:
-        ValueError: it was given none.
-    """
     if not (call.args or call.kwargs):
         raise InputError(
             f"{call.name} was given no mini-batch: pass the same one on all ranks. On ranks with neither the first nor "

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..capture import Chain
 from ..input_error import InputError
@@ -25,10 +25,7 @@ def making(
 ) -> Iterator[None]:
     """Context manager around the construction of a pipeline: an error or a difference on one rank raises on all.
 
-    Args:
-        ranks: the processes; None for one.
-        plan, model: arguments of the pipeline.
-        options: the others, by name.
+    ``options`` are the arguments of the pipeline besides plan and model, by name.
 
     Raises:
         RankError: it fails on another rank.
@@ -60,8 +57,7 @@ def planned_once(check: Callable[[], object], make: Callable[[], Plan], options:
         options: of the plan, by name.
 
     Raises:
-        Exception: what ``check`` or ``make`` raises, on the rank where it does.
-        RankError: it has raised there, on the others.
+        Exception: what ``check`` or ``make`` raises, on the rank where it does; a RankError on the others.
         InputError: the ranks have different options.
     """
     ranks = join_ranks()
@@ -88,12 +84,9 @@ def _failing_together(ranks: Ranks | None) -> Iterator[None]:
 
 
 def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
-    """Check that all ranks have equal descriptions of their arguments; all ranks call this.
-
-    Raises:
-        InputError: they have not, on all ranks.
-    """
-    if rank := _first_other(ranks.exchange(digest(arguments), patient=True)):
+    """Raise an InputError on all ranks if they have not equal descriptions of their arguments. All ranks call this."""
+    digests = ranks.exchange(digest(arguments), patient=True)
+    if rank := next((rank for rank, other in enumerate(digests) if other != digests[0]), 0):
         everyone = ranks.gather(arguments)
         pairs = zip_longest(everyone[0], everyone[rank], fillvalue="nothing else")
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
@@ -101,11 +94,6 @@ def _check_alike(ranks: Ranks, arguments: Sequence[str]) -> None:
             f"{other} on rank {rank}, and {first} on rank 0: pass the same model and arguments on all ranks. Make a "
             "plan on one rank and read it on all (plan.save, Plan.load), or use Pipeline.auto, which does so"
         )
-
-
-def _first_other(values: Sequence[str]) -> int:
-    """Return the first rank whose value is not that of rank 0; 0 if there is none."""
-    return next((rank for rank, value in enumerate(values) if value != values[0]), 0)
 
 
 def _options(options: Mapping[str, Any]) -> list[str]:
@@ -118,14 +106,13 @@ def _layers(model: nn.Module) -> list[str]:
         f"{f'layer {name!r}' if name else 'the model'} is {_described(module)}"
         for name, module in model.named_modules()
     ]
-    for name, tensor in _tensors(model):
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
         shape = "uninitialized" if nn.parameter.is_lazy(tensor) else str(list(tensor.shape))
         layers.append(f"{name!r} is {str(tensor.dtype).removeprefix('torch.')} {shape}")
     return layers
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 def _described(value: Any) -> str:

@@ -46,9 +46,6 @@ class MultiProcess(SingleProcess):
     """One rank's part in the calls of a pipeline.
 
     Args:
-        ranks: the processes.
-        plan: has the stages.
-        chain: the layers of the model.
         strict: whether calls compare values of the mini-batches of the ranks.
         parallelize: the user's function for the layers of this rank; None if there is none.
 
@@ -96,12 +93,7 @@ class MultiProcess(SingleProcess):
         self._certain: dict[int, bool] = {}
 
     def connect(self, stages: Sequence[Stage]) -> None:
-        """Connect the replicas after construction, copy parameters and buffers of the first to all others, parallelize.
-
-        Raises:
-            Exception: what the user's function raises on this rank.
-            RankError: it raises on another rank, or that is lost.
-        """
+        """Connect the replicas, copy parameters and buffers of the first to all others, and parallelize."""
         ownership = self._ownership
         if len(ownership.ranks) == 1 and self._parallelize is None:
             return
@@ -171,12 +163,7 @@ class MultiProcess(SingleProcess):
     def _begin_backward(
         self, gradients: StepGradients, with_optimizers: bool, certain: bool, leaves: Iterable[Tensor]
     ) -> None:
-        """Before the first backward, on a rank of a last stage.
-
-        Args:
-            gradients, with_optimizers: as for :meth:`before_backward`.
-            certain: whether the gradients need no correction.
-            leaves: of the loss.
+        """Before the first backward, on a rank of a last stage: see :class:`MicroBatchLossSink`.
 
         Raises:
             LossError: several replicas cannot share the loss out, or optimizers would step with wrong gradients.
@@ -197,13 +184,8 @@ class MultiProcess(SingleProcess):
     def end(self, step: Step, *, scaled: bool = False) -> None:
         """Share the loss, what the layers of the first replica have written, and the times; add up the losses.
 
-        Args:
-            step: that has run.
-            scaled: gradients may overflow, for a ``GradScaler``.
-
         Raises:
             LossError: on all ranks, if the loss of the mini-batch does not reduce.
-            RankError: another rank has failed or is lost.
         """
         sink, keys = step.sink, step.keys
         if scaled:
@@ -267,11 +249,6 @@ class MultiProcess(SingleProcess):
         parameters: bool,
         check: Callable[[], None],
     ) -> Hashable:
-        """Agree on the backward of a differentiable call; the gradients of the output are those of the last stage.
-
-        Raises:
-            RuntimeError: the ranks make different calls.
-        """
         what = f"the backward of the output of call {number}"
         what += "" if parameters else " to its input alone"
         layout = self._sync.begin_backward(what, digest(forms(gradients)), check)
@@ -293,11 +270,9 @@ class MultiProcess(SingleProcess):
         return of_inputs
 
     def from_last(self, make: Callable[[], Any]) -> Any:
-        """Return the result of the last stage's rank on every rank."""
         return broadcast_result(self._ranks, self._last, make)
 
     def meet(self, call: str) -> Ranks | None:
-        """Agree on a call that is no run, as :meth:`CallSync.meet`."""
         self._sync.meet(call, lambda: None)
         return self._ranks
 
@@ -352,11 +327,6 @@ def join(
 
 
 def _check_even(micro_batches: int, replicas: int) -> None:
-    """Check that all replicas run equally many micro-batches, as each gathers parameters.
-
-    Raises:
-        ValueError: they do not.
-    """
     if micro_batches % replicas:
         raise InputError(
             f"a part of a stage gathers its parameters for each micro-batch (reshard_after_forward=True), and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,19 +12,10 @@ from ..ranks import Ranks
 
 
 def share_overflow(ranks: Ranks, gradients: Sequence[Tensor]) -> None:
-    """Write an infinity into the gradients of this rank if those of another rank are not finite. All ranks call this.
-
-    Raises:
-        RankError: another rank has failed, or is lost.
-    """
-    overflow = overflows(gradients)
-    if any(ranks.exchange(overflow)) and gradients and not overflow:
-        gradients[0].view(-1)[:1] = float("inf")
-
-
-def overflows(gradients: Iterable[Tensor]) -> bool:
-    """Return True if any gradient contains an infinity or NaN, with one synchronization per device."""
-    finite: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+    """Write an infinity into the gradients of this rank if those of another rank are not finite. All call this."""
+    finite: defaultdict[torch.device, list[Tensor]] = defaultdict(list)  # for one synchronization a device
     for gradient in gradients:
         finite[gradient.device].append(gradient.isfinite().all())
-    return not all(bool(torch.stack(of_device).all()) for of_device in finite.values())
+    overflow = not all(bool(torch.stack(of_device).all()) for of_device in finite.values())
+    if any(ranks.exchange(overflow)) and gradients and not overflow:
+        gradients[0].view(-1)[:1] = float("inf")

@@ -118,7 +118,7 @@ class Ownership:
         return self._users.get(tensor, self.ranks[0])[0]
 
     def is_mine(self, tensor: Tensor) -> bool:
-        """Return True if this rank owns a parameter or buffer, within its replica."""
+        """Return True if this rank owns a tensor, within its replica."""
         return self.ranks[0].index(self.owner_of(tensor)) == self._place
 
     def used_here(self, model: nn.Module) -> set[str]:

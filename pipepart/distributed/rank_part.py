@@ -22,10 +22,7 @@ class RankPart(ModelPart):
     """The parameters and state of one rank. All ranks call the methods that need the whole model.
 
     Args:
-        model: the user's.
-        ownership: of its tensors.
-        ranks: the processes.
-        meet: runs a part of a call, and checks that all ranks make this call now and none has failed in it.
+        meet: as :meth:`CallSync.meet`.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class RankPart(ModelPart):
         self._copy_first()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters of this rank."""
         for name, parameter in self.model.named_parameters():
             if self._ownership.is_mine(parameter):
                 yield name, parameter
@@ -61,7 +57,6 @@ class RankPart(ModelPart):
             yield self._stand_in
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Clear all gradients."""
         super().zero_grad(set_to_none)
         self._stand_in.grad = None
 
@@ -72,7 +67,6 @@ class RankPart(ModelPart):
         return [local(parameter.grad) for parameter in self.parameters() if parameter.grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank's stages."""
         state = self.model.state_dict()
         return {name: state[name] for name in self._ownership.names(self.model)}
 
@@ -156,11 +150,7 @@ class RankPart(ModelPart):
         return total
 
     def share_tied(self) -> None:
-        """Copy tied parameters from the rank that owns them to the other ranks that use them.
-
-        Raises:
-            RankError: a rank is lost.
-        """
+        """Copy tied parameters from the rank that owns them to the other ranks that use them."""
         alike: dict[tuple[int, ...], list[Tensor]] = {}
         for tensor, ranks in self._ownership.shared.items():
             alike.setdefault(tuple(ranks), []).append(tensor)

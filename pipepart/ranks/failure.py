@@ -51,10 +51,9 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None, str]:
 
 
 def serialize_exception(error: BaseException) -> dict[str, Any]:
-    """Convert an exception to JSON values. Never raises.
+    """Convert an exception to JSON values: what it is, with our notes; its traceback; whether memory was missing.
 
-    Returns:
-        ``what`` it is, with our notes; its ``traceback``; and ``out_of_memory``, whether memory was missing.
+    Never raises, whatever code the exception has.
     """
     what = type(error).__name__
     with suppress(Exception):  # the exception's own code may fail

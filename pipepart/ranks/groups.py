@@ -27,16 +27,9 @@ def own_group(rank: int, rows: Sequence[Sequence[int]], backend: str = "gloo") -
 def groups_of_pairs(
     rank: int, rounds: Sequence[Sequence[Edge]], backend: str, device: torch.device
 ) -> dict[Edge, dist.ProcessGroup]:
-    """Make a group for each edge, and send a first message along it. All ranks call this.
+    """Make a group for each edge, and send a first message along it; return those that ``rank`` is in.
 
-    Args:
-        rank: of this process.
-        rounds: edges; in each round a rank is in one at most, so that all ranks connect in the same order.
-        backend: of the groups.
-        device: of this rank's messages.
-
-    Returns:
-        The groups of the edges that ``rank`` is in.
+    All ranks call this. In each round a rank is in one edge at most, so that all connect in the same order.
     """
     edges = [edge for edges in rounds for edge in edges]
     groups: dict[Edge, Any] = {}
@@ -66,7 +59,7 @@ class Groups:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Context manager within which groups that anybody makes are added, as lasting ones."""
+        """Add groups that anybody makes within the block, as lasting ones."""
         self._before = set(_all_groups())
         try:
             yield

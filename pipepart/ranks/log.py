@@ -29,9 +29,7 @@ from .start import agree_on_start, is_store_of
 from .waiting import waits_in_torch
 from .watch import PeerWatch
 
-_LEAVE_SECONDS = (
-    1.0  # for the others to report a failure before a launcher ends them, or the store ends with this rank
-)
+_LEAVE_SECONDS = 1.0  # for the others to report before a launcher ends them, or the store ends with this rank
 _LONGEST = timedelta(days=30)
 
 Message = dict[str, Any]
@@ -44,15 +42,11 @@ class MessageLog:
     Args:
         rank, size: of this process, and the number of processes.
         store: that all processes have.
-        seconds: to wait for the other ranks.
+        seconds: to wait for the other ranks, as in :func:`agree_on_start`.
 
     Attributes:
-        store: for this start of the job only; torch 2.13 keeps its store when torchrun starts processes again.
+        store: for this start of the job only.
         gone: the last message of each rank whose process has ended.
-
-    Raises:
-        TimeoutError: not all ranks have come.
-        RankError: a rank has ended before.
     """
 
     def __init__(self, rank: int, size: int, store: Any, seconds: float) -> None:
@@ -69,7 +63,10 @@ class MessageLog:
         self._process = os.getpid()
         self._writer, self._reader = self.store.clone(), self.store.clone()
         self._reader.set_timeout(_LONGEST)
-        self._watch = PeerWatch(self.store, rank, size, seconds, self._report_lost)
+        # A lost rank may have said before that it ends: then that counts.
+        self._watch = PeerWatch(
+            self.store, rank, size, seconds, lambda lost: self.send({"kind": "lost", "rank": lost})
+        )
         threading.Thread(target=self._listen, name="pipepart-messages", daemon=True).start()
 
     def open(self, deliver: Deliver) -> Channel:
@@ -87,11 +84,10 @@ class MessageLog:
             self._opened += 1
             early = [message for message in self._early if message["channel"] == channel.number]
             self._early = [message for message in self._early if message["channel"] != channel.number]
-            for message in [
-                *early,
-                *(_of_channel(departure, channel.number) for departure in self.gone.values()),
-            ]:
+            for message in early:
                 deliver(message)
+            for departure in self.gone.values():
+                deliver(_of_channel(departure, channel.number))
         return channel
 
     def forget(self, channel: Channel) -> None:
@@ -100,12 +96,7 @@ class MessageLog:
             self._channels.pop(channel.number, None)
 
     def end(self, reason: Message, wait: bool) -> None:
-        """Tell the other ranks that this script has ended.
-
-        Args:
-            reason: why, and the traceback of an exception.
-            wait: a second for the others to report it.
-        """
+        """Tell the other ranks that this script has ended, and why; ``wait`` a second for them to report it."""
         if os.getpid() != self._process:
             return  # a fork, whose end is not that of the rank
         calls = {str(number): channel.calls for number, channel in self._channels.items()}
@@ -135,10 +126,6 @@ class MessageLog:
                 read, values = zip(*map(json.loads, self._writer.multi_get(keys)), strict=True)
                 message = {"kind": "all", "channel": channel, "number": number, "values": values}
                 self.send({**message, "read": min(read)})  # number that all ranks have read up to
-
-    def _report_lost(self, rank: int) -> None:
-        """The connection to a rank has ended: it is lost, unless it has said before that it ends."""
-        self.send({"kind": "lost", "rank": rank})
 
     def _listen(self) -> None:
         """Read messages until this script ends; runs on the log's thread."""
@@ -180,14 +167,10 @@ class MessageLog:
 
 
 class Channel:
-    """The messages between the ranks of one pipeline.
-
-    Args:
-        log: of the process.
-        number: the same on all ranks.
-        deliver: called with what arrives.
+    """The messages between the ranks of one pipeline, made by :meth:`MessageLog.open`.
 
     Attributes:
+        number: the same on all ranks.
         calls: that all ranks make, and this one has begun. The others hear it when this one closes.
     """
 

@@ -52,6 +52,9 @@ Listener = Callable[[BaseException], None]
 class Ranks:
     """The processes that run one pipeline. All create it at the same point of their scripts.
 
+    All ranks call the methods that wait for others at the same point. These raise RankError if a rank has failed or is
+    lost, and TimeoutError if not all come within the timeout.
+
     Args:
         log: of the process.
         timeout: seconds in which nothing happens on any rank, after which a wait for other ranks ends; None for no
@@ -102,15 +105,12 @@ class Ranks:
     def new_group(
         self, rows: Sequence[Sequence[int]] = (), backend: str = "gloo", lasting: bool = False
     ) -> dist.ProcessGroup:
-        """Return a new group, whose waits end when a rank fails. All ranks call this.
+        """Return a new group, whose waits end when a rank fails.
 
         Args:
             rows: the ranks of each group of which this rank gets its own; none for one of all ranks.
             backend: of torch.distributed.
             lasting: whether the group can be used after the pipeline is closed.
-
-        Raises:
-            RankError: as :meth:`gather`.
         """
         group = self._apart(partial(own_group, self.rank, rows or [range(self.size)], backend), None)
         self._waiting_in.add([group], lasting)
@@ -118,13 +118,7 @@ class Ranks:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Within the block, the caller's code may make groups: a failure of another rank ends waits in these, too.
-
-        The block runs on the caller's thread.
-
-        Raises:
-            RankError: another rank has failed, or a connection broke.
-        """
+        """Within the block, the caller's code may make groups: a failure of another rank ends waits in these, too."""
         try:
             with self._waiting_in.adopting():
                 self.check()
@@ -139,43 +133,18 @@ class Ranks:
     def connect(
         self, rounds: Sequence[Sequence[Edge]], backend: str, device: torch.device
     ) -> dict[Edge, dist.ProcessGroup]:
-        """Connect pairs of ranks, each by a group of its own, with a first message. All ranks call this.
-
-        Args:
-            rounds: directed edges; in each round a rank is in one at most.
-            backend: of the groups.
-            device: of this rank's messages.
-
-        Returns:
-            The groups of the edges that this rank is in.
-
-        Raises:
-            RankError, TimeoutError: as :meth:`gather`.
-        """
+        """Connect pairs of ranks as :func:`groups_of_pairs`, and return the groups of the edges of this rank."""
         make = partial(groups_of_pairs, self.rank, rounds, backend, device)
         groups: dict[Edge, dist.ProcessGroup] = self._apart(make, self._timeout)
         self._waiting_in.add(groups.values())
         return groups
 
     def run(self, together: Callable[[], T]) -> T:
-        """Run a collective on another thread and return its result; the failure of another rank ends the wait.
-
-        Raises:
-            RankError, TimeoutError: as :meth:`gather`.
-        """
+        """Run a collective on another thread and return its result; the failure of another rank ends the wait."""
         return self._apart(together, self._timeout)
 
     def gather(self, mine: Any, patient: bool = False) -> list[Any]:
-        """Return the values of all ranks, in rank order. All ranks call this at the same point.
-
-        Args:
-            mine: given by this rank.
-            patient: wait without a timeout, for ranks that write files.
-
-        Raises:
-            RankError: another rank has failed or is lost.
-            TimeoutError: not all ranks have come within the timeout.
-        """
+        """Return the values of all ranks, in rank order; ``patient`` waits without a timeout, as for files."""
 
         def collective() -> list[Any]:
             gathered: list[Any] = [None] * self.size
@@ -187,14 +156,8 @@ class Ranks:
     def exchange(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return the values of all ranks, like :meth:`gather`, for short JSON values.
 
-        They go by the store, without a collective, which would wake more threads.
-
-        Args:
-            mine: given by this rank.
-            patient: wait for the others as long as torch.distributed does, in place of the pipeline's timeout.
-
-        Raises:
-            RankError, TimeoutError: as :meth:`gather`.
+        They go by the store, without a collective, which would wake more threads. ``patient`` waits as long as
+        torch.distributed does, in place of the pipeline's timeout.
         """
 
         def start(done: Done) -> None:
@@ -207,21 +170,13 @@ class Ranks:
     def broadcast(
         self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None = None
     ) -> torch.Tensor:
-        """Broadcast a contiguous CPU tensor of one rank to all ranks, or to those of a group, in place.
-
-        Raises:
-            RankError, TimeoutError: as :meth:`gather`.
-        """
+        """Broadcast a contiguous CPU tensor of one rank to all ranks, or to those of a group, in place."""
         send = partial(dist.broadcast, tensor, source, group=group or self._control)
         self._apart(send, self._timeout, of_all=group is None)
         return tensor
 
     def check(self) -> None:
-        """Raise if a rank has failed.
-
-        Raises:
-            RankError, TimeoutError: it has.
-        """
+        """Raise the failure of a rank, if any has failed."""
         if self.failure is not None:
             raise self.failure
 
@@ -259,11 +214,8 @@ class Ranks:
     def lost(self, error: BaseException, peer: int | None = None) -> BaseException:
         """Return the error for a broken connection: the failure that a rank has reported, if any.
 
-        An error that does not come from a connection, such as out of memory, is returned as it is.
-
-        Args:
-            error: of the connection.
-            peer: the rank at its other end, if that is known.
+        An error that does not come from a connection, such as out of memory, is returned as it is. ``peer`` is the rank
+        at the other end, if that is known.
         """
         if not isinstance(error, RuntimeError) or is_out_of_memory(error):
             return error
@@ -281,8 +233,7 @@ class Ranks:
     def survey(self, timeout: float) -> tuple[float, TimeoutError]:
         """Ask all ranks for their status, after a wait of ``timeout`` seconds.
 
-        Returns:
-            The seconds since anything began or ended on any rank, and the error that says who waits for whom.
+        Returns the seconds since anything began or ended on any rank, and the error that says who waits for whom.
         """
         end = time.monotonic() + _ANSWER_SECONDS
         self._survey, self._statuses = f"{self.rank} {end}", {self.rank: self._now()}

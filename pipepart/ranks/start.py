@@ -28,13 +28,8 @@ _TOKEN = "pipepart/token"
 def agree_on_start(rank: int, size: int, store: Any, seconds: float) -> Any:
     """Wait for all processes, and return a store that is used only by this start of the job.
 
-    Args:
-        rank, size: of this process, and the number of processes.
-        store: that all processes have.
-        seconds: to wait for the other ranks.
-
     Raises:
-        TimeoutError: not all ranks have come.
+        TimeoutError: not all ranks have come within ``seconds``.
         RankError: the process that has the store has ended.
     """
     end = time.monotonic() + seconds

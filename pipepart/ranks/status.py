@@ -32,11 +32,9 @@ def timeout_error(
         left: ranks that have closed the pipeline.
     """
     lines = [f"nothing has happened on any rank for {timeout:g} s, the timeout:"]
-    notes: list[str] = []
     for rank in range(size):
         if rank in statuses:
             lines += [f"  rank {rank}: {line}" for line in statuses[rank].lines]
-            notes += [f"pipepart: on rank {rank}, {note}" for note in statuses[rank].notes]
         elif rank in left:
             lines.append(f"  rank {rank} has closed the pipeline")
         else:
@@ -45,6 +43,7 @@ def timeout_error(
                 "it has not made this pipeline"
             )
     error = TimeoutError("\n".join(lines))
-    for note in notes:
-        error.add_note(note)
+    for rank, status in sorted(statuses.items()):
+        for note in status.notes:
+            error.add_note(f"pipepart: on rank {rank}, {note}")
     return error

@@ -38,10 +38,6 @@ def initialize() -> MessageLog:
 
     torch 2.13 keeps its store when torchrun starts processes again, with the addresses of those that have ended. The
     process group that is made here looks below a name in it that is new for each start.
-
-    Raises:
-        RankError: a process has ended.
-        TimeoutError: not all processes come.
     """
     if not _logs:
         if dist.is_initialized():
@@ -57,11 +53,7 @@ def initialize() -> MessageLog:
 
 
 def _make_group(log: MessageLog) -> None:
-    """Initialize torch.distributed, on a thread.
-
-    Raises:
-        RankError: a process has ended meanwhile.
-    """
+    """Initialize torch.distributed on a thread, so that the end of another process ends the wait."""
     done: Done = SimpleQueue()
 
     def heard(message: Message) -> None:

@@ -29,11 +29,7 @@ _END_SECONDS = 1.0
 class PeerWatch:
     """Waits for a byte that no watched process sends: if one is killed, the broken connection ends the wait.
 
-    Args:
-        store: of this start of the job, for a group that nobody else uses.
-        rank, size: of this process, and the number of processes.
-        seconds: to connect.
-        report: called on another thread with a process that has ended.
+    ``report`` is called on another thread with a process that has ended.
     """
 
     def __init__(

@@ -34,18 +34,14 @@ def parallelize_layers(
     All ranks call this, and wait for each other.
 
     Args:
-        parallelize: the function.
-        chain: the layers of the model.
         stages: of this rank.
         mesh: of the ranks that run them.
         foreign: parameters that several ranks use, with the ranks.
-        ranks: the processes.
         meet: as :meth:`pipepart.distributed.call_sync.CallSync.meet`.
 
     Raises:
         ValueError: what it has done on this rank cannot run in a pipeline.
-        Exception: what it raises on this rank.
-        RankError: it raises, or what it has done cannot run, on another rank.
+        Exception: what it raises on this rank; a RankError on the others.
     """
     layers = chain.modules_of(pair for shared in stages for pair in shared.originals)
     before, model = LayersBefore(layers, foreign), ModelBefore(chain.model)

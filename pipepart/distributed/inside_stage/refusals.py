@@ -26,12 +26,6 @@ def check_parallelize_given(
 ) -> None:
     """Check the function that parallelizes layers against the plan, or the wanted plan, and the processes.
 
-    Args:
-        parallelize: the user's function; None if there is none.
-        tensor, shard: of the plan.
-        devices: number of devices of the plan's cluster.
-        under_torchrun: whether this process is one of several.
-
     Raises:
         TypeError: it is no function.
         ValueError: the plan needs it and there is none; or there is one process only.
@@ -56,18 +50,7 @@ def check_parallelize_given(
 def check_parallelize(
     parallelize: Parallelize | None, plan: Plan, under_torchrun: bool, options: Mapping[str, Any]
 ) -> None:
-    """Check that the layers of a plan's stages can be parallelized.
-
-    Args:
-        parallelize: the user's function; None if there is none.
-        plan: has the devices, and the number of processes of each.
-        under_torchrun: whether this process is one of several.
-        options: of the pipeline, by name.
-
-    Raises:
-        TypeError: it is no function.
-        ValueError: the plan, or an option, cannot be combined with it; or the plan needs it.
-    """
+    """Check as above, and that nothing in the plan or the options of the pipeline excludes the function."""
     check_parallelize_given(parallelize, plan.tensor, plan.shard, len(plan.cluster), under_torchrun)
     if parallelize is None:
         return
@@ -107,15 +90,7 @@ class LayersBefore:
     def checked_units(
         self, stages: Sequence[SharedParameters], mesh: DeviceMesh
     ) -> dict[SharedParameters, list[Unit]]:
-        """Check what was done to the layers; return the FSDP units of each stage.
-
-        Args:
-            stages: of this rank.
-            mesh: of the ranks that run these layers.
-
-        Raises:
-            ValueError: it cannot run in a pipeline.
-        """
+        """Check that what was done to the layers can run in a pipeline; return the FSDP units of each stage."""
         _check_modules(self._layers, self._modules)
         _check_parameters(self._layers, self._places, self._foreign)
         for shared in stages:
@@ -195,15 +170,11 @@ def _check_shadows(shared: SharedParameters, before: Mapping[Tensor, object]) ->
 
 
 def check_functions(model: nn.Module, groups: Mapping[str, Group], units: Iterable[Unit]) -> None:
-    """Check that no sharded parameter is used beside the modules of a recorded model.
+    """Check that no function of a recorded model, beside its modules, takes a sharded parameter.
 
     Args:
-        model: the user's.
         groups: what each layer of this rank calls, by its name.
         units: of FSDP, of this rank.
-
-    Raises:
-        ValueError: a function of the model takes one.
     """
     gathered = {parameter for unit in units if not unit.reshards for parameter in unit.parameters}
     for name, group in groups.items():

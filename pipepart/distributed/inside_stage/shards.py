@@ -104,12 +104,6 @@ class StageShards(Reductions):
         self._clear(self._trained(shared))
 
     def add_up(self, worker: int, shared: SharedParameters) -> None:
-        """Give the parameters of a stage the sum of their gradients over all replicas.
-
-        Raises:
-            TypeError: a gradient is sparse.
-            RankError: another rank has failed, or a connection broke.
-        """
         self._reduce(shared)
         self._sum(worker, self._trained(shared))
 
