@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from .input_error import InputError
@@ -74,6 +75,15 @@ def counted(number: int, what: str, plural: str = "s") -> str:
     ('1 stage', '2 stages', '3 micro-batches')
     """
     return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Join the first names with commas, and add the count of the others.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def format_bytes(size: float) -> str:

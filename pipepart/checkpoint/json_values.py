@@ -24,14 +24,9 @@ _MOST_BYTES = 2**20  # of a tensor in the JSON
 
 
 def encode(value: Any, place: str) -> Any:
-    """Encode a value as plain JSON.
+    """Encode a value as plain JSON; refuse what JSON cannot hold. ``place`` names the value in messages.
 
-    Args:
-        value: numbers, text, bytes, None, tensors of up to 1 MiB, and lists, tuples, dicts and counters of them.
-        place: names the value in messages, ``"scheduler"`` for example.
-
-    Raises:
-        TypeError: JSON cannot hold the value at the place that the message names.
+    Numbers, text, bytes, None, tensors of up to 1 MiB, and lists, tuples, dicts and counters of them are encoded.
     """
 
     def inner(item: Any, key: Any = None) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 
 from ..input_error import InputError
 from ..tensor_file import TensorFile
+from ..units import listed
 from . import directories
 from .arguments import check_model, checked_folder, optimizers_of
 from .manifest import MANIFEST, CheckpointError, Manifest
-from .model_state import Model, SavedModel, listed, module_of
+from .model_state import Model, SavedModel, module_of
 from .optimizer_state import SavedOptimizers, named_groups
 from .own_state import SavedOwn
 from .peers import Peers
@@ -128,11 +129,7 @@ class _Request:
         self.optimized = [name for group in groups for name in group]
 
     def check(self, optimized: Collection[str]) -> None:
-        """Check that everything fits, without changes. ``optimized``: of all ranks.
-
-        Raises:
-            ValueError: something does not.
-        """
+        """Check that everything fits, without changes. ``optimized``: of all ranks."""
         self._model.check(self._pipe)
         self._saved.check(self._optimizers, self._names)
         if left := [name for name in self._saved.names if optimized and name not in optimized]:
@@ -153,12 +150,7 @@ class _Request:
 
 
 def _chosen(peers: Peers, folder: Path) -> tuple[Path, Manifest]:
-    """Return the checkpoint to load. Every rank verifies a part of the files.
-
-    Raises:
-        FileNotFoundError: there is none.
-        CheckpointError: none is sound.
-    """
+    """Return the checkpoint to load. Every rank verifies a part of the files."""
     passed: list[str] = []
     for name in peers.gather([str(path) for path in _candidates(folder)])[0]:
         path = Path(name)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ..dtensors import local
 from ..input_error import InputError, InputTypeError
 from ..tensor_file import TensorFile
+from ..units import listed
 from .writing import check_tensor
 
-_LISTED = 4
 _EXTRA_STATE = "_extra_state"  # what torch calls it in a state dict
 
 
@@ -44,14 +44,7 @@ def module_of(model: Any) -> nn.Module:
 
 
 def model_state(model: Model) -> ModelState:
-    """Return the state of a model.
-
-    Args:
-        model: a pipeline or a module.
-
-    Raises:
-        TypeError: safetensors cannot hold a value; the message names it.
-    """
+    """Return the state of a model; refuse values that safetensors cannot hold."""
     first = _first_names(model)
     state = ModelState({}, {})
     for name, value in model.state_dict().items():
@@ -69,12 +62,7 @@ def model_state(model: Model) -> ModelState:
 
 
 class SavedModel:
-    """The tensors of a model in a checkpoint.
-
-    Args:
-        files: with the tensors.
-        tied: the other names of tensors, each with the name in the files.
-    """
+    """The tensors of a model in a checkpoint; ``tied`` are further names, each with the name in the files."""
 
     def __init__(self, files: Iterable[TensorFile], tied: Mapping[str, str]) -> None:
         self._files = {name: file for file in files for name in file.names}
@@ -83,17 +71,12 @@ class SavedModel:
     def check(self, model: Model) -> None:
         """Check that the checkpoint fits the whole model. Nothing is changed.
 
-        Args:
-            model: a pipeline or a module.
-
         Raises:
             ValueError: names tensors that are missing, that the model does not have, or of other shapes or dtypes, and
                 those that are one tensor in the model and were saved as several.
         """
         sources = self._sources(model)
-        used: dict[
-            str, dict[str, None]
-        ] = {}  # by first name in the model, the names under which the tensor is saved
+        used: dict[str, dict[str, None]] = {}  # by first name in the model, the names in the files
         for name, first in _first_names(model).items():
             used.setdefault(first, {}).update({sources[name]: None} if name in sources else {})
         faults = {
@@ -138,12 +121,6 @@ class SavedModel:
         file = self._files[source]
         saved, wanted = (file.shape(source), file.dtype(source)), (tuple(value.shape), value.dtype)
         return None if saved == wanted else f"{name} {_kind(*saved)} in place of {_kind(*wanted)}"
-
-
-def listed(names: list[str]) -> str:
-    """Join the first names as text, and add the count of the others."""
-    rest = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _first_names(model: Model) -> dict[str, str]:

@@ -60,10 +60,6 @@ class OptimizerState(NamedTuple):
 def optimizer_state(optimizers: Sequence[Optimizer], names: Names) -> OptimizerState:
     """Return the state of optimizers.
 
-    Args:
-        optimizers: with parameters of their own each.
-        names: of the parameters of the model.
-
     Raises:
         TypeError: JSON and safetensors cannot hold a value; the message names it.
         ValueError: an optimizer has a parameter that is not the model's, or that another one has.

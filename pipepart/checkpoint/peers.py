@@ -25,22 +25,11 @@ class Peers:
 
     @classmethod
     def of(cls, pipe: Any, call: str) -> Peers:
-        """Return the processes of a pipeline, which all make this call; a module has one process.
-
-        Args:
-            call: the name of the function, with the arguments that are the same on all ranks.
-
-        Raises:
-            RuntimeError: another rank makes another call, has failed, or is lost.
-        """
+        """Return the processes of a pipeline, which all make this call; a module has one process."""
         return cls(None if isinstance(pipe, nn.Module) else pipe.meet(call))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes in the order of the ranks; ``value`` is this one's.
-
-        Raises:
-            RankError: another rank has failed, or is lost.
-        """
+        """Return the values of all processes in the order of the ranks; ``value`` is this one's."""
         return [value] if self._ranks is None else self._ranks.gather(value, patient=True)
 
     def agree(self, work: Callable[[], T]) -> T:

@@ -145,12 +145,7 @@ def _whole(tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dic
 
 
 def _contents(pipe: Model, optimizer: Any, scheduler: Any, scaler: Any, data: Any) -> _Contents:
-    """Collect and check the state, for arguments of :func:`save`.
-
-    Raises:
-        TypeError: an argument is of another type, or a value cannot be saved; the message names it.
-        ValueError: an optimizer has a parameter that is not the model's.
-    """
+    """Collect and check the state, for arguments of :func:`save`."""
     names = {parameter: name for name, parameter in pipe.named_parameters()}
     optimizers = [of_this_rank(pipe, each) for each in optimizers_of(pipe, optimizer)]
     tensors, tied = model_state(pipe)
@@ -214,11 +209,7 @@ class _Writing(NamedTuple):
     contents: _Contents
 
     def run(self) -> None:
-        """Write the files, and make the checkpoint current once every rank has.
-
-        Raises:
-            OSError, RuntimeError: as :func:`save` does. The directory is removed.
-        """
+        """Write the files, and make the checkpoint current once every rank has. After a failure nothing is left."""
         try:
             files = self.peers.agree(self._write)
             told = self.peers.gather(
@@ -287,13 +278,7 @@ class _Writing(NamedTuple):
 
 
 def _begin(folder: Path, step: int) -> Path:
-    """Return a new temporary directory. Damaged checkpoints of this step or a later one are put aside.
-
-    Raises:
-        FileExistsError: a checkpoint of this step or a later one is there.
-        ValueError: the folder is itself a checkpoint, or its ``latest`` is a directory.
-        OSError: the directory cannot be made.
-    """
+    """Return a new temporary directory. Damaged checkpoints of this step or a later one are put aside."""
     latest = folder / directories.LATEST
     if latest.is_dir() and not latest.is_symlink():
         raise InputError(

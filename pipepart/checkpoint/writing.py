@@ -26,14 +26,7 @@ _ALIGNMENT = 8  # bytes: the largest number of the table
 
 
 def check_tensor(what: str, tensor: Tensor) -> None:
-    """Check that a tensor can be written.
-
-    Args:
-        what: names the tensor in the message.
-
-    Raises:
-        TypeError: it has no values, is sparse, a subclass with other data, or of a dtype that the format lacks.
-    """
+    """Refuse a tensor without values, a sparse one, a subclass with other data, and dtypes that the format lacks."""
     if tensor.is_meta:
         raise InputTypeError(f"{what} is on the meta device and has no values to save")
     if is_traceable_wrapper_subclass(tensor):
@@ -51,14 +44,7 @@ def check_tensor(what: str, tensor: Tensor) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
-    """Write a new file and flush it to the disk; return its size and hash.
-
-    Args:
-        tensors: checked by :func:`check_tensor`, on any device.
-
-    Raises:
-        OSError: the file exists, or cannot be written.
-    """
+    """Write tensors, checked by :func:`check_tensor`, as :func:`write_file` does."""
     # Large items first, so that each starts at a multiple of its item size.
     order = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from ..document import Document, Value
+from ..units import listed
 
 # 0 means equal bit for bit. Infinite: only one side has a tensor or a finite number.
 RelativeError = Annotated[float, Field(ge=0)]
@@ -129,7 +129,7 @@ class PlainFacts(Value):
         notes = []
         if self.draws:
             notes.append(
-                f"Random layers ({listed(self.draws)}): the plain model was given the pipeline's random draws, by "
+                f"Random layers ({listed(self.draws, 6)}): the plain model was given the pipeline's random draws, by "
                 "seed, step, micro-batch and layer. By itself it draws other numbers."
             )
         if not self.draws_match:
@@ -183,8 +183,3 @@ class CheckReport(Document):
         """
         if not self.ok:
             raise DifferentNumbers("\n".join(row.text for row in self.rows if not row.ok))
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """Join names with commas: at most ``most`` names, then the count of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

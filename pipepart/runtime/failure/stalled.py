@@ -37,13 +37,10 @@ def wait_for(
     """Wait until each worker of a step has reported to ``done``.
 
     Args:
-        step: that the workers run.
         done: gets one entry from each worker, or a failure elsewhere.
         timeout: seconds in which no action ends; None for no limit.
-        workers: of this process.
-        rows: of the schedule, one a worker.
+        workers, rows: of this process, and their rows of the schedule.
         names: of all devices.
-        ranks: the processes, if there are several.
 
     Raises:
         StepTimeoutError: no worker of any process has ended an action for too long.

@@ -69,12 +69,7 @@ class CopyQueue:
 
 
 class StreamCopyQueue(CopyQueue):
-    """The copies of an accelerator.
-
-    Args:
-        device: the accelerator.
-        stream: of the copies.
-    """
+    """The copies of an accelerator, on a stream of their own."""
 
     def __init__(self, device: torch.device, stream: torch.Stream) -> None:
         self._device = device

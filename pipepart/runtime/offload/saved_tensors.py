@@ -27,8 +27,6 @@ class SavedTensors:
     The methods are called in their order.
 
     Args:
-        queue: copies between the device and the host.
-        device: of the stage.
         staying: storages that stay on the device: parameters, buffers and the stage's input.
     """
 

@@ -38,7 +38,6 @@ class InitialValues:
     """The values of the tensors that a model does not have yet.
 
     Args:
-        model: the user's.
         files: with the tensors of its state dict; None if all are initialized.
         initialize: see :class:`pipepart.Pipeline`.
     """
@@ -62,9 +61,6 @@ class InitialValues:
         cls, model: nn.Module, weights: Weights | None, initialize: Initialize | None = None
     ) -> Self | None:
         """Return the values of a model; None if it has its parameters and buffers, and ``weights`` is None.
-
-        Args:
-            weights: a file or a folder of safetensors.
 
         Raises:
             CaptureError: nothing initializes a tensor.

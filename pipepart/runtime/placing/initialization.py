@@ -22,7 +22,6 @@ def initialize_modules(model: nn.Module, what: Mapping[Tensor, str], initialize:
     values do not depend on which other modules this process has.
 
     Args:
-        model: has the tensors.
         what: the tensors that get values, each as ``"parameter 'head.weight'"``, for errors.
         initialize: see :class:`pipepart.Pipeline`.
 

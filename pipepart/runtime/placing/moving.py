@@ -27,13 +27,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[Layers], devices: Sequence[torch.device], local: Container[int]) -> Self:
-        """Find the places of the tensors of all stages.
-
-        Args:
-            groups: the layers of each stage.
-            devices: of each stage.
-            local: the numbers of the stages that this process runs.
-        """
+        """Find the places of the tensors of all stages, of which this process runs ``local``."""
         homes: dict[Tensor, torch.device] = {}
         others: set[Tensor] = set()
         for number, (layers, device) in enumerate(zip(groups, devices, strict=True)):
@@ -46,11 +40,7 @@ class Places(NamedTuple):
 
 
 def move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
-    """Move each group of layers to its device. Tensors shared by several groups go to the device of the first.
-
-    Raises:
-        RuntimeError: a graph holds a parameter, and torch cannot move it to a device of this type in place.
-    """
+    """Move each group of layers to its device. Tensors shared by several groups go to the device of the first."""
     for home, layers in zip(reversed(homes), reversed(groups), strict=True):
         there = torch.empty((), device=home)
         for _, module in layers:
@@ -66,13 +56,9 @@ def move(groups: Sequence[Layers], homes: Sequence[torch.device]) -> None:
 
 
 def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
-    """Leave tensors without memory and gradient: each stays the same object, on the meta device.
+    """Leave tensors that no stage of this process uses as they are, on the meta device without values and gradients.
 
     One that a graph of the caller's holds keeps its memory.
-
-    Args:
-        groups: the layers of all stages.
-        tensors: those that no stage of this process uses. Their values are lost.
     """
 
     def free() -> None:
@@ -89,13 +75,11 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
 
 
 def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
-    """Give a parameter or another tensor new values, which may be on another device.
+    """Give a parameter or another tensor new values, which may be on another device; return it.
 
     The tensor stays the same object, with its attributes and hooks: modules and optimizers that hold it have the new
-    values. Torch forbids this if a graph or a weak reference holds the tensor.
-
-    Returns:
-        The tensor; or, if that is forbidden, another that has the values.
+    values. Torch forbids this if a graph or a weak reference holds the tensor. Then another one that has the values is
+    returned.
     """
     kind, attributes = type(tensor), vars(tensor).copy()
     is_parameter = isinstance(tensor, nn.Parameter)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...input_error import InputError, InputTypeError
 from ...tensor_file import TensorFile
+from ...units import listed
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -40,10 +41,7 @@ class WeightFiles:
             self._files.update((name, file) for name in file.names)
 
     def check(self, wanted: Mapping[Tensor, Sequence[str]]) -> None:
-        """Check that the files have the tensors of a model and no others.
-
-        Args:
-            wanted: the names of each tensor. A tensor that is saved under one of them is found.
+        """Check that the files have the tensors of a model, each under one of its names, and no others.
 
         Raises:
             ValueError: names the tensors that are missing, that the model does not have, or of other shapes.
@@ -58,7 +56,7 @@ class WeightFiles:
             if name in self._files and self._files[name].shape(name) != tuple(tensor.shape)
         ]
         faults = [
-            f"{what} {_listed(which)}"
+            f"{what} {listed(which)}"
             for what, which in (
                 ("they lack", missing),
                 ("the model does not have", unexpected),
@@ -113,8 +111,3 @@ def _files(where: Path) -> Iterator[Path]:
         raise FileNotFoundError(
             f"weights={str(where)!r} is neither a file nor a folder with {_SINGLE!r} or {_INDEX!r}"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - 4
-    return ", ".join(names[:4]) + (f" and {rest} more" if rest > 0 else "")

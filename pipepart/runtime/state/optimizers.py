@@ -20,12 +20,7 @@ _OTHERWISE = "make the pipeline without optimizer=, and step one optimizer over 
 
 
 def check_optimizer(factory: OptimizerFactory | None, plan: Plan | None = None) -> None:
-    """Check the optimizer factory before anything is moved.
-
-    Raises:
-        TypeError: the factory is not callable.
-        ValueError: there is no factory and the schedule is asynchronous.
-    """
+    """Check the optimizer factory before anything is moved."""
     if factory is not None and not callable(factory):
         raise InputTypeError(
             f"optimizer must make an optimizer of the parameters of a stage, got {type(factory).__name__}: {_LIKE_THIS}"
@@ -88,11 +83,7 @@ class StageOptimizers:
         return [optimizer for optimizer in self.by_stage if optimizer is not None]
 
     def refuse(self, what: str) -> None:
-        """Raise for an operation that needs all gradients before any weight changes.
-
-        Raises:
-            ValueError: stages have optimizers, which change weights earlier.
-        """
+        """Raise for an operation that needs all gradients before any weight changes, if stages have optimizers."""
         if self.by_stage:
             raise InputError(
                 f"{what} needs all gradients before any weight changes, and each stage's own optimizer steps as soon "

@@ -29,12 +29,7 @@ Gradients = list[Tensor | None]
 def replicate(
     groups: Sequence[Layers], devices: Sequence[torch.device], first: int
 ) -> list[SharedParameters]:
-    """Return the layers of each stage of a further replica, on its devices.
-
-    Args:
-        groups: the user's layers of each stage.
-        devices: where each stage of the replica runs.
-        first: the number of its first stage in the schedule.
+    """Return the layers of each stage of a further replica, on its devices; arguments are those of share_parameters.
 
     Raises:
         ValueError: a layer cannot be copied, is TorchScript, or draws from a generator of its own.

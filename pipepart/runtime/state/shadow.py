@@ -96,9 +96,6 @@ class Shadows:
 
     Attributes:
         layers: what the stage runs, under the same names.
-
-    Raises:
-        ValueError: a layer cannot be copied.
     """
 
     def __init__(
@@ -124,12 +121,7 @@ class Shadows:
         self.refresh()
 
     def refresh(self) -> Values:
-        """Take over the user's values and settings; return the replicas.
-
-        Raises:
-            ValueError: a layer has other modules than when the pipeline was made, or in a replica or a module of
-                several stages other parameters.
-        """
+        """Take over the user's values and settings; return the replicas."""
         if not self._made:
             return {}
         for name, layer, before in self._structures:

@@ -25,13 +25,7 @@ from schedules import Schedule, older_versions
 
 
 class Versions:
-    """The weights of one stage in one run. Used by the stage's worker only.
-
-    Args:
-        schedule: says which micro-batch uses which version.
-        stage: of the schedule.
-        optimizer: of the stage; None where it has no parameters.
-    """
+    """The weights of one stage in one run, whose optimizer is None if it has no parameters. Used by its worker only."""
 
     def __init__(self, schedule: Schedule, stage: int, optimizer: Optimizer | None) -> None:
         self._used_by = schedule.versions[stage]

@@ -67,7 +67,7 @@ class Encoded(NamedTuple):
 
 
 def compressed_links(plan: Plan) -> CompressedLinks:
-    """Return the compressed links of a plan, by sending and receiving worker."""
+    """Return the compressed links of a plan."""
     names = [device.name for device in plan.workers]
     links = {
         (a, b): plan.cluster.link_between(names[a], names[b]).compress
@@ -77,14 +77,7 @@ def compressed_links(plan: Plan) -> CompressedLinks:
 
 
 class CompressingTransport:
-    """The messages of one step, of which some are compressed.
-
-    Args:
-        inner: carries messages.
-        schedule: of the step.
-        types: of the compressed links, by sending and receiving worker.
-        devices: of each stage.
-    """
+    """The messages of one step, of which some are compressed; ``devices`` are those of each stage."""
 
     def __init__(
         self, inner: Transport, schedule: Schedule, types: CompressedLinks, devices: Sequence[torch.device]
@@ -95,7 +88,6 @@ class CompressingTransport:
         self._devices = devices
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """Send a message, compressed if its link is."""
         to = self._type(sender, receiver, key)
         if to is not None:
             shared = Counter(_memory(tensor) for tensor in tensors(message))
@@ -109,13 +101,14 @@ class CompressingTransport:
         self._inner.send(sender, receiver, key, message)
 
     def recv(self, receiver: int, key: Key) -> Any:
-        """Receive a message, and restore it if it was compressed."""
         message = self._inner.recv(receiver, key)
         if not isinstance(key[0], Kind) or self._type(sender_of(key), receiver, key) is None:
             return message
         # Fewer bytes go to an accelerator before they are decoded; a process gets messages in the memory of its host.
         message = graph_cut.move(message, self._devices[receiver])
-        return pytree.tree_map_only(Encoded, decode, message, is_leaf=_is_encoded)
+        return pytree.tree_map_only(
+            Encoded, decode, message, is_leaf=lambda value: isinstance(value, Encoded)
+        )
 
     def _type(self, sender: int, receiver: int, key: Key) -> CompressedType | None:
         if key[0] is not Kind.F and key[0] is not Kind.B:
@@ -158,7 +151,3 @@ def _is_plain(leaf: Any) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _is_encoded(value: Any) -> bool:
-    return isinstance(value, Encoded)

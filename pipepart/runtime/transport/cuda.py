@@ -247,9 +247,6 @@ class Pace:
 
     Before it queues an action, the host waits for an action a few places earlier. The device always has those few
     actions to run, so only the host waits.
-
-    Args:
-        compute: the stream that the actions are queued on.
     """
 
     def __init__(self, compute: torch.Stream) -> None:
@@ -257,12 +254,10 @@ class Pace:
         self._queued: deque[torch.Event | torch.cuda.Event] = deque()
 
     def wait(self) -> None:
-        """Wait until an action may be queued."""
         if len(self._queued) == _AHEAD:
             waits.host_wait(Wait.PACE, self._queued.popleft())
 
     def queued(self) -> None:
-        """Note that an action was queued."""
         self._queued.append(sleeping_event(self._compute))
 
 
@@ -271,8 +266,6 @@ class StreamTransport:
 
     Args:
         inner: carries what describes a copy that is on its way, from host thread to host thread.
-        schedule: says which worker runs which stage.
-        streams: of the workers.
         arrivals: takes, for each message that streams carry, a timed event of its arrival; None to time nothing.
     """
 
@@ -289,7 +282,6 @@ class StreamTransport:
         self._arrivals = arrivals
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """Queue the copy to the receiver's device and send what describes it."""
         arrivals = self._arrivals
         here, there = self._worker_of[sender], self._worker_of[receiver]
         if is_fetched(key):
@@ -301,7 +293,6 @@ class StreamTransport:
         self._inner.send(sender, receiver, key, in_flight)
 
     def recv(self, receiver: int, key: Key) -> Any:
-        """Receive the message; the receiver's compute stream waits for its copy."""
         worker, message = self._worker_of[receiver], self._inner.recv(receiver, key)
         if isinstance(message, Waiting):
             sender = key[-1]

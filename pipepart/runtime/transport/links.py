@@ -50,7 +50,6 @@ class Links:
     """The connections of one rank to the others, as long as the pipeline lives.
 
     Args:
-        ranks: the processes.
         rank_of: of each worker.
         homes: the device of each worker.
         lanes: the number of ranks of each worker. They send the same messages, each to the rank in its own place.
@@ -104,11 +103,7 @@ class Links:
         return self._tables[form]
 
     def agree(self) -> None:
-        """Put the messages of steps that have run for the first time in one order; all ranks call this.
-
-        Raises:
-            RankError: another rank has failed.
-        """
+        """Put the messages of steps that have run for the first time in one order; all ranks call this."""
         for table in self._tables.values():
             if self.backend is None or not table.complete or table.ordered is not None:
                 continue

@@ -86,12 +86,7 @@ class Ordered:
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
 
     def send(self, key: Key, buffers: Sequence[Tensor]) -> None:
-        """Begin to send a message, behind all that come before it.
-
-        Raises:
-            RuntimeError: the connection is broken.
-            ValueError: the step has other messages than an earlier one of its form.
-        """
+        """Begin to send a message, behind all that come before it."""
         group = self._groups[self._rank, self._reach(key).rank]
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
@@ -100,11 +95,7 @@ class Ordered:
                 self._sent.append((group.send([_bytes(buffer)], _other(group), 0), buffer))
 
     def take(self, key: Key) -> tuple[Form, list[Tensor]]:
-        """Return a message, whose bytes are there for what the worker queues from now on.
-
-        Raises:
-            RuntimeError, ValueError: as :meth:`send`.
-        """
+        """Return a message, whose bytes are there for what the worker queues from now on."""
         if key not in self._begun:
             self._receive(self._reach(key))
         form, buffers, works = self._begun.pop(key)
@@ -150,13 +141,8 @@ class Ordered:
 
 
 def direct_backend(homes: Sequence[torch.device], rank_of: Sequence[int]) -> str | None:
-    """Return the backend that carries messages between the devices themselves; None to go through host memory.
-
-    Args:
-        homes: the device of each worker.
-        rank_of: each worker; one order of messages is for one worker a rank.
-    """
-    several = len(set(rank_of)) < len(rank_of)
+    """Return the backend that carries messages between the devices of workers; None to go through host memory."""
+    several = len(set(rank_of)) < len(rank_of)  # one order of messages is for one worker a rank
     if several or any(home.type != "cuda" for home in homes) or not dist.is_nccl_available():
         return None
     return "nccl" if "nccl" in dist.get_backend_config() else None

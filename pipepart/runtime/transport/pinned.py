@@ -25,11 +25,9 @@ from ...workers.streams import Wait, has_streams, on_streams, recorded, sleeping
 
 
 class PinnedCopies:
-    """The copies from the caller's pinned memory to the workers' devices. Used by the caller's thread.
+    """The copies from the caller's pinned memory to the devices of the workers of this process, ``local``.
 
-    Args:
-        homes: the device of each worker.
-        local: the workers of this process.
+    Used by the caller's thread.
     """
 
     def __init__(self, homes: Sequence[torch.device], local: Sequence[int]) -> None:
@@ -44,10 +42,7 @@ class PinnedCopies:
     def with_targets(self, schedule: Schedule, batch: MicroBatches, at_once: bool) -> MicroBatches:
         """Return a mini-batch with its targets on the devices of the loss, if they are in pinned memory.
 
-        Args:
-            schedule: of the step.
-            batch: the mini-batch.
-            at_once: whether the loss is computed for the whole mini-batch at once, after the last micro-batch.
+        ``at_once`` says whether the loss is computed for the whole mini-batch at once, after the last micro-batch.
         """
         targets = [batch.target] if at_once else batch.targets
         copied = list(self._copied(schedule, targets, lambda stage: schedule.next_stage(stage) is None))

@@ -83,11 +83,7 @@ class RankTransport:
         self._ordered = links.ordered(table)
 
     def begin(self, worker: int) -> None:
-        """Post the first receives of a worker, on its thread.
-
-        Raises:
-            Stopped: the step has failed.
-        """
+        """Post the first receives of a worker, on its thread."""
         if self._ordered is not None:
             return
         known = self._table.rows.get(worker, ()) if self._table.complete else ()
@@ -98,12 +94,6 @@ class RankTransport:
             raise
 
     def send(self, sender: int, receiver: int, key: Key, message: Any) -> None:
-        """Send a message to the rank of the receiver.
-
-        Raises:
-            TypeError: other ranks cannot get it.
-            RuntimeError: it has another form than before.
-        """
         rank = self._rank_of(receiver)
         if rank == self._links.ranks.rank:
             self._inner.send(sender, receiver, key, message)
@@ -130,11 +120,6 @@ class RankTransport:
             raise
 
     def recv(self, receiver: int, key: Key) -> Any:
-        """Wait for a message.
-
-        Raises:
-            Stopped: the step has failed.
-        """
         sender = self._sender_of(key)
         if (rank := self._rank_of(sender)) == self._links.ranks.rank:
             return self._inner.recv(receiver, key)
@@ -237,9 +222,7 @@ class RankTransport:
 class _Ahead:
     """The messages of one worker whose receives are posted. Used by its thread.
 
-    Args:
-        links: to the other ranks.
-        expected: in the order of their use; none in a first step, in which each is posted when it is known.
+    Those ``expected`` are in the order of their use: none in a first step, in which each is posted when it is known.
     """
 
     def __init__(self, links: Links, expected: Sequence[Entry]) -> None:

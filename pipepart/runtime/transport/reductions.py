@@ -31,8 +31,6 @@ class Reductions:
     """The connections between the replicas of the stages of one rank.
 
     Args:
-        ranks: the processes.
-        replica: of this rank.
         groups: by worker, the ranks that have its stages, one in each replica.
     """
 
@@ -54,16 +52,7 @@ class Reductions:
         self._clear(shared.own_parameters())
 
     def add_up(self, worker: int, shared: SharedParameters) -> None:
-        """Give the parameters of a stage the sum of their gradients over all replicas; called on its worker.
-
-        Args:
-            worker: of the stage.
-            shared: the layers of the stage. The parameters that are trained are the same in each replica.
-
-        Raises:
-            TypeError: a gradient is sparse.
-            RankError: another rank has failed, or a connection broke.
-        """
+        """Give the parameters of a stage the sum of their gradients over all replicas; called on its worker."""
         self._sum(worker, shared.own_parameters())
 
     def _clear(self, parameters: Sequence[nn.Parameter]) -> None:

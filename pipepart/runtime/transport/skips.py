@@ -52,11 +52,7 @@ class Route:
 
 
 class Routes:
-    """The routes of a pipeline's recordings, each found once.
-
-    Args:
-        plan: has the stages.
-    """
+    """The routes of a pipeline's recordings, each found once."""
 
     def __init__(self, plan: Plan) -> None:
         self._ends = list(accumulate(len(stage.layers) for stage in plan.stages))
@@ -99,10 +95,8 @@ class SkipTransport:
     """Splits the messages between adjacent stages into those that go to each stage.
 
     Args:
-        inner: carries the messages.
-        schedule: of the step.
-        routes: of the recordings of its micro-batches.
-        forward: that of the forwards, for a step that has their backwards only.
+        routes: of the recordings of the step's micro-batches.
+        forward: the transport of the forwards, for a step that has their backwards only.
     """
 
     def __init__(

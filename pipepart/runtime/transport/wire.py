@@ -56,11 +56,7 @@ class Form(NamedTuple):
 
 
 def pack(message: Any) -> tuple[Form, list[Tensor]]:
-    """Return the form of a message and its buffers: contiguous tensors that share memory with its own.
-
-    Raises:
-        TypeError: it has a tensor that is not strided.
-    """
+    """Return the form of a message and its buffers: contiguous tensors that share memory with its own."""
     content = message[0] if type(message) is list and len(message) == 1 else message
     if type(content) is Tensor and content.layout is torch.strided and _is_whole(content):  # sent as it is
         form = TensorForm(0, 0, content.dtype, tuple(content.shape), content.stride(), content.requires_grad)
