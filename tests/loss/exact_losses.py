@@ -1,4 +1,4 @@
-"""Random mini-batches of six samples, and losses of many kinds that add up over samples."""
+"""Random mini-batches of six samples, and losses that add up over samples: torch's, and a user's own."""
 
 import math
 from collections.abc import Callable
@@ -47,10 +47,65 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.randn(6, CLASSES, 4, 4).double(), torch.randint(-1, CLASSES, (6, 4, 4))
 
 
-Loss = Callable[[Any, Any], Any]
+def some_ignored() -> tuple[Tensor, Tensor]:
+    x, y = classes()
+    return x, torch.where(torch.rand(6) < 0.5, -100, y)
+
+
+def all_ignored() -> tuple[Tensor, Tensor]:
+    return classes()[0], torch.full((6,), -100)
+
+
+def log_probabilities() -> tuple[Tensor, Tensor]:
+    x, y = some_ignored()
+    return x.log_softmax(dim=1), y
+
+
+def pixels() -> tuple[Tensor, Tensor]:
+    x, y = images()
+    return x, torch.where(y < 0, -100, y)
+
+
+def class_probabilities() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, CLASSES).double(), torch.randn(6, CLASSES).double().softmax(dim=1)
+
+
+def distributions() -> tuple[Tensor, Tensor]:
+    x, y = class_probabilities()
+    return x.log_softmax(dim=1), y
+
+
+def log_distributions() -> tuple[Tensor, Tensor]:
+    x, y = distributions()
+    return x, y.log()
+
+
+def signs() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 3).double(), torch.randint(2, (6, 3)).double() * 2 - 1
+
+
+def yes_or_no() -> tuple[Tensor, Tensor]:
+    return torch.rand(6, 3).double(), torch.randint(2, (6, 3)).double()
+
+
+def labels() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, CLASSES).double(), torch.randint(-1, CLASSES, (6, CLASSES))
+
+
+def pairs() -> tuple[tuple[Tensor, ...], Tensor]:
+    """Two outputs of three numbers, and a sign."""
+    return tuple(torch.randn(2, 6, 3).double()), torch.randint(2, (6,)).double() * 2 - 1
+
+
+def triplets() -> tuple[tuple[Tensor, ...], None]:
+    """Three outputs, and no target."""
+    return tuple(torch.randn(3, 6, 3).double()), None
+
+
+Loss = Callable[..., Any]
 Batch = Callable[[], tuple[Any, Any]]
 
-CLASS_WEIGHTS = torch.tensor([0.3, 1.0, 0.0, 2.0], dtype=torch.double)
+CLASS_WEIGHTS = torch.tensor([0.5, 0.0, 2.0, 0.0], dtype=torch.double)
 BUFFER = torch.ones(3, dtype=torch.double)
 CENTERS = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
 COUNT = torch.tensor(7.0, dtype=torch.double)
@@ -230,4 +285,42 @@ EXACT: dict[Batch, list[Loss]] = {
     ],
     square: [lambda o, t: (o.T - t.T).square().mean() + (o + o.mT.mT).mean()],
     wide: [lambda o, t: F.mse_loss(o.split(4, 1)[0], t.split(4, dim=1)[1])],
+    pairs: [
+        lambda o, t: F.cosine_embedding_loss(*o, t, margin=0.2),
+        lambda o, t: F.margin_ranking_loss(o[0][:, 0], o[1][:, 0], t),
+        lambda o, t: F.gaussian_nll_loss(o[0], t[:, None], o[1].exp()),
+    ],
+    triplets: [lambda o: F.triplet_margin_loss(*o), lambda o: F.triplet_margin_with_distance_loss(*o, margin=0.5)],
 }  # fmt: skip
+
+CRITERIA: dict[Batch, list[Loss]] = {
+    some_ignored: [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=CLASS_WEIGHTS),
+        nn.CrossEntropyLoss(label_smoothing=0.2),
+        nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.2),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
+    all_ignored: [nn.CrossEntropyLoss()],
+    classes: [nn.CrossEntropyLoss(ignore_index=2), nn.MultiMarginLoss(weight=CLASS_WEIGHTS, p=2)],
+    class_probabilities: [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.1),
+    ],
+    pixels: [nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.1), nn.NLLLoss()],
+    log_probabilities: [nn.NLLLoss(weight=CLASS_WEIGHTS)],
+    numbers: [
+        *(nn.MSELoss(), nn.MSELoss(reduction="sum"), nn.L1Loss(), nn.SmoothL1Loss(beta=0.5)),
+        *(nn.HuberLoss(), nn.PoissonNLLLoss()),
+    ],
+    yes_or_no: [
+        nn.BCELoss(),
+        nn.BCELoss(weight=torch.tensor([1.0, 0.0, 3.0], dtype=torch.double)),
+        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.double)),
+        nn.MultiLabelSoftMarginLoss(),
+    ],
+    distributions: [nn.KLDivLoss()],
+    log_distributions: [nn.KLDivLoss(reduction="batchmean", log_target=True)],
+    signs: [nn.HingeEmbeddingLoss(), nn.SoftMarginLoss()],
+    labels: [nn.MultiLabelMarginLoss()],
+}
