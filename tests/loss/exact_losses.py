@@ -286,7 +286,7 @@ EXACT: dict[Batch, list[Loss]] = {
     square: [lambda o, t: (o.T - t.T).square().mean() + (o + o.mT.mT).mean()],
     wide: [lambda o, t: F.mse_loss(o.split(4, 1)[0], t.split(4, dim=1)[1])],
     pairs: [
-        lambda o, t: F.cosine_embedding_loss(*o, t, margin=0.2),
+        lambda o, t: F.cosine_embedding_loss(o[0], o[1], t, margin=0.2),
         lambda o, t: F.margin_ranking_loss(o[0][:, 0], o[1][:, 0], t),
         lambda o, t: F.gaussian_nll_loss(o[0], t[:, None], o[1].exp()),
     ],

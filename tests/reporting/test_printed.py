@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from difflib import ndiff
 from pathlib import Path
@@ -16,16 +15,10 @@ from pipepart.capture import SharedTensor
 from pipepart.planning import Alternative
 from pipepart.reporting import BenchResult
 from schedules import Kind, Timeline
+from tests.support.golden import check_golden
 
 Printed = Callable[[RenderableType], str]
 GOLDEN = Path(__file__).parent / "golden"
-
-
-def check_golden(text: str, name: str) -> None:
-    """Assert that a text is that of a file; with ``UPDATE_GOLDEN=1`` in the environment, write the file anew."""
-    if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(text, encoding="utf-8")
-    assert text == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 def test_tables_of_a_profile(printed: Printed, profile: Profile) -> None:
@@ -42,7 +35,7 @@ def test_tables_of_a_profile(printed: Printed, profile: Profile) -> None:
         reporting.size_table(profile),
         reporting.layer_table(repeated, folded=True),
     ]
-    check_golden("\n".join(map(printed, shown)), "profile.txt")
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "profile.txt")
     with pytest.raises(ValueError, match="not for 3"):
         reporting.layer_table(profile, 3)
 
@@ -80,7 +73,7 @@ def test_tables_of_stages_and_memory(
     texts.append(f"# some recompute\n{printed(reporting.memory_table(mixed_recompute(again)))}")
     no_limit = two_stages.model_copy(update={"cluster": unlimited})
     texts.append(f"# no limit\n{printed(reporting.memory_table(no_limit))}")
-    check_golden("\n".join(texts), "stages.txt")
+    check_golden("\n".join(texts), GOLDEN / "stages.txt")
 
 
 def predicted_as(made: Plan, **figures: float) -> Plan:
@@ -119,7 +112,7 @@ def test_summaries_differ_in_what_there_is_to_tell(
     for name, each in plans.items():
         lines = ndiff(whole.splitlines(), printed(reporting.plan_summary(each)).splitlines())
         texts.append("\n".join([f"# {name}", *(line[2:] for line in lines if line.startswith("+ ")), ""]))
-    check_golden("\n".join(texts), "summaries.txt")
+    check_golden("\n".join(texts), GOLDEN / "summaries.txt")
 
 
 KEPT = Alternative(
@@ -145,7 +138,7 @@ def test_alternatives_and_differences(printed: Printed, two_stages: Plan, again:
         reporting.alternatives_table(made, compact=True),
         *reporting.difference_reports(two_stages, again, ("kept", "again")),
     ]
-    check_golden("\n".join(map(printed, shown)), "alternatives.txt")
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "alternatives.txt")
 
 
 def stretched(step: Timeline, factor: float) -> Timeline:
@@ -188,7 +181,7 @@ def test_measured_steps(printed: Printed, two_stages: Plan, four_chunks: Plan, a
         reporting.drawn_timeline(two_replicas(two_stages).simulate()),
         reporting.bench_table(bench),
     ]
-    check_golden("\n".join(map(printed, shown)), "steps.txt")
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "steps.txt")
     with pytest.raises(ValueError, match="at least 1"):
         reporting.measured_against_plan(two_stages, [])
     with pytest.raises(ValueError, match=r"run pipe\.step within"):
@@ -211,4 +204,4 @@ def test_simulated_schedules_and_clusters(printed: Printed) -> None:
         reporting.cluster_report(boxes),
         reporting.cluster_report(Cluster.parse(["24GiB", "16GiB@0.6"], link="12GB/s")),
     ]
-    check_golden("\n".join(map(printed, shown)), "simulated.txt")
+    check_golden("\n".join(map(printed, shown)), GOLDEN / "simulated.txt")
