@@ -160,10 +160,10 @@ def test_messages_past_stages_of_every_copy_and_with_one_message_at_a_time():
     assert one_at_a_time > free
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("1f1b", 1.0), ("zb-v", 0.001)])
-def test_pictures_are_as_the_files_have_them(name: str, seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "chunks", "seconds"), [("interleaved-1f1b", 3, 1.0), ("zb-v", 2, 0.001)])
+def test_pictures_are_as_the_files_have_them(name: str, chunks: int, seconds: float, tmp_path: Path) -> None:
     """Boxes to scale, of the colour of their kind and chunk, on the row of their device; names are escaped."""
-    schedule = build(name, 2, 3)
+    schedule = build(name, 2, 2, chunks)
     each = [seconds] * schedule.stages
     timeline = simulate(schedule, StageCosts(each, each, each))
     svg = timeline.svg(tmp_path / "a.svg", width=600, labels=["cuda:0", "<b>&\x07"], title="A & B")
