@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import difflib
 import doctest
 import re
 import shutil
@@ -152,3 +153,17 @@ def test_every_option_that_pages_write_about_exists() -> None:
         shells = [block.text for block in blocks_of(page) if block.language in ("sh", "console")]
         text = "\n".join([*shells, *re.findall(r"`(--[^`]*)`", page.read_text(encoding="utf-8"))])
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known, page.name
+
+
+def test_a_pipeline_changes_three_lines_of_a_training_script() -> None:
+    plain, piped = (
+        (ROOT / f"examples/transformers_{name}.py").read_text(encoding="utf-8").splitlines()[1:]
+        for name in ("plain", "finetune")
+    )
+    changes = [line for line in difflib.unified_diff(plain, piped, n=0, lineterm="") if line[:1] in "+-"][2:]
+    added = [line[1:].strip() for line in changes if line.startswith("+") and line.strip("+ ")]
+    assert len(added) == 3
+    assert [line[1:].strip() for line in changes if line.startswith("-")] == [
+        "loss = model(**sample(data)).loss",
+        "loss.backward()",
+    ]

@@ -211,26 +211,18 @@ def on_meta(make: Any) -> nn.Module:
         return make()
 
 
+OPTIONS = {"loss_fn": nn.MSELoss(), "target": torch.zeros(SAMPLES, 5, 3), "micro_batches": [1, 2]}
+
+
 @pytest.mark.usefixtures("counted")
-def test_a_sequential_on_meta_has_the_costs_of_a_real_one():
-    options: dict[str, Any] = {
-        "loss_fn": nn.MSELoss(),
-        "target": torch.zeros(SAMPLES, 5, 3),
-        "micro_batches": [1, 2],
-    }
-    found, expected = (profile(make, IDS, **options) for make in (on_meta(blocks), blocks()))
+@pytest.mark.parametrize(("make", "x", "options"), [(blocks, IDS, OPTIONS), (Tokens, (IDS, IDS), {})])
+def test_a_model_on_meta_has_the_costs_of_a_real_one(make, x, options):
+    found, expected = (profile(model, x, **options) for model in (on_meta(make), make()))
     assert found.layers == expected.layers
     assert found.device == "cpu"
     for one, other in zip(found.costs, expected.costs, strict=True):
         assert one == other.model_copy(update={"repeats": one.repeats})
     assert sum(cost.forward.seconds for cost in found.costs[0].layers) > 0
-
-
-@pytest.mark.usefixtures("counted")
-def test_a_recorded_model_on_meta_has_the_costs_of_a_real_one():
-    found, expected = profile(on_meta(Tokens), (IDS, IDS)), profile(Tokens(), (IDS, IDS))
-    assert found.layers == expected.layers
-    assert found.costs[0] == expected.costs[0].model_copy(update={"repeats": found.costs[0].repeats})
 
 
 def everything(model: nn.Module) -> list[Any]:
@@ -254,28 +246,13 @@ def test_a_model_on_meta_stays_there_with_the_same_tensors_and_attributes(make):
     assert torch.get_rng_state().equal(drawn)
 
 
-class Looks(nn.Module):
-    """Notes which layers of its model have real parameters while it runs."""
-
-    def __init__(self, number: int, seen: dict[int, set[int]]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.number, self.seen = number, seen
-
-    def forward(self, x: Tensor) -> Tensor:
-        real = {n for n, layer in enumerate(models[-1]) if not all(p.is_meta for p in layer.parameters())}
-        self.seen.setdefault(self.number, set()).update(real)
-        return self.linear(x)
-
-
-models: list[nn.Sequential] = []
-
-
 def test_no_more_than_one_layer_is_real_at_a_time():
-    seen: dict[int, set[int]] = {}
-    model = on_meta(lambda: nn.Sequential(*(Looks(number, seen) for number in range(5))))
-    assert isinstance(model, nn.Sequential)
-    models[:] = [model]
+    model: Any = on_meta(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(5))))
+    seen: dict[int, set[int]] = {number: set() for number in range(5)}
+    for number, layer in enumerate(model):
+        layer.register_forward_pre_hook(
+            lambda *_, own=seen[number]: own.update(n for n in range(5) if not model[n].weight.is_meta)
+        )
     profile(model, torch.randn(SAMPLES, WIDTH), loss_fn=nn.MSELoss(), target=torch.zeros(SAMPLES, WIDTH))
     assert seen == {number: {number} for number in range(5)}
 
