@@ -82,10 +82,11 @@ def two_stages(profile: Profile) -> Plan:
 
 @pytest.fixture
 def doubled(profile: Profile) -> Profile:
-    """Four layers, two of them alike to the other two."""
+    """Four layers with buffers, two of them alike to the other two."""
     names = [f"{layer.name}{copy}" for copy in (1, 2) for layer in profile.layers[:2]]
     layers = tuple(
-        profile.layers[index % 2].model_copy(update={"name": name}) for index, name in enumerate(names)
+        profile.layers[index % 2].model_copy(update={"name": name, "buffer_bytes": 2**20})
+        for index, name in enumerate(names)
     )
     costs = tuple(
         costs.model_copy(update={"layers": costs.layers[:2] * 2, "saved": ()}) for costs in profile.costs

@@ -102,7 +102,7 @@ def test_summaries_differ_in_what_there_is_to_tell(
         "one device": plan(profile, Cluster.virtual(1), schedule="sequential", stages=1),
         "out of time": two_stages.model_copy(update={"out_of_time": True}),
         "unlike devices in another order": four_chunks,
-        "an unused device": plan(profile, Cluster.virtual(3), stages=2, schedule="1f1b"),
+        "many unused devices": plan(profile, Cluster.virtual(21), stages=2, schedule="1f1b"),
         "recompute": again,
         "replicas": two_replicas(two_stages),
         "by hand": two_stages.model_copy(update={"prediction": None}),

@@ -18,6 +18,7 @@ from pipepart.reporting.report.memory import memory_section
 from pipepart.reporting.report.timelines import timelines_section
 from schedules.analysis.waits import waits
 from tests.planning.problems import Layer, profile_of
+from tests.reporting.test_printed import OTHERS
 from tests.support.golden import check_golden, text_of
 
 
@@ -55,6 +56,7 @@ def test_pages_say_what_the_file_has(two_stages: Plan, again: Plan):
         "two runs of one plan": report_html(*two_runs),
         "two plans": report_html(Run(two_stages, name="kept"), Run(again, name="again")),
         "two models": report_html(Run(two_stages), Run(of_another_model(two_stages))),
+        "alternatives": two_stages.model_copy(update={"alternatives": OTHERS}).to_html(),
         "written by hand": made.to_html(),
         "written by hand, measured": Trace(made, [step]).to_html(),
     }
