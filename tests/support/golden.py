@@ -13,9 +13,10 @@ def check_golden(text: str, file: Path) -> None:
 
 
 def text_of(html: str) -> str:
-    """Return the text of a page: a line for each row of a table, and ``[picture]`` for each picture."""
+    """Return the text of a page: a line for each row of a table, and pictures by what they are of."""
     for pattern, instead in (
         (r"(?s)<(style|script)\b.*?</\1>", ""),
+        (r"(?s)<svg(?:(?!</svg>).)*<desc>(.*?)</desc>.*?</svg>", r"[picture of \1]"),
         (r"(?s)<svg.*?</svg>", "[picture]"),
         (r"\s+", " "),
         (r"</t[hd]>(?=<t[hd])", " | "),
