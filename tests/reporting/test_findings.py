@@ -73,6 +73,15 @@ def _slow_second_stage(made: Plan) -> Trace:
     return Trace(made, [schedules.simulate(made.build_schedule(), costs)])
 
 
+def _late(made: Plan) -> Trace:
+    """A step each of whose actions starts half a second later behind the one before."""
+    step = made.simulate()
+    starts, ends = (
+        [[time + at / 2 for at, time in enumerate(row)] for row in rows] for rows in (step.starts, step.ends)
+    )
+    return Trace(made, [schedules.Timeline(step.schedule, starts, ends)])
+
+
 def test_what_there_is_to_find_is_said_as_the_file_has_it() -> None:
     """Each action of a virtual device costs 25 µs, and a message 20 µs."""
     one, two = (Cluster.parse(["1GiB"] * count) for count in (1, 2))
@@ -85,7 +94,9 @@ def test_what_there_is_to_find_is_said_as_the_file_has_it() -> None:
         "shared parameters": findings(plan(_tied(), two, schedule="1f1b")),
         "long sums of gradients": findings(plan(_profile([1.0] * 4), four, schedule="1f1b", replicas=2)),
         "short layers": findings(_by_hand(_profile([1e-6, 1e-6]), ["a", "b"], Cluster.virtual(2))),
+        "nothing is lost": findings(_by_hand(_profile([1.0] * 2, count=64), ["a", "b"], two)),
         "a second stage that is slower than profiled": findings(even, _slow_second_stage(even)),
+        "late actions": findings(even, _late(even)),
     }
     texts = ["\n".join([f"# {name}", *sentences, ""]) for name, sentences in found.items()]
     check_golden("\n".join(texts), Path(__file__).parent / "golden" / "findings.txt")
