@@ -109,6 +109,7 @@ CLASS_WEIGHTS = torch.tensor([0.5, 0.0, 2.0, 0.0], dtype=torch.double)
 BUFFER = torch.ones(3, dtype=torch.double)
 CENTERS = torch.randn(CLASSES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
 COUNT = torch.tensor(7.0, dtype=torch.double)
+DISTANCES = nn.TripletMarginWithDistanceLoss(margin=0.5)
 GLOBAL = {"scale": 0.5}
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.double)
 PENALIZED = nn.Parameter(torch.rand(2, 3, generator=torch.Generator().manual_seed(3)).double())
@@ -290,7 +291,7 @@ EXACT: dict[Batch, list[Loss]] = {
         lambda o, t: F.margin_ranking_loss(o[0][:, 0], o[1][:, 0], t),
         lambda o, t: F.gaussian_nll_loss(o[0], t[:, None], o[1].exp()),
     ],
-    triplets: [lambda o: F.triplet_margin_loss(*o), lambda o: F.triplet_margin_with_distance_loss(*o, margin=0.5)],
+    triplets: [lambda o: F.triplet_margin_loss(*o), lambda o: DISTANCES(*o)],
 }  # fmt: skip
 
 CRITERIA: dict[Batch, list[Loss]] = {
