@@ -23,10 +23,12 @@ from tests.loss.exact_losses import CLASSES, classes, numbers, tokens
 Loss = Callable[[Tensor, Tensor], Any]
 
 
-def check_step(loss: StepLoss, loss_fn: Loss, x: Any, y: Any, parts_of_y: Any = None) -> None:
+def check_step(
+    loss: StepLoss, loss_fn: Loss, x: Any, y: Any, micro_batches: int = 3, parts_of_y: Any = None
+) -> None:
     """A step with this loss has the numbers of the whole mini-batch."""
     theirs, leaves = by_parts.whole(loss_fn, x, y)
-    ours, mine = by_parts.by_parts(loss, x, y if parts_of_y is None else parts_of_y, 3)
+    ours, mine = by_parts.by_parts(loss, x, y if parts_of_y is None else parts_of_y, micro_batches)
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(mine, leaves, rtol=1e-11, atol=1e-13)
 
@@ -149,7 +151,7 @@ def test_a_target_that_all_micro_batches_share_belongs_to_its_step() -> None:
     for _ in range(3):
         x, y = numbers()
         weights = torch.rand(3, dtype=torch.double)
-        check_step(loss, loss_fn, x, (y, weights), (y, Whole(weights)))
+        check_step(loss, loss_fn, x, (y, weights), parts_of_y=(y, Whole(weights)))
 
 
 class Smoothed(nn.Module):
@@ -224,9 +226,7 @@ def test_a_straight_function_is_exact_and_is_recorded_once_for_each_size(
     by_parts.check(loss_fn, x, y, micro_batches)
     loss = StepLoss(loss_fn)
     for _ in range(3):  # later steps know the pattern
-        found, (gradient, *_) = by_parts.by_parts(loss, x, y, micro_batches)
-        expected, (theirs, *_) = by_parts.whole(loss_fn, x, y)
-        torch.testing.assert_close((found, gradient), (expected, theirs), rtol=1e-11, atol=1e-13)
+        check_step(loss, loss_fn, x, y, micro_batches)
     entered.clear()
     by_parts.by_parts(loss, x, y, micro_batches)
     assert not any(type(tape) is Tape for tape in entered)
@@ -240,9 +240,7 @@ def test_another_function_of_torch_from_one_step_to_the_next_is_seen(monkeypatch
     loss, (x, y) = StepLoss(reduced), numbers()
     for function in (torch.mean, torch.sum, torch.mean):
         monkeypatch.setitem(globals(), "CHOSEN", function)
-        found, (gradient,) = by_parts.by_parts(loss, x, y, 3)
-        expected, (theirs,) = by_parts.whole(reduced, x, y)
-        torch.testing.assert_close((found, gradient), (expected, theirs), rtol=1e-11, atol=1e-13)
+        check_step(loss, reduced, x, y)
 
 
 def test_weights_of_classes_may_count_for_no_sample_of_a_micro_batch() -> None:

@@ -14,7 +14,7 @@ import pipepart
 from pipepart import CaptureError, Profile, Roofline
 from pipepart.profiling import Costs
 from tests.capture.families import FAMILIES
-from tests.support.two_parts import SPLITS
+from tests.support.two_parts import SPLITS, Calls
 
 CPU = Roofline(device="cpu", flops_per_second=5e10, bytes_per_second=1e10, seconds_per_operation=1e-5)
 
@@ -50,17 +50,9 @@ class Attention(nn.Module):
         return found.transpose(1, 2).flatten(2)
 
 
-class Loop(nn.Module):
+def reading(read: Callable[[Tensor], Any]) -> Calls:
     """A layer whose code reads what it computes."""
-
-    def __init__(self, read: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.linear, self.read = nn.Linear(4, 4), read
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
-        self.read(x)
-        return x
+    return Calls(lambda x, linear: (y := linear(x), read(y))[0], linear=nn.Linear(4, 4))
 
 
 def perceptron() -> tuple[Any, ...]:
@@ -195,7 +187,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize(("read", "recorded"), [*((read, False) for read in READS), ("branch", True)])
 def test_a_layer_that_reads_values_is_refused_by_name(read: str, recorded: bool) -> None:
-    blocks = (nn.Linear(4, 4), Loop(READS[read]))
+    blocks = (nn.Linear(4, 4), reading(READS[read]))
     model, name = (Gated(*blocks), "blocks.1") if recorded else (nn.Sequential(*blocks), "1")
     with pytest.raises(CaptureError, match=rf"layer '{name}' .*measure=True"):
         pipepart.profile(model, torch.randn(8, 4), measure=False, roofline=CPU)
