@@ -61,9 +61,13 @@ WRITTEN: dict[str, tuple[Schedule, list[str]]] = {
             "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
         ],
     ),
-    "copies of one stage beside actions of another one": (
-        schedules.insert_offload(build("zb-v", 1, 2)),
+    "copies of one stage beside actions of another one, once": (
+        schedules.insert_offload(schedules.insert_offload(build("zb-v", 1, 2), [0])),
         ["0F0 1F0 0OFFLOAD0 1I0 1W0 0RELOAD0 0F1 0I0 0OFFLOAD1 0W0 1F1 1I1 0RELOAD1 1W1 0I1 0W1"],
+    ),
+    "no copies of other stages": (
+        schedules.insert_offload(build("gpipe", 1, 4), []),
+        ["0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3"],
     ),
     "no copy of a micro-batch that is recomputed": (
         schedules.insert_offload(schedules.insert_recompute(build("gpipe", 1, 4), [0], [0, 1])),
