@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from pipepart import CheckReport, Cluster, Plan, Profile, Trace, plan
+from pipepart import CheckReport, Cluster, Plan, Profile, Roofline, Trace, plan
 from pipepart.cli.simulated import SimulatedSteps
 from pipepart.reporting import BenchResult
 
@@ -67,7 +67,8 @@ def test_times_are_estimated_without_running_and_plans_of_estimates_are_explaine
     assert "Times are estimates for cpu: 50 GFLOP/s, 10 GB/s, 10 us;" in words
     assert "±" not in words
     assert "nothing was measured" in result.stderr
-    run(f"plan models.py:whole {SPEED} --devices 2 --micro-batches 2 -o plan.json")
+    Roofline.parse("cpu: 50 GFLOP/s, 10 GB/s, 10 us").save("speed.json")
+    run("plan models.py:whole --roofline speed.json --devices 2 --micro-batches 2 -o plan.json")
     assert "estimated for cpu" in run("explain plan.json").stdout
     run("simulate plan.json")
     run("check models.py:whole --plan plan.json")

@@ -120,6 +120,7 @@ CASES = {
         ("models.py:whole --device cuda:99", "--device 'cuda:99': torch has no such device here"),
         ("models.py:whole --roofline fast", "fast"),
         ("models.py:whole -o folder", "'folder': it is a directory"),
+        ("models.py:whole -o profile.txt", "cannot save JSON in 'profile.txt': its name must end in .json"),
     ],
     "plan": [
         ("models.py:whole", "give the devices in one way"),
@@ -143,7 +144,7 @@ CASES = {
         ("plan.json --devices 2", "plan.json is a plan, not a profile"),
     ],
     "explain": [
-        ("gone.json", "cannot read the plan 'gone.json'"),
+        ("gone.json", "cannot read the plan 'gone.json': No such file"),
         ("newer.json", "a Plan of version 3, and this pipepart reads version 2: update pipepart"),
         ("plan.json --trace profile.json", "profile.json is no trace that pipe.trace() has saved"),
         ("plan.json --trace no_steps.json", "no_steps.json is no trace that pipe.trace() has saved"),
@@ -154,6 +155,7 @@ CASES = {
     "simulate": [
         ("", "give a saved plan, or describe the stages"),
         ("--schedule 1f1c --devices 4 --micro-batches 8", "did you mean '1f1b'?"),
+        (f"{SIZES} --micro-batches 0", "Invalid value for '--micro-batches'"),
         (f"{SIZES} --forward 1,2", "--forward has 2 numbers for 4 stages: give 1 or 4"),
         (f"{SIZES} --forward slow", "'--forward': 'slow': give one number for a device"),
         (f"{SIZES} --forward 1e300", "costs are seconds from 0 to 1e+06"),
