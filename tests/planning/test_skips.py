@@ -160,7 +160,8 @@ def test_the_plan_in_the_least_memory_is_the_only_one(seed, mode):
     options = {"schedule": "1f1b", "stages": 4, "recompute": mode}
     found = pipepart.plan(profile, LIKE.with_memory(least), **options)
     assert max(found.predicted.memory_bytes) == least
-    with pytest.raises(InfeasiblePlanError):
+    proven = "in the best cut found" if skipping(profile.costs[0]) else "at best"
+    with pytest.raises(InfeasiblePlanError, match=f"is short by .* {proven}: it needs"):
         pipepart.plan(profile, LIKE.with_memory(least - 1), **options)
 
 
