@@ -180,7 +180,7 @@ def test_a_fault_of_one_rank_is_named_by_all_others(name: str):
         assert "closed" in text.partition("says ")[2], text
         for words in fault.says:
             assert words.format(bad=fault.bad) in text
-    assert "is lost" not in fault.says[0] or ends[fault.bad].code == -9
+    assert "is lost" not in fault.says[0] or ends[fault.bad].returncode == -9
 
 
 @pytest.mark.parametrize("evil", [_KILL, _RAISE], ids=["killed", "raises"])
@@ -214,7 +214,7 @@ with pipepart.Pipeline(model, plan_by_hand(["0", "1"], [1], micro_batches=2), nn
     torch.distributed.destroy_process_group()
 """
     for end in run_ranks(script, 2):
-        assert end.code == 0, end.text
+        assert end.returncode == 0, end.text
         assert "Exception in thread" not in end.text
 
 
@@ -276,4 +276,4 @@ def test_a_rank_that_ends_before_the_first_step_is_named(place, bad, evil, start
 def test_a_rank_that_comes_late_is_waited_for():
     late = _START.format(place="script", bad=1, evil="time.sleep(3)", start=_OWN_GROUP)
     for end in run_ranks(late, 3):
-        assert end.code == 0, end.text
+        assert end.returncode == 0, end.text

@@ -18,7 +18,7 @@ from torch.cuda._sanitizer import CUDASanitizerDispatchMode
 from pipepart.workers import modes
 from pipepart.workers.streams import Wait, waits
 from tests.gpu.late import CHUNKS, cut_late_chain, late_chain
-from tests.support.on_devices import sample
+from tests.support.plain import sample
 
 DEVICES = ("cuda:0", "cuda:0")
 

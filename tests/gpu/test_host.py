@@ -9,7 +9,8 @@ from torch import nn
 
 import pipepart
 from tests.gpu.late import Late, borders, late_chain
-from tests.support.on_devices import cut_on, sample
+from tests.support.on_devices import cut_on
+from tests.support.plain import sample
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 

@@ -19,9 +19,9 @@ from tests.gpu.late import CYCLES, borders, late_chain
 from tests.pipeline.conformance.runners import AMONG_DEVICES, CUDA, Mode, covering
 from tests.pipeline.conformance.test_conformance import check
 from tests.support.chains import on_device, plan_by_hand
-from tests.support.on_devices import cut_on, sample
+from tests.support.on_devices import cut_on
 from tests.support.pieces import WIDTH, linear
-from tests.support.plain import assert_close, gradients, in_double, micro_batched_step, twin
+from tests.support.plain import assert_close, gradients, in_double, micro_batched_step, sample, twin
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
 

@@ -24,8 +24,8 @@ from tests.pipeline.conformance.runners import (
 )
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
-from tests.support.delayed import DelayedTraining, batches, borders_of
-from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late, sample
+from tests.support.delayed import DelayedTraining, borders_of
+from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late
 from tests.support.pieces import Fails
 from tests.support.seeds import seeds
 
@@ -91,7 +91,7 @@ def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_coun
 
     model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
     reference = plain.twin(model)
-    x, y = sample(8, 4)
+    x, y = plain.sample(8, 4)
     total, count = loss_fn(reference(x), y)
     (total / count).backward()
     with cut_on(TWO * replicas, model, [1], loss_fn, replicas=replicas) as pipe, late():
@@ -117,7 +117,7 @@ def side_streams() -> Iterator[None]:
 def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
     model = chain()
     reference = plain.twin(model)
-    x, y = sample(8, 4)
+    x, y = plain.sample(8, 4)
     theirs = x.clone().requires_grad_()
     plain.micro_batched_step(reference, theirs, y, nn.MSELoss(), 4)
     assert theirs.grad is not None
@@ -135,7 +135,7 @@ def test_a_loss_has_many_outputs_each_of_whose_backwards_begins_within_another()
     """Fewer than the 60 that torch nests on one thread: with more, whether it takes another one depends on timing."""
     model = chain(2)
     reference = plain.twin(model)
-    x = sample(4, 4)[0]
+    x = plain.sample(4, 4)[0]
     with cut_on(TWO, model, [2], micro_batches=2) as pipe:
         torch.stack([pipe(x.to("vdev:0") + index).sum() for index in range(50)]).sum().backward()
         torch.stack([reference(x + index).sum() for index in range(50)]).sum().backward()
@@ -151,7 +151,7 @@ def test_asynchronous_schedules_keep_the_weights_of_each_micro_batch(schedule):
     oracle = DelayedTraining(copy.deepcopy(model), 3, schedule, adam)
     how: dict[str, Any] = {"micro_batches": 6, "schedule": schedule, "optimizer": adam}
     with cut_on(THREE, model, borders_of(3), nn.MSELoss(), **how) as pipe:
-        for x, y in batches(4, samples=12):
+        for x, y in (plain.sample(12, 5) for _ in range(4)):
             with late():
                 ours = pipe.step(x.to("vdev:0"), target=y.to("vdev:2"))
                 theirs = oracle.step(x, y, nn.MSELoss(), 6)
@@ -171,7 +171,7 @@ def test_within_a_step_the_host_looks_at_no_value_of_a_device(monkeypatch, sched
     """After the first steps, in which what layers and loss do is found out."""
     model = plain.in_double([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 4), nn.GELU()])
     with cut_on(TWO, model, [3], nn.MSELoss(), schedule=schedule, recompute=recompute) as pipe:
-        x, y = sample(8, 4)
+        x, y = plain.sample(8, 4)
         x, y = x.to("vdev:0"), y.to("vdev:1")
         for _ in range(2):
             pipe.step(x, target=y)
@@ -197,7 +197,7 @@ def test_the_host_is_held_up_before_each_action(monkeypatch):
     waits: list[Pace] = []
     monkeypatch.setattr(Pace, "wait", lambda pace: waits.append(pace))
     with cut_on(TWO, chain(), [4], nn.MSELoss()) as pipe:
-        x, y = sample(8, 4)
+        x, y = plain.sample(8, 4)
         pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
         assert len(waits) == sum(map(len, pipe.plan.build_schedule().actions))
 
@@ -218,7 +218,7 @@ class OnStream(nn.Module):
 def test_a_worker_that_has_a_device_alone_computes_on_the_streams_of_the_caller(devices):
     layers = OnStream(), OnStream()
     model = plain.in_double([nn.Linear(4, 4), layers[0], nn.Linear(4, 4), layers[1]])
-    x, y = sample(8, 4)
+    x, y = plain.sample(8, 4)
     with cut_on(devices, model, [2], nn.MSELoss()) as pipe:
         for streams in ([torch.Stream(torch.device(device)) for device in TWO] for _ in range(2)):
             with late(), on_streams(streams):
@@ -233,7 +233,7 @@ def test_a_worker_that_has_a_device_alone_computes_on_the_streams_of_the_caller(
 def test_a_device_that_is_lost_does_not_hide_what_a_worker_has_met(monkeypatch, in_layer):
     """As after an error of a kernel, every call of the device fails, that at the end of a step among them."""
     model = plain.in_double([nn.Linear(4, 4), Fails() if in_layer else nn.Identity(), nn.Linear(4, 4)])
-    x, y = sample(8, 4)
+    x, y = plain.sample(8, 4)
     with cut_on(TWO, model, [2], nn.MSELoss()) as pipe:
 
         def lost(streams: Streams, callers: Callers) -> None:

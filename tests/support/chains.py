@@ -73,21 +73,16 @@ def apart(plan: Plan) -> Plan:
 
     Torch takes ``cpu:1`` for another device than ``cpu`` and copies what moves there: no accelerator is needed.
     """
-    devices = tuple(
-        device.model_copy(update={"torch_device": f"cpu:{index}"})
-        for index, device in enumerate(plan.cluster.devices)
-    )
-    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
+    return on_device(plan, "cpu:{}")
 
 
 def on_device(plan: Plan, torch_device: str) -> Plan:
-    """Return the plan with all stages on the given torch device."""
-    devices = [
-        device.model_copy(update={"torch_device": torch_device, "threads": None})
-        for device in plan.cluster.devices
-    ]
-    cluster = plan.cluster.model_copy(update={"devices": tuple(devices)})
-    return plan.model_copy(update={"cluster": cluster})
+    """Return the plan with all stages on the given torch device, in which ``{}`` is the number of the device."""
+    devices = tuple(
+        device.model_copy(update={"torch_device": torch_device.format(index), "threads": None})
+        for index, device in enumerate(plan.cluster.devices)
+    )
+    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
 
 
 def on_devices(plan: Plan, devices: Sequence[str]) -> Plan:
@@ -112,13 +107,9 @@ def cut_by_hand(
     devices: Sequence[str] | None = None,
     **how: Any,
 ) -> Pipeline:
-    """Return a pipeline whose stages begin at layer 0 and at each of ``borders``.
+    """Return a pipeline of a chain, recorded or not, whose stages begin at layer 0 and at each of ``borders``.
 
-    Args:
-        model: a chain of layers, recorded or not.
-        borders, loss_fn, micro_batches: as for the plan and the pipeline.
-        devices: of torch, in place of virtual ones.
-        how: further options of :func:`plan_by_hand` and of Pipeline.
+    ``devices`` of torch are used in place of virtual ones; ``how``: options of :func:`plan_by_hand` and of Pipeline.
     """
     layers = flatten(model) if isinstance(model, nn.Module) else model.layers
     of_plan = {name: how.pop(name) for name in signature(plan_by_hand).parameters if name in how}

@@ -1,6 +1,6 @@
 """The oracle of asynchronous training: a plain loop that keeps all versions of all weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -84,11 +84,3 @@ class DelayedTraining:
 
 def _copies(stage: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in stage.named_parameters()}
-
-
-def batches(count: int, samples: int) -> Sequence[tuple[Tensor, Tensor]]:
-    """Return mini-batches with five numbers per sample."""
-    return [
-        (torch.randn(samples, 5, dtype=torch.double), torch.randn(samples, 5, dtype=torch.double))
-        for _ in range(count)
-    ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pipepart
 from pipepart.workers.streams import on_streams
 from tests.support import plain
-from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late, sample
+from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late
 from tests.support.recorded import chain_for
 from tests.support.skipping import WIDTH, Hourglass
 from tests.support.two_parts import Calls
@@ -44,7 +44,7 @@ def steps(devices: tuple[str, ...] = TWO, pinned: bool = False, batches: int = 2
     model = chain()
     reference = plain.twin(model)
     ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1, foreach=False) for one in (model, reference))
-    given = [sample(2 * PARTS, 5) for _ in range(batches)]
+    given = [plain.sample(2 * PARTS, 5) for _ in range(batches)]
     with cut_on(devices, model, [3], nn.MSELoss(), micro_batches=PARTS, **options) as pipe:
         moved = given if pinned else [(x.to(devices[0]), y.to(devices[1])) for x, y in given]
         with late():
@@ -70,7 +70,7 @@ def failing_steps(devices: tuple[str, ...] = SHARED) -> None:
         return x * 1
 
     model = nn.Sequential(*chain(), Calls(fail)).double()
-    x, y = (one.to(device) for one, device in zip(sample(2 * PARTS, 5), devices, strict=True))
+    x, y = (one.to(device) for one, device in zip(plain.sample(2 * PARTS, 5), devices, strict=True))
     how: dict[str, Any] = {"micro_batches": PARTS, "schedule": "gpipe", "offload": "stash"}
     with cut_on(devices, model, [3], nn.MSELoss(), **how) as pipe, late():
         for _ in range(2):
@@ -84,7 +84,7 @@ def forwards(devices: tuple[str, ...] = TWO, source: str = "vdev:0", skips: bool
     With ``skips``, values go past the stage in the middle.
     """
     model = Hourglass(3).double() if skips else chain()
-    x, _ = sample(2 * PARTS, WIDTH if skips else 5)
+    x, _ = plain.sample(2 * PARTS, WIDTH if skips else 5)
     expected = model(x).detach()
     layers, borders = (chain_for(model, x, parts=PARTS), [2, 4]) if skips else (model, [3])
     with cut_on(devices, layers, borders, micro_batches=PARTS) as pipe, torch.no_grad():
@@ -102,7 +102,7 @@ def targets_elsewhere() -> None:
     model = chain()
     model[:3].requires_grad_(False)
     reference = plain.twin(model)
-    x, y = sample(2 * PARTS, 5)
+    x, y = plain.sample(2 * PARTS, 5)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), PARTS)
     with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=PARTS) as pipe:
         x, y = x.to("vdev:0"), y.to("vdev:0")
@@ -117,17 +117,14 @@ def targets_elsewhere() -> None:
 def differentiated(
     from_default: bool = False, on_host: bool = False, zeroed: bool = False, **options: Any
 ) -> None:
-    """A forward, and a backward of its output on streams of the caller.
+    """A forward, on the default streams if ``from_default``, and a backward on streams of the caller.
 
-    Args:
-        from_default: run the forward on the default streams.
-        on_host: whether the input is on the CPU, where autograd's thread copies its gradient to.
-        zeroed: let parameters have gradients before, which are zeroed between forward and backward.
-        options: for the pipeline.
+    Autograd's thread copies the gradient of an input ``on_host`` there. Gradients of before may be ``zeroed`` between
+    forward and backward.
     """
     model = chain()
     reference = plain.twin(model)
-    x, _ = sample(2 * PARTS, 5)
+    x, _ = plain.sample(2 * PARTS, 5)
     ours, theirs = x.clone().requires_grad_(on_host), x.clone().requires_grad_(on_host)
     for part in theirs.split(2):
         reference(part).backward(torch.ones_like(part))
@@ -165,7 +162,7 @@ def counted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def evaluated_aside(loss_fn: Any = None, adding: bool = False, **options: Any) -> None:
     """Mini-batches that are evaluated on streams of the caller which have no order among them."""
     model = nn.Sequential(*chain(), *([Calls(add_loss)] if adding else [])).double()
-    given = [sample(2 * PARTS, 5) for _ in range(4)]
+    given = [plain.sample(2 * PARTS, 5) for _ in range(4)]
     with cut_on(SHARED, model, [3], loss_fn or nn.MSELoss(), micro_batches=PARTS, **options) as pipe:
         moved = [(x.to("vdev:0"), y.to("vdev:0")) for x, y in given]
         with late():
@@ -189,7 +186,7 @@ def outputs_that_another_thread_frees() -> None:
         return x + 0
 
     model = nn.Sequential(nn.Linear(5, 5), Calls(interrupt), *[nn.Linear(5, 5) for _ in range(6)]).double()
-    x, _ = sample(4, 5)
+    x, _ = plain.sample(4, 5)
     expected = model(x).detach() * 2
     found: list[Tensor] = []
     with cut_on(SHARED, model, [2], micro_batches=1) as pipe, torch.no_grad(), late():
@@ -212,7 +209,7 @@ def input_made_on_another_stream(devices: tuple[str, ...] = TWO, **options: Any)
     """
     model = chain()
     reference = plain.twin(model)
-    x, _ = sample(4, 5)
+    x, _ = plain.sample(4, 5)
     theirs = x.clone().requires_grad_()
     reference(theirs * 2).sum().backward()
     with cut_on(devices, model, [3], **options) as pipe, late():
@@ -235,7 +232,7 @@ def input_gradients_on_several_streams() -> None:
     """
     model = chain()
     reference = plain.twin(model)
-    values = [sample(4, 5)[0] for _ in range(2)]
+    values = [plain.sample(4, 5)[0] for _ in range(2)]
     theirs = [x.clone().requires_grad_() for x in values]
     for x in theirs:
         reference(x * 2).sum().backward()
@@ -255,15 +252,10 @@ def several_outputs(devices: tuple[str, ...] = TWO, of_inputs: bool = True, **op
     """A loss of several outputs: autograd begins the backward of one while it waits for a device in that of another.
 
     Of replicas, autograd copies gradients of the parts of one output within the backward of another.
-
-    Args:
-        devices: of the pipeline.
-        of_inputs: whether the inputs ask for gradients.
-        options: for the pipeline.
     """
     model = chain()
     reference = plain.twin(model)
-    values = [sample(2 * PARTS, 5)[0] for _ in range(3)]
+    values = [plain.sample(2 * PARTS, 5)[0] for _ in range(3)]
     theirs = [x.clone().requires_grad_() for x in values]
     torch.stack([reference(x * 2).sum() for x in theirs]).sum().backward()
     with cut_on(devices, model, [3], micro_batches=PARTS, **options) as pipe, late():
@@ -281,7 +273,7 @@ def pinned_and_written() -> None:
     """
     model = chain()
     reference = plain.twin(model)
-    given = sample(4, 5)
+    given = plain.sample(4, 5)
     plain.micro_batched_step(reference, *given, nn.MSELoss(), 2)
     with cut_on(TWO, model, [3], nn.MSELoss(), micro_batches=2) as pipe, late():
         x, y = (each.pin_memory() for each in given)
@@ -295,7 +287,7 @@ def replicas(scaled: bool = False) -> None:
     """Two replicas of the model on the same devices, whose last stages ask for the same seeds of gradients."""
     model = chain()
     reference = plain.twin(model)
-    x, y = sample(8, 5)
+    x, y = plain.sample(8, 5)
     plain.micro_batched_step(reference, x, y, nn.MSELoss(), 4, replica_of=(0, 1, 0, 1))
     scaler = torch.amp.GradScaler("vdev", init_scale=4.0) if scaled else None
     with cut_on(TWO * 2, model, [3], nn.MSELoss(), replicas=2) as pipe, late():

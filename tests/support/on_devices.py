@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pipepart import Pipeline
@@ -44,14 +43,3 @@ def late() -> Iterator[None]:
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """Return the gradients of the parameters, on the CPU."""
     return {name: None if g is None else g.cpu() for name, g in plain.gradients(model).items()}
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers, on the CPU."""
-    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-
-
-def sample(samples: int, width: int, out: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return an input and a target in float64, on the CPU."""
-    x = torch.randn(samples, width, dtype=torch.double)
-    return x, torch.randn(samples, out or width, dtype=torch.double)

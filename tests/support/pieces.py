@@ -8,30 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pipepart
-from tests.support.two_parts import Calls
 
 WIDTH = 6
-
-
-def fork() -> Calls:
-    return Calls(lambda x, branch: {"x": x, "y": branch(x), "mask": x > 0}, branch=linear())
-
-
-def middle() -> Calls:
-    return Calls(lambda nest: (nest["x"] * nest["mask"], nest["y"].tanh(), nest["y"]))
-
-
-def join() -> Calls:
-    return Calls(lambda parts: parts[0] + parts[1] * parts[2])
-
-
-def parallel() -> Calls:
-    """Branches inside one layer, of which two share their weight."""
-    return Calls(
-        lambda x, left, right: left(x).relu() + right(x).sigmoid() * left(x.sin()) + x,
-        left=linear(),
-        right=linear(),
-    )
 
 
 class Attention(nn.Module):

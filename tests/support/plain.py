@@ -96,12 +96,7 @@ def _forward(model: nn.Module, x: Any, micro_batch: int, draws: RngKeys | None) 
 def check_whole(pipe: Any, x: Any, y: Any, loss_fn: Callable[..., Tensor], **how: Any) -> None:
     """Assert that a step without earlier gradients has loss and gradients of the whole mini-batch, up to rounding.
 
-    Losses that layers add count, parameters of the loss have gradients, too.
-
-    Args:
-        pipe: a pipeline; its model is copied before.
-        x, y, loss_fn: the mini-batch and its loss; None for a target or a loss that there is not.
-        how: keywords of the step.
+    Losses that layers add count, parameters of the loss have gradients, too. ``y`` and ``loss_fn`` may be None.
     """
     pipe.zero_grad()
     losses = [loss_fn] if isinstance(loss_fn, nn.Module) else []
@@ -129,12 +124,7 @@ def check_step(
 ) -> nn.Module:
     """Assert that a step without earlier gradients has loss and gradients of the plain model, these bit for bit.
 
-    Return the plain model.
-
-    Args:
-        pipe: a pipeline; its model is copied before.
-        x, y, loss_fn, parts, how: as for :func:`micro_batched_step`.
-        seed: of what the layers draw; None if they draw nothing.
+    Return the plain model. ``seed``: of what the layers draw; None if they draw nothing.
     """
     pipe.zero_grad()
     reference = twin(pipe.module)
@@ -193,6 +183,12 @@ def assert_near(ours: Tensor, theirs: Tensor, relative: float = 1e-12, what: str
 def in_double(modules: Iterable[nn.Module]) -> nn.Sequential:
     """Return the modules as one chain in float64."""
     return nn.Sequential(*modules).double()
+
+
+def sample(samples: int, width: int) -> tuple[Tensor, Tensor]:
+    """Draw an input and a target in float64."""
+    x = torch.randn(samples, width, dtype=torch.double)
+    return x, torch.randn(samples, width, dtype=torch.double)
 
 
 def split(nest: Any, parts: int) -> list[Any]:

@@ -61,43 +61,26 @@ exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})
 
 
 class Ended(NamedTuple):
-    """How a program ended.
-
-    Attributes:
-        returncode: its exit status; None if it had to be killed.
-        stdout, stderr: what it printed.
-    """
+    """What a process printed, and its exit status: None if it had to be killed."""
 
     returncode: int | None
     stdout: str
     stderr: str
 
-
-class RankEnd(NamedTuple):
-    """How a rank ended.
-
-    Attributes:
-        code: its exit status; None if it had to be killed.
-        text: what it printed.
-    """
-
-    code: int | None
-    text: str
+    @property
+    def text(self) -> str:
+        return self.stdout + self.stderr
 
 
 def run_script(script: str, *, timeout: float = 500) -> Ended:
-    """Run a script as a program whose torch and pipepart are imported already.
-
-    Raises:
-        TimeoutError: The program did not end after ``timeout`` seconds, and was killed.
-    """
+    """Run a script as a program whose torch and pipepart are imported already."""
     (ended,) = _run(_server("torch.distributed", "torch._dynamo"), script, [{}], timeout)
     if ended.returncode is None:
         raise TimeoutError(f"no end after {timeout} s. It printed:\n{ended.stdout}\n{ended.stderr}")
     return ended
 
 
-def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: float = 300) -> list[RankEnd]:
+def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: float = 300) -> list[Ended]:
     """Run a script as each of ``size`` ranks; those that have not ended after ``seconds`` are killed.
 
     The rank ``stays`` does not end by itself, and is killed after the others.
@@ -106,15 +89,14 @@ def run_ranks(script: str, size: int, *, stays: int | None = None, seconds: floa
     common |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
     # The first loss or optimizer of a process imports the second of them, for seconds.
-    ends = _run(_server("torch.distributed", "torch._dynamo"), script, environments, seconds, stays)
-    return [RankEnd(one.returncode, one.stdout + one.stderr) for one in ends]
+    return _run(_server("torch.distributed", "torch._dynamo"), script, environments, seconds, stays)
 
 
-def others_of(ends: Sequence[RankEnd], bad: int) -> list[str]:
+def others_of(ends: Sequence[Ended], bad: int) -> list[str]:
     """Return what the ranks but one have printed, each of which has ended in time with an exception."""
     others = [end for rank, end in enumerate(ends) if rank != bad]
     for end in others:
-        assert (end.code, "terminate called" in end.text) == (1, False), end.text
+        assert (end.returncode, "terminate called" in end.text) == (1, False), end.text
     return [end.text for end in others]
 
 

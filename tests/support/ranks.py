@@ -41,11 +41,7 @@ class Failed(NamedTuple):
 
 
 class Team:
-    """Processes with the environment that torchrun gives to those of one node.
-
-    Args:
-        size: their number.
-    """
+    """Processes with the environment that torchrun gives to those of one node."""
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -116,12 +112,9 @@ def ranks(size: int) -> Team:
 
 
 def assert_as_in_one_process(case: Callable[..., Mapping[str, Any]], size: int, *args: Any) -> None:
-    """A function returns the same bits on every rank as in one process.
+    """A function of a module returns the same bits on every rank as in one process.
 
-    Args:
-        case: of a module. Of :class:`Own` results each rank has a part, and all ranks together the whole.
-        size: the number of processes.
-        args: its arguments.
+    Of :class:`Own` results each rank has a part, and all ranks together the whole.
     """
     found = ranks(size).run(case, *args)
     expected = _called(case, args)

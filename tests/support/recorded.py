@@ -113,12 +113,9 @@ def assert_that_of_the_whole(
     rtol: float = 1e-4,
     atol: float = 1e-6,
 ) -> None:
-    """Assert that loss and gradients of a pipeline are those of the whole mini-batch, up to rounding.
+    """Assert that loss and gradients of a pipeline are those of the plain model's loss, up to rounding.
 
-    Args:
-        model, loss: of the pipeline.
-        reference, expected: the plain model and its loss, whose backward runs here unless it has run.
-        rtol, atol: of the gradients. The losses may differ by a millionth, or by ``rtol`` if that is less.
+    The losses may differ by a millionth, or by ``rtol`` if that is less.
     """
     if expected.requires_grad:
         expected.backward()

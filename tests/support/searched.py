@@ -9,7 +9,6 @@ from itertools import pairwise
 from torch import nn
 
 from pipepart import Cluster, Plan
-from pipepart.capture import flatten
 from pipepart.planning import StagePlan
 from pipepart.planning.costs.stage_memory import Mode
 from schedules import Action, Kind, Schedule, check
@@ -31,11 +30,7 @@ def random_order(
 ) -> Schedule:
     """Actions as they come if any one that can run is drawn, again and again; some backwards are split.
 
-    Args:
-        choose: draws.
-        homes: the device of each stage.
-        micro_batches: their number.
-        in_turn: whether a stage takes micro-batches by their numbers, so that it adds up gradients in that order.
+    ``homes``: the device of each stage. If ``in_turn``, a stage adds up gradients of micro-batches by their numbers.
     """
     stages = len(homes)
     chance = choose.choice([0.0, 0.5, 1.0])
@@ -86,14 +81,9 @@ def searched_plan(
     modes: Sequence[Mode] = (),
     spare: int = 0,
 ) -> Plan:
-    """A plan with a stage between each two borders, that runs an order of its own.
+    """A plan with a stage between each two borders, that runs an order of its own; it says which stages share a device.
 
-    Args:
-        names: of the layers.
-        borders: where the second and later stages begin.
-        order: of the actions; it says which stages share a device.
-        modes: of each stage; by default all keep their stashes.
-        spare: devices of the cluster, the first ones, that have no stage. The others are used from the last one on.
+    The first ``spare`` devices of the cluster have no stage. The others are used from the last one on.
     """
     cluster = Cluster.virtual(order.devices + spare, threads=1)
     devices = [device.name for device in cluster.devices][::-1]
@@ -149,7 +139,3 @@ def network() -> nn.Sequential:
     )
     model[8].weight = model[0].weight
     return model
-
-
-def names_of(model: nn.Module) -> list[str]:
-    return [name for name, _ in flatten(model)]

@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -31,8 +31,7 @@ _loading = threading.Lock()
 _backend: ModuleType | None = None
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes that tensors requested on a device: now, and the most since ``reset_peak``."""
 
     allocated: int
@@ -40,15 +39,9 @@ class Memory:
 
 
 def load(devices: int = 8) -> None:
-    """Registers the devices, for as long as the process lives; ``torch.accelerator`` finds them from then on.
+    """Registers so many devices, for as long as the process lives; ``torch.accelerator`` finds them from then on.
 
     Compiled at the first use on a machine, which takes a minute or two. No backward may be running meanwhile.
-
-    Args:
-        devices: how many; the first call fixes it.
-
-    Raises:
-        RuntimeError: they cannot be built here.
     """
     global _backend
     with _loading:

@@ -70,21 +70,16 @@ class Access(NamedTuple):
 
 @dataclass
 class Block:
-    """Memory from its allocation to its free.
+    """Memory from its allocation to its free."""
 
-    Attributes:
-        accesses: those that a later one may race with.
-        users: the streams that ``record_stream`` named.
-        born: the clock of the host that allocated it. What that knows to be allocated before is other memory.
-        before: accesses of freed blocks whose memory this may be.
-        first: for each stream, its clock at its first use, and the record of that.
-    """
-
-    accesses: list[Access]
+    accesses: list[Access]  # those that a later one may race with
+    # The clock of the host that allocated it. What that knows to be allocated before is other memory.
     born: Clock = field(default_factory=dict)
-    users: set[Stream] = field(default_factory=set)
-    before: list[Access] = field(default_factory=list)
-    first: dict[Stream, tuple[Clock, int]] = field(default_factory=dict)
+    users: set[Stream] = field(default_factory=set)  # the streams that ``record_stream`` named
+    before: list[Access] = field(default_factory=list)  # of freed blocks whose memory this may be
+    first: dict[Stream, tuple[Clock, int]] = field(
+        default_factory=dict
+    )  # its clock and record at its first use
 
 
 class Found(NamedTuple):
@@ -282,11 +277,7 @@ class RacesFound(AssertionError):
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Raise at the end of the block if two accesses of it have no order, whatever else it has raised.
-
-    Raises:
-        RacesFound: from what the block has raised, if anything.
-    """
+    """Raise at the end of the block if two accesses of it have no order, whatever else it has raised."""
     found: list[Race] = []
     try:
         with watched(found):
@@ -298,11 +289,7 @@ def refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(found: list[Race]) -> Iterator[None]:
-    """Append the races of the block to ``found`` at its end.
-
-    Raises:
-        RuntimeError: nothing tracks what orders the hosts, as ``hosts.tracked`` does.
-    """
+    """Append the races of the block to ``found`` at its end."""
     if not hosts.are_tracked():
         raise RuntimeError(
             "races are found within hosts.tracked() only, and in pipelines that were made there"

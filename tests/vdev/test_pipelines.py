@@ -18,7 +18,7 @@ from schedules import Kind, Timeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand, on_devices, plan_by_hand
 from tests.support.deferred import initialize, twins
-from tests.support.on_devices import THREE, TWO, cut_on, gradients, sample
+from tests.support.on_devices import THREE, TWO, cut_on, gradients
 from tests.support.recorded import chain_for, plainly
 from tests.support.two_parts import Calls
 from tests.vdev import devices as vdev
@@ -61,7 +61,7 @@ def trained(made: Any, count: int, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_streams_still_write_is_waited_for(tmp_path: Path, seed: int) -> None:
-    x, y = sample(8, 16)
+    x, y = plain.sample(8, 16)
     with cut_on(TWO, six_layers(), [3], LOSS, optimizer=adam) as pipe:
         middle, wanted = trained(pipe, 2, x, y), trained(pipe, 2, x, y)
     with delayed(seed=seed), cut_on(TWO, six_layers(), [3], LOSS, optimizer=adam) as pipe:
@@ -147,7 +147,7 @@ def test_what_layers_share_and_hooks_of_parameters_come_along():
         one.get_parameter("0.weight").register_hook(lambda gradient: gradient * 3)
     model.get_parameter("3.weight").register_post_accumulate_grad_hook(lambda _: seen.append(2))
     removed = model.get_parameter("3.bias").register_hook(lambda gradient: gradient * 5)
-    x, y = sample(8, 4)
+    x, y = plain.sample(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with cut_on(TWO, model, [2], LOSS) as pipe:
         removed.remove()
@@ -162,7 +162,7 @@ def test_what_layers_share_and_hooks_of_parameters_come_along():
 def test_a_parameter_that_a_graph_holds_is_refused():
     """On devices to which torch cannot move a parameter in place."""
     model = three_layers()
-    graph = model(sample(8, 4)[0])
+    graph = model(plain.sample(8, 4)[0])
     with pytest.raises(
         RuntimeError, match="as a graph or a weak reference holds it: make the pipeline before"
     ):
@@ -326,18 +326,12 @@ def test_what_a_device_computes_is_its_busy_time():
 
 
 def test_untraced_steps_record_no_timed_events(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipepart.runtime.transport.cuda.recorded", _untimed(torch.Event))
+    def recorded(stream: torch.Stream, timed: bool = False) -> torch.Event:
+        assert not timed
+        return stream.record_event()
+
+    monkeypatch.setattr("pipepart.runtime.transport.cuda.recorded", recorded)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with cut_on(("vdev:0", "vdev:1"), model, [1], nn.MSELoss(), micro_batches=2) as pipe:
         pipe.step(torch.randn(4, 4), target=torch.randn(4, 2))
         assert pipe.last_trace is None
-
-
-def _untimed(make):
-    def recorded(stream, timed=False):
-        assert not timed
-        event = make(device=stream.device)
-        event.record(stream)
-        return event
-
-    return recorded

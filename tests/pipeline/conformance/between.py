@@ -19,26 +19,18 @@ from tests.support import plain
 FAILURE, TO_DOUBLE = "failure", "float64"
 
 
-@torch.no_grad()
-def _new_values(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.mul_(1.25)
+def _of_parameters(change: Callable[[nn.Parameter], object]) -> Callable[[nn.Module], None]:
+    @torch.no_grad()
+    def changed(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            change(parameter)
+
+    return changed
 
 
-def _untraced_values(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.data.mul_(1.25)
-
-
-def _new_storage(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.data = parameter.detach() * 1.25
-
-
-def _scaled_gradients(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad * 0.5
+def _scale_gradient(parameter: nn.Parameter) -> None:
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad * 0.5
 
 
 def _assigned(model: nn.Module) -> None:
@@ -62,10 +54,10 @@ def _other_settings(model: nn.Module) -> None:
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "nothing": lambda model: None,
-    "values": _new_values,
-    "untraced values": _untraced_values,
-    "storage": _new_storage,
-    "gradients": _scaled_gradients,
+    "values": _of_parameters(lambda parameter: parameter.mul_(1.25)),
+    "untraced values": _of_parameters(lambda parameter: parameter.data.mul_(1.25)),
+    "storage": _of_parameters(lambda parameter: setattr(parameter, "data", parameter.detach() * 1.25)),
+    "gradients": _of_parameters(_scale_gradient),
     "frozen": lambda model: next(model.parameters()).requires_grad_(False),
     "assigned": _assigned,
     "buffers": _other_buffers,
@@ -100,13 +92,7 @@ class Burnt(Exception):
 
 
 class Fuse:
-    """Lets a step fail in one call of a layer, in its forward or its backward.
-
-    Args:
-        model: a chain of layers, of which one is drawn.
-        choose: draws.
-        calls: to choose from.
-    """
+    """Lets a step fail in one call of a layer, in its forward or its backward; layer and call are drawn."""
 
     def __init__(self, model: nn.Module, choose: random.Random, calls: int) -> None:
         self._calls = itertools.count()

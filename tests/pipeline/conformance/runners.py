@@ -239,7 +239,7 @@ VALUES: dict[str, list[Any]] = {
 # Of modes on devices of torch.
 AMONG_DEVICES = VALUES | {
     "scenario": [
-        *("linear", "norm", "in place", "nests", "branches", "other layout", "half detached", "batch norm"),
+        *("linear", "norm", "in place", "other layout", "half detached", "batch norm"),
         *("dropout", "noise", "random relu", "tied ends", "frozen front", "linear in three stages"),
         *("embedding tied to a head", "input is a nest", "tokens", "all at once", "hourglass", "woven"),
         *("attention", "spectral norm", "transformer in three stages", "pooled images", "packed", "residual"),

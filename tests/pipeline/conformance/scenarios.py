@@ -33,35 +33,22 @@ def vectors(samples: int) -> Batch:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model and how its mini-batches are made.
+    """A model and how its mini-batches are made."""
 
-    Attributes:
-        make: makes the model; the same one from the same seed of torch.
-        batch: makes an input and a target of so many samples.
-        loss: a mean over samples; None if the runner chooses one of ``LOSSES``.
-        draws: layers draw random numbers from torch's generator.
-        writes: layers write buffers, some of which are statistics of two samples or more.
-        by_batch: a layer sees more than one sample.
-        sparse: gradients or messages are sparse.
-        alone: a layer cannot be copied, so that there are no replicas.
-        on_host: a layer makes tensors on the host, which a strict device refuses.
-        shared: stages share parameters or buffers.
-        by_address: kernels for float32 round by the addresses of tensors.
-        recorded: the number of layers of a model that is no chain, which to record takes seconds; 0 for a chain.
-    """
-
-    make: Callable[[], nn.Module]
-    batch: Callable[[int], Batch] = vectors
-    loss: Callable[..., Tensor] | None = None
-    draws: bool = False
-    writes: bool = False
-    by_batch: bool = False
-    sparse: bool = False
-    alone: bool = False
-    on_host: bool = False
-    shared: bool = False
-    by_address: bool = False
-    recorded: int = 0
+    make: Callable[[], nn.Module]  # the same model from the same seed of torch
+    batch: Callable[[int], Batch] = vectors  # an input and a target of so many samples
+    loss: Callable[..., Tensor] | None = (
+        None  # a mean over samples; None if the runner chooses one of ``LOSSES``
+    )
+    draws: bool = False  # layers draw random numbers from torch's generator
+    writes: bool = False  # layers write buffers, some of which are statistics of two samples or more
+    by_batch: bool = False  # a layer sees more than one sample
+    sparse: bool = False  # gradients or messages are sparse
+    alone: bool = False  # a layer cannot be copied, so that there are no replicas
+    on_host: bool = False  # a layer makes tensors on the host, which a strict device refuses
+    shared: bool = False  # stages share parameters or buffers
+    by_address: bool = False  # kernels for float32 round by the addresses of tensors
+    recorded: int = 0  # layers of a model that is no chain, which to record takes seconds
 
     @functools.cached_property
     def layers(self) -> int:
@@ -231,8 +218,6 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "norm": lambda: [nn.LayerNorm(WIDTH), nn.GELU()],
     "relu in place": lambda: [linear(), nn.ReLU(inplace=True)],
     "in place": lambda: [linear(), double()],
-    "nests": lambda: [pieces.fork(), pieces.middle(), pieces.join()],
-    "branches": lambda: [pieces.parallel()],
     "other layout": lambda: [Calls(lambda x: torch.cat([x[:, 3:], x[:, :3]], dim=1).t().contiguous().t())],
     "half detached": lambda: [Calls(lambda x: x + x.detach())],
     "views": lambda: [nn.Sequential(Calls(layers.halves), nn.Linear(WIDTH + WIDTH // 2, WIDTH))],

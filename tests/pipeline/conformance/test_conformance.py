@@ -68,13 +68,7 @@ def check(
 
     They are those of micro-batches one after the other, bit for bit. In float64, where layers neither draw nor write
     buffers, they are those of the whole mini-batch up to rounding. Kernels of CUDA round in their own way. Between the
-    steps the model is changed, or a step fails.
-
-    Args:
-        mode: what is trained, and how.
-        seed: of the parameters.
-        change: is called with the model of the pipeline.
-        event: between the steps; drawn by default.
+    steps the model is changed, or a step fails, as the ``event`` says, which is drawn by default.
     """
     what = mode.what
     loss_fn, mean = (what.loss, True) if what.loss else LOSSES[mode.loss]
@@ -171,7 +165,7 @@ def test_a_pipeline_trains_as_the_plain_model(mode: Mode):
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_that_fails_leaves_nothing_to_the_next_one(seed: int):
     choose, stash = random.Random(seed), VALUES["stash"][seed % 5]
-    kinds = ["linear", "dropout", "tied ends", "nests"]
+    kinds = ["linear", "dropout", "tied ends", "residual"]
     given = {"scenario": choose.choice(kinds), "runner": "step", "stash": stash, "replicas": 1 + seed % 2}
     check(drawn(choose, **given), event=FAILURE)
 

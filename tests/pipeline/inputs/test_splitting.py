@@ -13,31 +13,11 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils import _pytree as pytree
 
 from pipepart import Pipeline, Whole
-from pipepart.data.gather import gather
-from pipepart.data.split import MicroBatches, sizes, split
 from tests.support import plain
 from tests.support.chains import cut_by_hand
 from tests.support.two_parts import Calls
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
-
-
-@pytest.mark.parametrize(
-    ("samples", "parts"), [(1, 1), (1, 3), (2, 2), (7, 3), (8, 3), (9, 3), (40, 7), (40, 39), (3, 40)]
-)
-def test_parts_put_together_are_the_whole(samples: int, parts: int) -> None:
-    """Their sizes differ by one at most, and the larger come first."""
-    parts = min(samples, parts)
-    nest = {"a": torch.randn(samples, 3), "b": (torch.arange(samples), "name", None)}
-    pieces, found = split(nest, parts), sizes(samples, parts)
-    assert [len(piece["a"]) for piece in pieces] == found
-    assert sum(found) == samples
-    assert found == sorted(found, reverse=True)
-    assert found[0] - found[-1] <= 1
-    whole = gather(pieces, MicroBatches(pieces, [None] * parts, found, None))
-    assert whole["a"].equal(nest["a"])
-    assert whole["b"][0].equal(torch.arange(samples))
-    assert whole["b"][1:] == ("name", None)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from pipepart import Pipeline
 from tests.support import plain
 from tests.support.chains import cut_by_hand
-from tests.support.delayed import DelayedTraining, OptimizerFactory, batches, borders_of
+from tests.support.delayed import DelayedTraining, OptimizerFactory, borders_of
 from tests.support.two_parts import Calls
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -134,7 +134,7 @@ def test_a_stage_steps_while_another_still_has_backwards_to_do():
     next(model.parameters()).register_hook(wait)
     with pipeline(model, "1f1b", micro_batches=4, trace=True) as pipe:
         pipe.optimizers[-1].register_step_post_hook(lambda *_: stepped.set())
-        ((x, y),) = batches(1, samples=8)
+        x, y = plain.sample(8, 5)
         pipe.step(x, target=y)
         assert pipe.last_trace is not None
         rows = pipe.last_trace.schedule.actions
@@ -145,7 +145,7 @@ def test_a_stage_steps_while_another_still_has_backwards_to_do():
 
 
 def test_what_needs_all_gradients_before_any_step_is_refused():
-    ((x, y),) = batches(1, samples=8)
+    x, y = plain.sample(8, 5)
     with pipeline(chain(3), "1f1b") as pipe:
         with pytest.raises(
             ValueError, match="clipping by the norm of all gradients needs all gradients before"
@@ -188,7 +188,7 @@ def test_weights_and_losses_are_those_of_delayed_updates(schedule, stages, optim
     model = chain(stages)
     oracle = DelayedTraining(copy.deepcopy(model), stages, schedule, OPTIMIZERS[optimizer])
     with pipeline(model, schedule, OPTIMIZERS[optimizer], recompute=recompute) as pipe:
-        for x, y in batches(2, samples=24):
+        for x, y in (plain.sample(24, 5) for _ in range(2)):
             ours, theirs = pipe.step(x, target=y), oracle.step(x, y, MSE, 12)
             assert ours.equal(theirs)
             assert_weights(model, oracle)
@@ -224,7 +224,7 @@ def test_parameters_keep_their_memory_and_hooks_and_a_graph_of_the_caller_notice
     before = [parameter.data_ptr() for parameter in model.parameters()]
     seen: list[float] = []
     next(model.parameters()).register_hook(lambda gradient: seen.append(float(gradient.norm())))
-    ((x, y),) = batches(1, samples=12)
+    x, y = plain.sample(12, 5)
     outside = model(x.clone().requires_grad_()).sum()
     with pipeline(model, "pipedream") as pipe:
         pipe.step(x, target=y)
@@ -246,7 +246,7 @@ def test_after_a_failure_each_stage_has_the_newest_weights_it_made_and_trains_on
 
     model[5], fine[5] = Calls(fail), nn.Identity()
     oracle = DelayedTraining(fine, 3, "pipedream", OPTIMIZERS["momentum"])
-    (x, y), again = batches(2, samples=12)
+    (x, y), again = plain.sample(12, 5), plain.sample(12, 5)
     oracle.step(x, y, MSE, 12)
     with pipeline(model, "pipedream") as pipe:
         with pytest.raises(ArithmeticError, match="no more"):
