@@ -14,7 +14,6 @@ from tests.capture import other_file
 from tests.support.awkward import Base, D, refused, refused_if, right
 
 FACTOR: ContextVar[float] = ContextVar("FACTOR", default=1.0)
-FOUND: ContextVar[torch.Tensor] = ContextVar("FOUND")
 KEPT: dict[str, Any] = {}
 
 
@@ -173,18 +172,12 @@ class BlocksShareAGlobalThatTheirBaseClassUses(OfAMemo):
 class First(nn.Linear):
     def forward(self, input):
         other_file.put("y", input.detach().mean())
-        FOUND.set(input.detach().mean())
         return super().forward(input)
 
 
 class LastByStore(nn.Linear):
     def forward(self, input):
         return super().forward(input) * other_file.get("y")
-
-
-class LastByVariable(nn.Linear):
-    def forward(self, input):
-        return super().forward(input) * FOUND.get()
 
 
 class LastByModule(nn.Linear):
@@ -209,7 +202,6 @@ class Remembers(nn.Linear):
 # What the first block leaves, the last one reads.
 for _name, _what, _first, _last in (
     ("BlocksShareAStoreOfAnotherFile", r"other_file\._STORE\.y", First, LastByStore),
-    ("BlocksShareAContextVariable", r"FOUND\[''\]", First, LastByVariable),
     # By a list, so that it is no part of it.
     ("ReadsAnotherBlockFromABlock", r"others\[0\] of module 'blocks\.2'", Remembers, LastByModule),
 ):

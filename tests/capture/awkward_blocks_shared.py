@@ -16,7 +16,6 @@ from torch import nn
 from tests.capture.awkward_blocks import FACTOR, OfScaled
 from tests.support.awkward import Base, blocks, refused, right
 
-SETTINGS: ContextVar[dict[str, float]] = ContextVar("SETTINGS")
 COLLECTED: ContextVar[dict[str, list[torch.Tensor]]] = ContextVar("COLLECTED")
 
 
@@ -102,22 +101,6 @@ class SetsAContextVariable(OfScaled):
             return super().forward(x)
         finally:
             FACTOR.reset(token)
-
-
-@refused(r"SETTINGS\[''\] changes outside of the calls of that module")
-class SetsAnObjectInAContextVariable(Base):
-    """The blocks do without it, so that only its numbers tell."""
-
-    class Block(nn.Linear):
-        def forward(self, input):
-            return super().forward(input) * SETTINGS.get({}).get("scale", 1.0)
-
-    def forward(self, x):
-        token = SETTINGS.set({"scale": 2.0})
-        try:
-            return super().forward(x)
-        finally:
-            SETTINGS.reset(token)
 
 
 @right

@@ -43,16 +43,6 @@ def _attribute(self, x):
     return x * self.count
 
 
-def _dict(self, x):
-    vars(self)["count"] = self.count + 1
-    return x * self.count
-
-
-def _list(self, x):
-    self.held.append(len(self.held))
-    return x * len(self.held)
-
-
 def _global(self, x):
     FORWARDS["count"] += 1
     return x * FORWARDS["count"]
@@ -73,14 +63,11 @@ def _seeded(self: Any, x: Tensor) -> Tensor:
     return x * torch.rand(x.shape)
 
 
-IN_A_REPLAY = r"is given 1 in one forward and \d+ in the next one"
 AT = r"mul\(\) at capture/awkward_state\.py:\d+ "
 RANDOM = "random numbers of Python's random or of numpy"
 # What a model holds, and what it does after its blocks.
 for _name, _message, _hold, _after in (
     ("CountsInAnAttribute", r"sets self\.count", None, _attribute),
-    ("CountsThroughItsDict", r"sets self\.count", None, _dict),
-    ("CountsInAList", r"changes self\.held", list, _list),
     ("CountsInSlots", r"changes self\.held", Slots, _slots),
     ("CountsInADataclass", r"changes self\.held", Settings, _dataclass),
     ("CountsInAGlobal", r"sets awkward_state\.FORWARDS\.count", None, _global),
@@ -91,12 +78,11 @@ for _name, _message, _hold, _after in (
         _closure,
         lambda self, x: x * self.held(),
     ),
-    ("CountsInAnIterator", AT + IN_A_REPLAY, itertools.count, lambda self, x: x * (1 + next(self.held))),
     (
-        "CountsInAGenerator",
-        IN_A_REPLAY,
-        lambda: (number for number in range(1, 10**6)),
-        lambda self, x: x * next(self.held),
+        "CountsInAnIterator",
+        AT + r"is given 1 in one forward and \d+ in the next one",
+        itertools.count,
+        lambda self, x: x * (1 + next(self.held)),
     ),
     ("ReadsTheClock", AT + r"is given .* a clock", None, lambda self, x: x * (time.perf_counter() % 1)),
     ("DrawsFromPython", RANDOM, None, lambda self, x: x * random.random()),
@@ -165,32 +151,17 @@ class RegistersABuffer(Base):
         return x * self.table
 
 
-class Remembers(Base):
-    """Uses what it left in the forward before."""
-
+@refused("reads again what it has set as self.memory")
+class ReadsTheLastForwardInPlaceOfADefault(Base):
     memory = None
 
     def make(self):
         self.default = torch.ones(D)
 
     def after(self, x):
-        x = self.use(x)
+        x = x * (self.default if self.memory is None else self.memory)
         self.memory = x.detach().mean(0)
         return x
-
-
-for _name, _use in (
-    ("ReadsTheLastForward", lambda self, x: x if self.memory is None else x + self.memory.mean()),
-    (
-        "ReadsTheLastForwardInPlaceOfADefault",
-        lambda self, x: x * (self.default if self.memory is None else self.memory),
-    ),
-    (
-        "ReadsTheLastForwardInPlaceOfItsOutput",
-        lambda self, x: x * (x if self.memory is None else self.memory),
-    ),
-):
-    refused_if(_name, "reads again what it has set as self.memory", Remembers, use=_use)
 
 
 @refused(r"reads again what it has set as")
@@ -235,21 +206,6 @@ class LeavesANumberForOthers(Base):
     def after(self, x):
         self.last = x.detach().mean().item()
         return x
-
-
-@refused("changes a list, a dict or an object")
-class FillsAList(Base):
-    class Block(nn.Linear):
-        def forward(self, x, seen):
-            x = super().forward(x)
-            seen.append(x)
-            return x
-
-    def forward(self, x):
-        seen: list[Tensor] = []
-        for block in self.blocks:
-            x = block(x, seen)
-        return x + seen[0]
 
 
 @right

@@ -252,6 +252,9 @@ def test_schedulers_of_stages_that_are_equal_load_into_another_number(tmp_path: 
     pipepart.save(tmp_path, module, three[0], step=1, scheduler=three[1])
     pipepart.load(tmp_path, module, two[0], scheduler=two[1])
     assert [scheduler.last_epoch for scheduler in two[1]] == [1, 1]
+    one = per_layer([list(module)])
+    pipepart.save(tmp_path / "one", module, one[0], step=1, scheduler=one[1])
+    pipepart.load(tmp_path / "one", module, two[0], scheduler=two[1])
     three[1][2].step()
     pipepart.save(tmp_path, module, three[0], step=2, scheduler=three[1])
     with pytest.raises(ValueError, match="has 3 schedulers with different states, and 2 are to be loaded"):

@@ -11,8 +11,7 @@ from torch import nn
 
 import pipepart
 from pipepart import Arguments, Pipeline
-from tests.pipeline.conformance.scenarios import embedded, masked
-from tests.support import plain
+from tests.pipeline.conformance.scenarios import embedded
 from tests.support.chains import cut_by_hand, plan_by_hand
 
 pytestmark = pytest.mark.usefixtures("short_profiles")
@@ -68,17 +67,6 @@ def test_wrong_arguments_of_a_step_and_a_forward(case):
                 pipe(*arguments, **keywords)
         assert_untouched(model)
         pipe.step(X, target=Y)
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_auto_takes_arguments_by_place_and_by_name(by_name):
-    model, (given, y) = embedded().double(), masked(7, by_name)
-    reference, y = plain.twin(model), y.double()
-    sample = given if by_name else given.args
-    with Pipeline.auto(model, sample, target=y, loss_fn=LOSS, micro_batches=2) as pipe:
-        pipe.step(*given.args, target=y, **given.kwargs)
-    LOSS(plain.call(reference, given), y).backward()
-    plain.assert_close(plain.gradients(model), plain.gradients(reference))
 
 
 IDS = torch.randint(9, (7, 3))

@@ -167,17 +167,6 @@ def test_evaluate_gives_the_loss_in_evaluation_mode_and_changes_nothing():
     plain.assert_same(state, model.state_dict())
 
 
-@pytest.mark.parametrize("recompute", ["never", "always"])
-def test_a_step_returns_the_outputs_beside_the_loss(recompute):
-    model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)])
-    expected = model(X).detach()
-    with cut_by_hand(model, [1], loss_fn=nn.MSELoss(), recompute=recompute) as pipe:
-        loss, output = pipe.step(X, target=Y, return_outputs=True)
-    plain.assert_near(output, expected)
-    plain.assert_near(loss, nn.functional.mse_loss(expected, Y))
-    assert not output.requires_grad
-
-
 def halves_along_1(pair: tuple[Any, Any], parts: int) -> list[tuple[Any, Any]]:
     return [(part, None) for part in pair[0].tensor_split(parts, 1)]
 
