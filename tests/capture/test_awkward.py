@@ -86,9 +86,6 @@ def test_a_custom_function_that_torch_hides_is_refused(monkeypatch):
         chain_for(awkward_code.AliasOfAFunction(), X, loss_fn=loss_fn)
 
 
-SAMPLE = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
-
-
 def Model(between: Any) -> nn.Module:
     """Three blocks with something behind them."""
     return type("Model", (Base,), {"after": lambda self, x: between(x)})()
@@ -96,7 +93,7 @@ def Model(between: Any) -> nn.Module:
 
 def refusal(between: Any, **options: Any) -> str:
     with pytest.raises(CaptureError) as caught:
-        chain_for(Model(between), SAMPLE, loss_fn=nn.functional.mse_loss, **options)
+        chain_for(Model(between), X, loss_fn=nn.functional.mse_loss, **options)
     return str(caught.value)
 
 
@@ -125,15 +122,15 @@ def test_a_value_that_no_call_is_given_is_not_named():
 def test_a_replay_is_compared_again_in_steps_2_4_and_8():
     factor = multiprocessing.Value("d", 1.0)  # which is nowhere in Python that could be looked at
     model = Model(lambda x: x * factor.value)
-    chain = chain_for(model, SAMPLE, loss_fn=nn.functional.mse_loss)
+    chain = chain_for(model, X, loss_fn=nn.functional.mse_loss)
     assert isinstance(chain, RecordedChain)
-    chain.bind_all([((SAMPLE[:4],), {}), ((SAMPLE[4:],), {})])
-    chain.bind_all([((SAMPLE[:4],), {}), ((SAMPLE[4:],), {})])
+    chain.bind_all([((X[:4],), {}), ((X[4:],), {})])
+    chain.bind_all([((X[:4],), {}), ((X[4:],), {})])
     factor.value = 2.0
     with pytest.raises(
         CaptureError, match=r"mul\(\) at .* is given 1\.0 in one forward and 2\.0 in the next"
     ):
-        chain.bind_all([((SAMPLE[:4],), {}), ((SAMPLE[4:],), {})])
+        chain.bind_all([((X[:4],), {}), ((X[4:],), {})])
 
 
 @pytest.mark.parametrize(
@@ -150,5 +147,5 @@ def test_other_lengths_are_compared_with_what_was_recorded(verify, forwards):
     chain = chain_of(model, verify=verify, split_loss=False)
     assert isinstance(chain, RecordedChain)
     for expected, length in zip(forwards, (2, 3, 4), strict=True):
-        chain.bind((SAMPLE[:length],), {})
+        chain.bind((X[:length],), {})
         assert repr(calls) == f"count({expected + 1})"

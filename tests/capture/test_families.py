@@ -86,21 +86,6 @@ def test_the_loss_of_a_call_has_the_gradients_of_the_mini_batch():
     assert_that_of_the_whole(model, plain, loss.detach(), plain(**sample).loss, atol=1e-7)
 
 
-def test_dropout_draws_alike_for_every_cut():
-    found = []
-    for stages, recompute in ((1, "never"), (2, "always"), (4, "never")):
-        model, sample = build("gpt2")
-        for part in model.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.1
-        with piped(model, sample, stages=stages, recompute=recompute) as pipe:
-            torch.manual_seed(5)
-            found.append((pipe.step(**sample), [p.grad for p in model.parameters()]))
-    for loss, gradients in found[1:]:
-        assert torch.equal(loss, found[0][0])
-        assert all(map(torch.equal, gradients, found[0][1]))
-
-
 def test_a_cache_is_refused_with_the_words_to_write():
     model, sample = build("llama")
     with pytest.raises(CaptureError, match=r"DynamicCache at .*modeling_llama\.py:\d+.*pass use_cache=False"):

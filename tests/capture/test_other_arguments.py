@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, nn, randn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
@@ -27,10 +27,6 @@ HOW: list[dict[str, Any]] = [
     {"stages": 4, "schedule": "zb-h1"},
     {"stages": 4, "schedule": "interleaved-1f1b", "chunks": 2},
 ]
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randn(shape)
 
 
 class Branches(nn.Module):
@@ -59,7 +55,7 @@ class Guided(nn.Module):
         super().__init__()
         self.enter = nn.Linear(6, 8)
         self.condition = nn.Linear(4, 8)
-        self.nothing = nn.Parameter(torch.randn(8))
+        self.nothing = nn.Parameter(randn(8))
         self.scale: Tensor
         self.register_buffer("scale", torch.tensor(0.5))
         self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
@@ -116,16 +112,22 @@ CASES: dict[str, tuple[type[nn.Module], list[Arguments]]] = {
     "branches": (
         Branches,
         [
-            Arguments(noise(8, 6)),
-            Arguments(noise(8, 6), "linear", head="scores"),
-            Arguments(noise(5, 6), branch="none"),
+            Arguments(randn(8, 6)),
+            Arguments(randn(8, 6), "linear", head="scores"),
+            Arguments(randn(5, 6), branch="none"),
         ],
     ),
-    "a condition that is left out": (Guided, [Arguments(noise(8, 6), noise(8, 4)), Arguments(noise(8, 6))]),
-    "a condition that comes later": (Guided, [Arguments(noise(8, 6)), Arguments(noise(8, 6), noise(8, 4))]),
+    "a condition that is left out": (
+        Guided,
+        [Arguments(randn(8, 6), randn(8, 4)), Arguments(randn(8, 6))],
+    ),
+    "a condition that comes later": (
+        Guided,
+        [Arguments(randn(8, 6)), Arguments(randn(8, 6), randn(8, 4))],
+    ),
     "a list of tensors": (
         Levels,
-        [Arguments([noise(size, width) for width in (16, 8, 4)]) for size in (8, 5)],
+        [Arguments([randn(size, width) for width in (16, 8, 4)]) for size in (8, 5)],
     ),
     "more steps, then fewer": (
         Decoder,
@@ -179,13 +181,13 @@ def test_a_loop_over_several_modules_takes_no_more_steps_than_were_planned():
 
 def test_a_buffer_that_comes_from_another_layer_must_not_be_written():
     with (
-        piped(Guided(), (noise(8, 6), noise(8, 4)), loss_fn=F.cross_entropy, parts=4) as pipe,
+        piped(Guided(), (randn(8, 6), randn(8, 4)), loss_fn=F.cross_entropy, parts=4) as pipe,
         pytest.raises(
             CaptureError,
             match=r"writes, at .*, 'scale' in layer .*make the plan with a sample for which it does",
         ),
     ):
-        pipe.step(noise(8, 6), write=True, target=torch.zeros(8, dtype=torch.long))
+        pipe.step(randn(8, 6), write=True, target=torch.zeros(8, dtype=torch.long))
 
 
 class Block(nn.Module):
@@ -213,7 +215,7 @@ class Reads(nn.Module):
 
 
 def sample(length: int) -> dict[str, Any]:
-    return {"x": torch.randn(4, length, 6), "mask": torch.ones(4, length)}
+    return {"x": randn(4, length, 6), "mask": torch.ones(4, length)}
 
 
 @pytest.fixture(autouse=True)
@@ -272,8 +274,8 @@ def test_blocks_that_are_compiled_already_stay_whole():
     assert differing(model, plain) == []
 
 
-X = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
-Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(4))
+X = randn(8, 6, generator=torch.Generator().manual_seed(3))
+Y = randn(8, 6, generator=torch.Generator().manual_seed(4))
 
 
 class _Both(nn.Module):

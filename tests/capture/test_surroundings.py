@@ -25,10 +25,6 @@ SCALES = {"all": 1.0}
 FACTOR: ContextVar[float] = ContextVar("FACTOR", default=1.0)
 
 
-def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square().mean()
-
-
 class Mode(Enum):
     ONE = 1
     TWO = 2
@@ -163,13 +159,13 @@ def _assert_right_after(change: Callable[[Any], Any], kind: Callable[[], nn.Modu
     torch.manual_seed(0)
     model, plain = kind(), kind()
     plain.load_state_dict(model.state_dict())
-    with piped(model, X, loss_fn=loss_fn) as pipe:
+    with piped(model, X, loss_fn=nn.functional.mse_loss) as pipe:
         pipe.step(X, target=Y)
         model.zero_grad()
         change(model)
         loss = pipe.step(X, target=Y)
     change(plain)
-    expected = plainly(plain, X, target=Y, loss_fn=loss_fn)
+    expected = plainly(plain, X, target=Y, loss_fn=nn.functional.mse_loss)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
@@ -392,7 +388,7 @@ def test_a_change_that_is_read_by_a_computed_name_is_noticed(name):
 
 def test_another_order_of_the_blocks_is_refused():
     model = Model()
-    with piped(model, X, loss_fn=loss_fn) as pipe:
+    with piped(model, X, loss_fn=nn.functional.mse_loss) as pipe:
         pipe.step(X, target=Y)
         model.blocks = nn.ModuleList(list(model.blocks)[::-1])
         with pytest.raises(CaptureError, match=r"calls module 'blocks\.1' where its layers do not"):

@@ -8,25 +8,13 @@ from torch import Tensor, nn
 
 from pipepart import Pipeline
 from tests.pipeline.conformance.runners import SCHEDULES
+from tests.support.in_backward import with_gradient
 from tests.support.on_devices import cut_on
 
 # Schedules, and their numbers of stages a device.
 CHUNKS = {name: chunks for name, chunks in SCHEDULES if chunks < 3 and name not in ("sequential", "chimera")}
 
 CYCLES = 2_000_000  # about a millisecond
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cycles: int) -> Tensor:
-        ctx.cycles = cycles
-        torch.cuda._sleep(cycles)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        torch.cuda._sleep(ctx.cycles)
-        return gradients[0].clone(), None
 
 
 class Late(nn.Module):
@@ -37,7 +25,11 @@ class Late(nn.Module):
         self.cycles = cycles
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Sleep.apply(x, self.cycles) if x.is_cuda else x * 1
+        return with_gradient(x, self._late, self._late) if x.is_cuda else x * 1
+
+    def _late(self, x: Tensor) -> Tensor:
+        torch.cuda._sleep(self.cycles)
+        return x.clone()
 
 
 def late_chain(stages: int, width: int = 64) -> nn.Sequential:

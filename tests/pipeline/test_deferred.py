@@ -23,8 +23,11 @@ LOSS, CLASSES = nn.functional.mse_loss, nn.functional.cross_entropy
 WORDS = torch.randint(12, (8,))
 
 
-def perceptron() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+def two_layers(tied: bool = False) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    if tied:
+        model[2].weight = model[0].weight
+    return model
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -160,12 +163,12 @@ def test_what_cannot_be_initialized_safely_is_refused():
         raise ArithmeticError("on purpose")
 
     with pytest.raises(ArithmeticError, match="on purpose") as caught:
-        filled(deferred(perceptron), broken)
+        filled(deferred(two_layers), broken)
     assert caught.value.__notes__ == ["pipepart: while module '0' was initialized"]
     with pytest.raises(TypeError, match="initialize must be a function of a module"):
-        filled(perceptron(), "normal")
-    model = deferred(perceptron)
-    held = model(torch.empty(2, 4, device="meta", requires_grad=True))
+        filled(two_layers(), "normal")
+    model: Any = deferred(two_layers)
+    held = model[0](torch.empty(2, 4, device="meta", requires_grad=True))
     with pytest.raises(CaptureError, match=r"parameter '0.weight' cannot get values.*before a forward"):
         filled(model)
     assert held.is_meta
@@ -173,7 +176,7 @@ def test_what_cannot_be_initialized_safely_is_refused():
 
 def test_auto_and_check():
     x, y = torch.randn(8, 4), torch.randn(8, 4)
-    model = deferred(perceptron)
+    model = deferred(two_layers).eval()
     with pytest.raises(ValueError, match=r"on the meta device.*pipe\.module"):
         check(model, x, target=y, loss_fn=LOSS)
     with Pipeline.auto(model, x, target=y, loss_fn=LOSS, devices=2, initialize=initialize) as pipe:
@@ -182,18 +185,11 @@ def test_auto_and_check():
 
 
 torch_files: Any = pytest.importorskip("safetensors.torch")
-
-LOSS = nn.functional.mse_loss
 FILE = "model.safetensors"
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The bytes of each tensor whose values are read."""
-    return watched_reads(monkeypatch)
-
-
-def test_shards_of_save_pretrained(tmp_path, read):
+def test_shards_of_save_pretrained(tmp_path, monkeypatch):
+    read = watched_reads(monkeypatch)
     make, sample = FAMILIES["llama"]
     saved_state: Any = make()
     saved_state.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -213,13 +209,6 @@ def test_shards_of_save_pretrained(tmp_path, read):
         assert state.keys() == other.keys()
         assert all(torch.equal(state[name], other[name]) for name in state)
         assert torch.equal(pipe.step(Arguments.of(sample())), expected.step(Arguments.of(sample())))
-
-
-def two_layers(tied: bool = False) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    if tied:
-        model[2].weight = model[0].weight
-    return model
 
 
 def from_weights(
@@ -272,7 +261,8 @@ def test_tied_weights_are_found_under_either_name(missing, other, tmp_path):
         ({}, True, r"'0.weight' and '2.weight' are one tensor"),
     ],
 )
-def test_other_weights_are_refused_before_any_is_read(changes, tied, message, tmp_path, read):
+def test_other_weights_are_refused_before_any_is_read(changes, tied, message, tmp_path, monkeypatch):
+    read = watched_reads(monkeypatch)
     saved_state(tmp_path, changes)
     with pytest.raises(ValueError, match=message):
         from_weights(tmp_path, tied=tied)

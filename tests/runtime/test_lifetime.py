@@ -28,11 +28,11 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("pipepart-")]
 
 
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+def network(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), *(layers or [nn.Tanh()]), nn.Linear(4, 2))
 
 
-X, Y = torch.ones(6, 4), torch.zeros(6, 2)
+X, Y = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 2)
 
 
 def test_closing_twice_does_nothing_and_use_after_it_is_refused():
@@ -113,15 +113,12 @@ def test_each_worker_has_the_threads_of_its_device_and_all_others_keep_theirs():
             return pool.submit(torch.get_num_threads).result()
 
     torch.set_num_threads(2)
-    model = nn.Sequential(nn.Linear(4, 4), asking(), nn.Linear(4, 4), asking(), nn.Linear(4, 2))
-    with cut_by_hand(model, [2], loss_fn=nn.MSELoss()) as pipe:
+    with cut_by_hand(network(asking(), nn.Linear(4, 4), asking()), [2], loss_fn=nn.MSELoss()) as pipe:
         assert torch.get_num_threads() == in_a_new_thread() == 2
         pipe.step(X, target=Y)
     assert torch.get_num_threads() == in_a_new_thread() == 2
-    assert {seen.get_nowait() for _ in range(seen.qsize())} == {
-        ("pipepart-virtual:0", 1),
-        ("pipepart-virtual:1", 1),
-    }
+    found = {seen.get_nowait() for _ in range(seen.qsize())}
+    assert found == {("pipepart-virtual:0", 1), ("pipepart-virtual:1", 1)}
 
 
 @pytest.mark.parametrize("called", [False, True])
@@ -177,9 +174,6 @@ def test_settings_of_the_users_own_are_left_alone(monkeypatch: pytest.MonkeyPatc
     assert process_settings._glibc() is None
 
 
-INPUT, ZEROS = torch.linspace(-1, 1, 24).view(6, 4), torch.zeros(6, 4)
-
-
 def calling(where: str, call: Callable[[], object]) -> nn.Module:
     """A layer that calls something in its forward or its backward."""
     if where == "forward":
@@ -187,22 +181,20 @@ def calling(where: str, call: Callable[[], object]) -> nn.Module:
     return Calls(lambda x: calls_in_backward(x, call))
 
 
-def cut(layer: nn.Module, **how: Any) -> Pipeline:
-    return cut_by_hand(
-        nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)), [2], loss_fn=nn.MSELoss(), **how
-    )
+def cut(layer: nn.Module) -> Pipeline:
+    return cut_by_hand(network(layer), [2], loss_fn=nn.MSELoss())
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_within_a_step(where):
     holder: list[Pipeline] = []
-    with cut(calling(where, lambda: holder[0].step(INPUT, target=ZEROS))) as pipe:
+    with cut(calling(where, lambda: holder[0].step(X, target=Y))) as pipe:
         holder.append(pipe)
         # A backward runs where gradients are disabled, which is found first.
         reason = "busy" if where == "forward" else "gradients are disabled"
         for _ in range(2):
             with pytest.raises(RuntimeError, match=reason):
-                pipe.step(INPUT, target=ZEROS)
+                pipe.step(X, target=Y)
         holder.clear()
 
 
@@ -225,7 +217,7 @@ def test_closing_while_another_thread_is_in_a_step_waits_for_it():
         assert leave.wait(60)
 
     pipe = cut(calling("forward", wait))
-    stepping = threading.Thread(target=lambda: losses.append(pipe.step(INPUT, target=ZEROS)))
+    stepping = threading.Thread(target=lambda: losses.append(pipe.step(X, target=Y)))
     stepping.start()
     assert inside.wait(60)
     closing = threading.Thread(target=pipe.close)
@@ -233,7 +225,7 @@ def test_closing_while_another_thread_is_in_a_step_waits_for_it():
     closing.join(0.2)
     assert closing.is_alive()
     with pytest.raises(RuntimeError, match="the pipeline is closed"):
-        pipe.step(INPUT, target=ZEROS)
+        pipe.step(X, target=Y)
     leave.set()
     stepping.join(60)
     closing.join(60)
@@ -249,9 +241,9 @@ def test_a_layer_that_closes_its_own_pipeline(where):
     pipe = cut(calling(where, lambda: holder[0].close()))
     holder.append(pipe)
     threads = workers()
-    assert bool(pipe.step(INPUT, target=ZEROS).isfinite())
+    assert bool(pipe.step(X, target=Y).isfinite())
     with pytest.raises(RuntimeError, match="the pipeline is closed"):
-        pipe.step(INPUT, target=ZEROS)
+        pipe.step(X, target=Y)
     for thread in threads:
         thread.join(60)
     assert workers() == []

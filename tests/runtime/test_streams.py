@@ -25,6 +25,7 @@ from tests.pipeline.conformance.runners import (
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
 from tests.support.delayed import DelayedTraining, borders_of
+from tests.support.late_scenarios import counted
 from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late
 from tests.support.pieces import Fails
 from tests.support.seeds import seeds
@@ -55,48 +56,42 @@ def test_the_modes_have_every_home_and_stash_and_the_most_schedules():
     assert len({mode.schedule[0] for mode in MODES}) >= 10
 
 
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]).double(), ignore_index=-1)
+CLASSES = torch.tensor([0, 1, 2, -1, -1, -1, 2, 1, 0, -1, 2, 2])
+
+
+def counted_by_output(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    counts = output.detach()[:, 0] > -0.2
+    return ((output - target).square().mean(1) * counts).sum(), counts.sum()
+
+
 @pytest.mark.parametrize(
-    ("schedule", "replicas", "target_on", "devices"),
+    ("loss_fn", "schedule", "replicas", "target_on", "devices"),
     [
-        ("1f1b", 2, "vdev:0", [*TWO, *TWO[::-1]]),
-        ("gpipe", 2, "cpu", [*TWO, *TWO[::-1]]),
-        ("1f1b", 2, "vdev:1", [*TWO, "cpu", "cpu"]),
-        ("1f1b", 2, "vdev:0", ["cpu", "cpu", *TWO]),
-        ("chimera", 1, "vdev:1", TWO),
-        ("1f1b", 1, "cpu", TWO),
-        ("1f1b", 1, "vdev:0", TWO),
+        (WEIGHTED, "1f1b", 2, "vdev:0", [*TWO, *TWO[::-1]]),
+        (WEIGHTED, "gpipe", 2, "cpu", [*TWO, *TWO[::-1]]),
+        (WEIGHTED, "1f1b", 2, "vdev:1", [*TWO, "cpu", "cpu"]),
+        (WEIGHTED, "1f1b", 2, "vdev:0", ["cpu", "cpu", *TWO]),
+        (WEIGHTED, "chimera", 1, "vdev:1", TWO),
+        (WEIGHTED, "1f1b", 1, "cpu", TWO),
+        (WEIGHTED, "1f1b", 1, "vdev:0", TWO),
+        *((by, "1f1b", r, "vdev:1", TWO * r) for by in (counted, counted_by_output) for r in (1, 2)),
     ],
 )
-def test_targets_are_counted_wherever_they_are_and_on_the_streams_of_each_replica(
-    schedule, replicas, target_on, devices
+def test_samples_are_counted_wherever_they_are_and_on_the_streams_of_each_replica(
+    loss_fn, schedule, replicas, target_on, devices
 ):
-    """A mean over classes with weights, some targets ignored: the counts are tensors of the devices."""
+    """A mean over classes with weights, some targets ignored, or a sum and a count: counts are on the devices."""
     model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)])
-    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]).double(), ignore_index=-1)
     reference = plain.twin(model)
-    x, y = torch.randn(12, 4).double(), torch.tensor([0, 1, 2, -1, -1, -1, 2, 1, 0, -1, 2, 2])
-    expected = plain.whole_step(reference, x, y, loss_fn)
+    x, y = torch.randn(12, 4).double(), CLASSES if loss_fn is WEIGHTED else torch.randn(12, 3).double()
+    expected = loss_fn(reference(x), y)
+    if isinstance(expected, tuple):
+        expected = expected[0] / expected[1]
+    expected.backward()
     with cut_on(devices, model, [2], loss_fn, schedule=schedule, replicas=replicas) as pipe, late():
         loss = pipe.step(x.to("vdev:0"), target=y.to(target_on))
-        plain.assert_near(loss.cpu(), expected)
-        plain.assert_close(gradients(model), plain.gradients(reference))
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("by", ["target", "output"])
-def test_the_mean_of_the_loss_is_over_all_samples_where_it_comes_as_sum_and_count(by, replicas):
-    def loss_fn(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        counted = (target if by == "target" else output.detach())[:, 0] > 0
-        return ((output - target).square().mean(1) * counted).sum(), counted.sum()
-
-    model = plain.in_double([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
-    reference = plain.twin(model)
-    x, y = plain.sample(8, 4)
-    total, count = loss_fn(reference(x), y)
-    (total / count).backward()
-    with cut_on(TWO * replicas, model, [1], loss_fn, replicas=replicas) as pipe, late():
-        loss = pipe.step(x.to("vdev:0"), target=y.to("vdev:1"))
-        plain.assert_near(loss.cpu(), (total / count).detach(), 1e-12)
+        plain.assert_near(loss.cpu(), expected.detach())
         plain.assert_close(gradients(model), plain.gradients(reference))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import shutil
 import sysconfig
@@ -49,9 +48,9 @@ def built() -> ModuleType:
     name = f"pipepart_vdev_{version}_{digest.hexdigest()[:12]}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     with _alone(folder), _scripts_on_path():
-        library, whole = folder / f"{name}.so", folder / "whole"
+        whole = folder / "whole"
         if whole.exists():  # ninja would compile anew for each place that torch is installed in
-            return _imported(name, library)
+            return cpp_extension._import_module_from_library(name, str(folder), True)
         # Of a copy that all clones share: a path or a date of its own would have each clone compile anew.
         sources = folder / "sources"
         if not sources.exists():
@@ -60,15 +59,6 @@ def built() -> ModuleType:
         backend = cpp_extension.load(name, [str(sources / "all.cpp")], extra_cflags=_FLAGS)
         whole.touch()
     return cast(ModuleType, backend)
-
-
-def _imported(name: str, library: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, library)
-    assert spec is not None
-    assert spec.loader is not None
-    backend = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(backend)
-    return backend
 
 
 @contextlib.contextmanager

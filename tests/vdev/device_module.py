@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,10 +11,7 @@ from torch.utils import backend_registration
 _Device = torch.device | str | int | None
 
 
-class _Presence:
-    """Whether torch finds the devices when it asks what accelerator there is."""
-
-    shown = True
+_shown = True  # whether torch finds the devices when it asks what accelerator there is
 
 
 def install(backend: ModuleType) -> None:
@@ -26,7 +23,8 @@ def install(backend: ModuleType) -> None:
 
 def show(shown: bool) -> None:
     """Sets whether ``torch.accelerator`` and ``torch.vdev`` say that the devices are there."""
-    _Presence.shown = shown
+    global _shown
+    _shown = shown
 
 
 def _index(device: _Device) -> int:
@@ -46,9 +44,7 @@ class _OnDevice:
         self._before = torch.accelerator.current_device_index()
         torch.accelerator.set_device_index(self._index)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         torch.accelerator.set_device_index(self._before)
 
 
@@ -64,12 +60,12 @@ def _module(backend: ModuleType) -> ModuleType:
         generators[_index(device)].set_state(state)
 
     module.default_generators = generators
-    module.is_available = lambda: _Presence.shown
+    module.is_available = lambda: _shown
     module.is_initialized = lambda: True
     module._initialized = True  # so that torch.utils.checkpoint keeps the state of the generators
     module._lazy_init = lambda: None
     module._is_in_bad_fork = lambda: False
-    module.device_count = lambda: len(generators) if _Presence.shown else 0
+    module.device_count = lambda: len(generators) if _shown else 0
     module.current_device = backend.current_device
     module.set_device = lambda device: backend.set_device(_index(device))
     module.device = _OnDevice
