@@ -2,8 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from tests.pipeline.conformance.runners import (
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
 from tests.support.delayed import DelayedTraining, borders_of
-from tests.support.late_scenarios import counted
+from tests.support.late_scenarios import aside, counted
 from tests.support.on_devices import SHARED, THREE, TWO, cut_on, gradients, late
 from tests.support.pieces import Fails
 from tests.support.seeds import seeds
@@ -99,13 +98,6 @@ def chain(layers: int = 4, width: int = 4) -> nn.Sequential:
     return plain.in_double([part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())])
 
 
-@contextmanager
-def side_streams() -> Iterator[None]:
-    """On streams of the first two devices that are not their default ones."""
-    with on_streams([torch.Stream(torch.device(device)) for device in TWO]):
-        yield
-
-
 @pytest.mark.parametrize(
     ("device", "differentiated"), [("vdev:0", True), ("vdev:1", False), ("vdev:1", True), ("cpu", False)]
 )
@@ -116,7 +108,7 @@ def test_an_input_gets_its_gradient_wherever_it_is(device, differentiated):
     theirs = x.clone().requires_grad_()
     plain.micro_batched_step(reference, theirs, y, nn.MSELoss(), 4)
     assert theirs.grad is not None
-    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe, late(), side_streams():
+    with cut_on(TWO, model, [4], nn.MSELoss()) as pipe, late(), on_streams(aside()):
         ours = x.clone().to(device).requires_grad_()
         if differentiated:
             nn.functional.mse_loss(pipe(ours * 1), y.to("vdev:1")).backward()
@@ -215,7 +207,7 @@ def test_a_worker_that_has_a_device_alone_computes_on_the_streams_of_the_caller(
     model = plain.in_double([nn.Linear(4, 4), layers[0], nn.Linear(4, 4), layers[1]])
     x, y = plain.sample(8, 4)
     with cut_on(devices, model, [2], nn.MSELoss()) as pipe:
-        for streams in ([torch.Stream(torch.device(device)) for device in TWO] for _ in range(2)):
+        for streams in (aside(), aside()):
             with late(), on_streams(streams):
                 pipe.step(x.to(devices[0]), target=y.to(devices[1]))
             for layer, stream in zip(layers, streams, strict=True):

@@ -1,8 +1,8 @@
 """Each wait and each hold of the streams is needed: without it, some accesses to memory have no order."""
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -107,13 +107,8 @@ def test_bytes_count_and_not_whole_blocks(overlapping: bool):
     assert [race.kind for race in found] == ([races.UNORDERED] if overlapping else [])
 
 
-@contextmanager
-def nothing(*_: Any) -> Iterator[None]:
-    yield
-
-
 def test_workers_are_on_streams_of_their_own(monkeypatch):
-    monkeypatch.setattr(Streams, "entered", nothing)
+    monkeypatch.setattr(Streams, "entered", lambda *_: nullcontext())
     with pytest.raises(RacesFound):
         SCENARIOS["zeroed aside"]()
 
@@ -123,7 +118,7 @@ def test_a_thread_of_autograd_is_on_the_streams_of_the_workers_that_it_stands_fo
 
     def on_workers_alone(streams: Streams, worker: int) -> AbstractContextManager[None]:
         on_worker = threading.current_thread().name.startswith("pipepart")
-        return entered(streams, worker) if on_worker else nothing()
+        return entered(streams, worker) if on_worker else nullcontext()
 
     monkeypatch.setattr(Streams, "entered", on_workers_alone)
     with pytest.raises(RacesFound):

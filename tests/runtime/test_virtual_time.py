@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,12 +201,8 @@ def test_compressed_messages_take_what_their_bytes_take(seed, compress, skipping
 def test_a_link_carries_one_message_at_a_time_in_each_direction():
     arrivals: list[float] = []
 
-    class Sent:
-        def send(self, sender: int, receiver: int, key: Any, message: Any) -> None:
-            arrivals.append(message[1])
-
     link = Link(bandwidth=100.0, latency=0.5)
-    sent: Any = Sent()
+    sent: Any = SimpleNamespace(send=lambda *given: arrivals.append(given[-1][1]))
     over = transport.EmulatedTransport(sent, (0, 1), [[link] * 2] * 2, transport.Clock(lambda: 0.0), 0.0)
     for sender, receiver in ((0, 1), (0, 1), (1, 0)):
         over.send(sender, receiver, (Kind.F, receiver, 0), torch.zeros(50))
