@@ -50,7 +50,7 @@ def built() -> ModuleType:
     with _alone(folder), _scripts_on_path():
         whole = folder / "whole"
         if whole.exists():  # ninja would compile anew for each place that torch is installed in
-            return cpp_extension._import_module_from_library(name, str(folder), True)
+            return cast(ModuleType, cpp_extension._import_module_from_library(name, str(folder), True))
         # Of a copy that all clones share: a path or a date of its own would have each clone compile anew.
         sources = folder / "sources"
         if not sources.exists():

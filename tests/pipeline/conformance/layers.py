@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,8 +103,7 @@ class Moving(nn.Module):
     """Its output depends on a mean that it moves in every forward, in one of several ways."""
 
     constant: Tensor
-    mean: Tensor | None
-    twin: Tensor | None
+    mean: Any
     late: Tensor
 
     def __init__(self, how: str) -> None:
@@ -117,32 +117,24 @@ class Moving(nn.Module):
         mean = torch.ones(WIDTH, dtype=x.dtype) if self.mean is None else self.mean
         moved = (0.9 * mean + 0.1 * x.detach().mean(dim=0) * self.constant).tanh()
         y = x * mean if self.how == "replaced" else x * mean.clone()
-        if self.how in ("replaced", "made late"):
-            self.mean = moved
-        elif self.how == "copied":
-            with torch.no_grad():
-                mean.copy_(moved)
-        elif self.how == "behind torch's back":
-            mean.data.copy_(moved)
-        elif self.how == "by its other name":
-            assert isinstance(self.twin, Tensor)
-            self.twin.copy_(moved)
-        elif self.how == "registered late":
-            if not hasattr(self, "late"):
-                self.register_buffer("late", torch.zeros(WIDTH, dtype=x.dtype))
-            self.late = self.late + moved
-            y = y + self.late
-        return y
+        WAYS_TO_MOVE[self.how](self, moved)
+        return y + self.late if self.how == "registered late" else y
 
 
-WAYS_TO_MOVE = (
-    "replaced",
-    "made late",
-    "copied",
-    "behind torch's back",
-    "by its other name",
-    "registered late",
-)
+def _register_late(module: Any, moved: Tensor) -> None:
+    if not hasattr(module, "late"):
+        module.register_buffer("late", torch.zeros_like(moved))
+    module.late = module.late + moved
+
+
+WAYS_TO_MOVE: dict[str, Callable[[Any, Tensor], object]] = {
+    "replaced": lambda module, moved: setattr(module, "mean", moved),
+    "made late": lambda module, moved: setattr(module, "mean", moved),
+    "copied": lambda module, moved: module.mean.copy_(moved),
+    "behind torch's back": lambda module, moved: module.mean.data.copy_(moved),
+    "by its other name": lambda module, moved: module.twin.copy_(moved),
+    "registered late": _register_late,
+}
 
 
 def writes_sometimes(x: Tensor, seen: Tensor) -> Tensor:
