@@ -15,16 +15,8 @@ from torch.distributed.tensor import distribute_tensor
 
 import pipepart
 from pipepart import Pipeline
+from tests.distributed.cases import models
 from tests.distributed.cases.layers import cut_recorded
-from tests.distributed.cases.models import (
-    Alternating,
-    AsksBetween,
-    AsksWhatItWrote,
-    Blocks,
-    ReadsWithin,
-    classifier,
-    labelled,
-)
 from tests.distributed.training import TIMEOUT, adam, drawn_batches, rank, small
 from tests.pipeline.conformance.scenarios import sparse_messages
 from tests.support.chains import cut_by_hand, plan_by_hand
@@ -95,9 +87,9 @@ def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pip
 
 
 def hooked() -> None:
-    layers = classifier()
+    layers = models.classifier()
     next(layers.parameters()).register_hook(lambda gradient: gradient)
-    x, y = labelled((12,))[0]
+    x, y = models.labelled((12,))[0]
     with cut(layers, [2], loss_fn=nn.CrossEntropyLoss(), replicas=2, micro_batches=4) as pipe:
         pipe.step(x, target=y)
 
@@ -109,7 +101,7 @@ def sparse_between_ranks() -> None:
 
 
 def recorded(kind: type[nn.Module], verify: str = "first") -> None:
-    args, plain = (torch.randn(4, 4), torch.ones(4)), Blocks if kind is Alternating else kind
+    args, plain = (torch.randn(4, 4), torch.ones(4)), models.Blocks if kind is models.Alternating else kind
     with cut_recorded(plain(), kind(), args, 2, nn.functional.mse_loss, verify=verify) as pipe:
         pipe.step(*args, target=args[0])
 
@@ -166,22 +158,22 @@ REFUSED: dict[str, tuple[int, Callable[[], Any], str]] = {
     "hook": (4, hooked, "has a hook, which would see the gradients of one copy"),
     "replicas of one process": (
         2,
-        lambda: cut(classifier(), [], replicas=4, micro_batches=4),
+        lambda: cut(models.classifier(), [], replicas=4, micro_batches=4),
         "each of the 4 replicas needs processes of its own",
     ),
     "unlike replicas": (4, unlike_replicas, r"share its stages out alike.* replica 1: ranks \[2, 3\]"),
     "sparse message": (2, sparse_between_ranks, "only plain tensors can go to"),
-    "always verified": (2, lambda: recorded(Blocks, "always"), 'verify="always" runs the whole model'),
-    "asks between layers": (2, lambda: recorded(AsksBetween), READS),
-    "asks what it wrote": (2, lambda: recorded(AsksWhatItWrote), READS),
+    "always verified": (2, lambda: recorded(models.Blocks, "always"), 'verify="always" runs the whole model'),
+    "asks between layers": (2, lambda: recorded(models.AsksBetween), READS),
+    "asks what it wrote": (2, lambda: recorded(models.AsksWhatItWrote), READS),
     "reads within": (
         2,
-        lambda: recorded(ReadsWithin),
+        lambda: recorded(models.ReadsWithin),
         r"layer 'blocks\.1' reads values of tensors at .*models\.py:\d+",
     ),
     "alternates": (
         2,
-        lambda: recorded(Alternating),
+        lambda: recorded(models.Alternating),
         r"two recordings of Alternating differ.*given \d in one forward",
     ),
     "parameter over ranks": (2, lambda: distributed_tensor("parameter"), r"'1\.0\.weight' is a DTensor"),

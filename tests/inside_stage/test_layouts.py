@@ -14,36 +14,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipepart
 from pipepart.runtime.stage_run import StageRun
-from tests.inside_stage.cases import (
-    Layout,
-    Towers,
-    assert_near_plain,
-    automatic,
-    batches,
-    blocks,
-    pipeline,
-    reloaded,
-    reshard,
-    resumed,
-    shard,
-    shard_in_bfloat16,
-    sometimes,
-    split,
-    split_and_shard,
-    trained,
-)
+from tests.inside_stage import cases
+from tests.inside_stage.cases import Layout
 from tests.support import plain
 from tests.support.ranks import assert_same_bits, ranks
 
-FSDP = Layout(shard, replicas=2)
+FSDP = Layout(cases.shard, replicas=2)
 
 
 def assert_as_replicas(
-    layout: Layout, make: Callable[[], nn.Module] = blocks, sizes: Sequence[int] = (8, 8)
+    layout: Layout, make: Callable[[], nn.Module] = cases.blocks, sizes: Sequence[int] = (8, 8)
 ) -> None:
     """Equal to the bit, as gradients of two replicas have one sum; but the norm of shards rounds by itself."""
-    found = ranks(4).run(trained, make, layout, sizes, None, 1e3)
-    wanted = ranks(4).run(trained, make, layout._replace(parallelize=None), sizes, None, 1e3)
+    found = ranks(4).run(cases.trained, make, layout, sizes, None, 1e3)
+    wanted = ranks(4).run(cases.trained, make, layout._replace(parallelize=None), sizes, None, 1e3)
     for rank, (one, other) in enumerate(zip(found, wanted, strict=True)):
         torch.testing.assert_close(one.pop("norms"), other.pop("norms"), rtol=1e-15, atol=0)
         assert one.pop("sharded")
@@ -63,61 +47,66 @@ def test_gradients_losses_norms_and_states_are_those_of_replicas():
         FSDP._replace(schedule="gpipe"),
         FSDP._replace(schedule="interleaved-1f1b", chunks=2, borders=(2, 4, 6)),
         FSDP._replace(recompute="always"),
-        FSDP._replace(parallelize=reshard),
-        FSDP._replace(parallelize=reshard, schedule="zb-h1"),
-        FSDP._replace(parallelize=reshard, recompute="always"),
+        FSDP._replace(parallelize=cases.reshard),
+        FSDP._replace(parallelize=cases.reshard, schedule="zb-h1"),
+        FSDP._replace(parallelize=cases.reshard, recompute="always"),
     ],
 )
 def test_so_are_those_of_other_schedules_and_of_units_that_gather_for_each_micro_batch(layout: Layout):
-    assert_as_replicas(layout, sizes=(8, 8) if layout.parallelize is reshard else (10, 3))
+    assert_as_replicas(layout, sizes=(8, 8) if layout.parallelize is cases.reshard else (10, 3))
 
 
 @pytest.mark.slow
 def test_a_unit_that_one_replica_does_not_use_is_reduced_on_both():
-    assert_as_replicas(FSDP._replace(borders=(2,), schedule="zb-h1"), sometimes)
+    assert_as_replicas(FSDP._replace(borders=(2,), schedule="zb-h1"), cases.sometimes)
 
 
 @pytest.mark.slow
 def test_a_split_backward_adds_up_in_the_dtype_of_the_reduction():
-    layout = FSDP._replace(parallelize=shard_in_bfloat16)
+    layout = FSDP._replace(parallelize=cases.shard_in_bfloat16)
     for sizes in ((8, 8), (2,)):  # also of one micro-batch a replica
-        found = ranks(4).run(trained, blocks, layout._replace(schedule="zb-h1"), sizes)
-        assert_same_bits(found, ranks(4).run(trained, blocks, layout, sizes), "zb-h1 and 1f1b")
+        found = ranks(4).run(cases.trained, cases.blocks, layout._replace(schedule="zb-h1"), sizes)
+        assert_same_bits(found, ranks(4).run(cases.trained, cases.blocks, layout, sizes), "zb-h1 and 1f1b")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [Layout(shard, borders=(2, 4, 6)), Layout(shard, replicas=4, borders=())])
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(cases.shard, borders=(2, 4, 6)), Layout(cases.shard, replicas=4, borders=())],
+)
 def test_one_and_four_replicas_train_as_the_plain_model(layout: Layout):
-    assert_near_plain(ranks(4).run(trained, blocks, layout))
+    cases.assert_near_plain(ranks(4).run(cases.trained, cases.blocks, layout))
 
 
 @pytest.mark.slow
 def test_whole_values_and_shards_are_loaded():
-    for found in ranks(4).run(reloaded, FSDP):
-        for name, value in blocks().state_dict().items():
+    for found in ranks(4).run(cases.reloaded, FSDP):
+        for name, value in cases.blocks().state_dict().items():
             assert found["plus"][name].equal(value + 1)
             assert found["twice"][name].equal((value + 1) * 2)
 
 
-SPLIT = Layout(split, tensor=2)
+SPLIT = Layout(cases.split, tensor=2)
 
 
 def run_split(layout: Layout) -> list[dict[str, Any]]:
-    found = ranks(4).run(trained, blocks, layout)
+    found = ranks(4).run(cases.trained, cases.blocks, layout)
     assert all(one["sharded"] for one in found)
     return found
 
 
 def test_two_stages_of_two_ranks_train_as_the_plain_model():
-    assert_near_plain(run_split(SPLIT))
+    cases.assert_near_plain(run_split(SPLIT))
 
 
-BOTH = Layout(split_and_shard, tensor=2, replicas=2)
+BOTH = Layout(cases.split_and_shard, tensor=2, replicas=2)
 
 
 @pytest.mark.parametrize("layout", [SPLIT, pytest.param(BOTH, marks=pytest.mark.slow)])
 def test_auto_plans_for_tensor_parallelism_and_shards(layout: Layout):
-    assert_near_plain(ranks(4).run(partial(trained, make_pipeline=automatic), blocks, layout))
+    cases.assert_near_plain(
+        ranks(4).run(partial(cases.trained, make_pipeline=cases.automatic), cases.blocks, layout)
+    )
 
 
 @pytest.mark.slow
@@ -127,14 +116,14 @@ def test_auto_plans_for_tensor_parallelism_and_shards(layout: Layout):
         SPLIT._replace(schedule="zb-h1"),
         SPLIT._replace(schedule="interleaved-1f1b", chunks=2, borders=(2, 4, 6)),
         SPLIT._replace(recompute="always"),
-        Layout(split, tensor=4, borders=()),
-        Layout(split, replicas=2, tensor=2, borders=(), micro_batches=3),
-        Layout(split_and_shard, tensor=2, schedule="zb-h1"),
-        Layout(split_and_shard, replicas=2, tensor=2, borders=(), micro_batches=5),
+        Layout(cases.split, tensor=4, borders=()),
+        Layout(cases.split, replicas=2, tensor=2, borders=(), micro_batches=3),
+        Layout(cases.split_and_shard, tensor=2, schedule="zb-h1"),
+        Layout(cases.split_and_shard, replicas=2, tensor=2, borders=(), micro_batches=5),
     ],
 )
 def test_so_do_other_layouts(layout: Layout):
-    assert_near_plain(run_split(layout))
+    cases.assert_near_plain(run_split(layout))
 
 
 def deferred() -> list[int]:
@@ -148,8 +137,8 @@ def deferred() -> list[int]:
 
     StageRun.backward_weights = counted  # type: ignore[method-assign]
     try:
-        with pipeline(blocks(), SPLIT._replace(schedule="zb-h1")) as pipe:
-            x, y = batches((8,))[0]
+        with cases.pipeline(cases.blocks(), SPLIT._replace(schedule="zb-h1")) as pipe:
+            x, y = cases.batches((8,))[0]
             pipe.step(x, target=y)
     finally:
         StageRun.backward_weights = before  # type: ignore[method-assign]
@@ -170,7 +159,7 @@ def meshes() -> tuple[Any, ...]:
             layers["0"] = torch.nn.Identity()
 
     layout = Layout(parallelize, tensor=2)
-    with pipeline(blocks(), layout) as pipe:
+    with cases.pipeline(cases.blocks(), layout) as pipe:
         assert pipe.mesh is not None
         return (*seen, pipe.mesh.mesh_dim_names, pipe.mesh.mesh.tolist())
 
@@ -188,11 +177,11 @@ def drawing(layouts: Sequence[Layout]) -> list[Any]:
     """Losses of a model with dropout between the blocks."""
     found = []
     for layout in layouts:
-        model = blocks()
+        model = cases.blocks()
         model[2].p = model[4][2].p = 0.3  # type: ignore[union-attr, index]
         torch.manual_seed(5)
-        with pipeline(model, layout) as pipe:
-            found.append([pipe.step(x, target=y) for x, y in batches((8, 8))])
+        with cases.pipeline(model, layout) as pipe:
+            found.append([pipe.step(x, target=y) for x, y in cases.batches((8, 8))])
     return found
 
 
@@ -204,7 +193,7 @@ def test_draws_beside_what_is_sharded_are_those_of_the_model_without():
 
 def towers(tied: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    return Towers(tied).double()
+    return cases.Towers(tied).double()
 
 
 def shard_all(layers: Mapping[str, nn.Module], mesh: DeviceMesh) -> None:
@@ -215,7 +204,7 @@ def shard_all(layers: Mapping[str, nn.Module], mesh: DeviceMesh) -> None:
 
 
 def plan_for(layout: Layout, tied: bool) -> pipepart.Plan:
-    x, y = batches((8,))[0]
+    x, y = cases.batches((8,))[0]
     profile = pipepart.profile(towers(tied), x, loss_fn=nn.MSELoss(), target=y, micro_batches=4)
     cluster = pipepart.Cluster.virtual(4, threads=1)
     how = {
@@ -232,22 +221,22 @@ def plan_for(layout: Layout, tied: bool) -> pipepart.Plan:
 @pytest.mark.parametrize(
     ("layout", "tied"),
     [
-        (Layout(shard, replicas=2), True),
+        (Layout(cases.shard, replicas=2), True),
         (Layout(shard_all, replicas=2, schedule="zb-h1"), False),
-        (Layout(split, tensor=2), False),
+        (Layout(cases.split, tensor=2), False),
     ],
 )
 def test_a_model_that_is_no_sequential(layout: Layout, tied: bool):
     make = partial(towers, tied)
-    found = ranks(4).run(trained, make, layout, (8, 8), plan_for(layout, tied))
+    found = ranks(4).run(cases.trained, make, layout, (8, 8), plan_for(layout, tied))
     assert all(one["sharded"] for one in found)
-    assert_near_plain(found, make, plan_for(Layout(), tied))
+    cases.assert_near_plain(found, make, plan_for(Layout(), tied))
 
 
 @pytest.mark.slow
 def test_a_parameter_of_two_stages_is_not_sharded():
     layout = Layout(shard_all, replicas=2)
-    for one in ranks(4).outcomes(trained, partial(towers, True), layout, (8,), plan_for(layout, True)):
+    for one in ranks(4).outcomes(cases.trained, partial(towers, True), layout, (8,), plan_for(layout, True)):
         assert isinstance(one.error, ValueError)
         assert "is used by stages on ranks 0, 2, and a parameter of several stages cannot be sharded" in str(
             one.error
@@ -256,31 +245,31 @@ def test_a_parameter_of_two_stages_is_not_sharded():
 
 LAYOUTS = {
     "four stages": Layout(borders=(2, 4, 6)),
-    "four stages, sharded alone": Layout(shard, borders=(2, 4, 6)),
-    "sharded over two": Layout(shard, replicas=2),
-    "sharded over four": Layout(shard, replicas=4, borders=()),
-    "split": Layout(split, tensor=2),
-    "split and sharded": Layout(split_and_shard, replicas=2, tensor=2, borders=()),
+    "four stages, sharded alone": Layout(cases.shard, borders=(2, 4, 6)),
+    "sharded over two": Layout(cases.shard, replicas=2),
+    "sharded over four": Layout(cases.shard, replicas=4, borders=()),
+    "split": Layout(cases.split, tensor=2),
+    "split and sharded": Layout(cases.split_and_shard, replicas=2, tensor=2, borders=()),
 }
 
 
 @pytest.mark.slow
 def test_any_layout_loads_what_any_other_saves(tmp_path: Path):
     names = list(LAYOUTS)
-    first = {name: ranks(4).run(resumed, LAYOUTS[name], None, tmp_path / name) for name in names}
-    expected = ranks(4).run(resumed, LAYOUTS[names[0]], tmp_path / names[0], None)[0]
+    first = {name: ranks(4).run(cases.resumed, LAYOUTS[name], None, tmp_path / name) for name in names}
+    expected = ranks(4).run(cases.resumed, LAYOUTS[names[0]], tmp_path / names[0], None)[0]
     for name, following in zip(names, [*names[1:], names[0]], strict=True):
         for one in first[name]:
             plain.assert_close(one["state"], first[names[0]][0]["state"], 1e-10)
-        for one in ranks(4).run(resumed, LAYOUTS[following], tmp_path / name, None):
+        for one in ranks(4).run(cases.resumed, LAYOUTS[following], tmp_path / name, None):
             plain.assert_near(torch.stack(one["losses"]), torch.stack(expected["losses"]), 1e-10, name)
             plain.assert_close(one["state"], expected["state"], 1e-10)
 
 
 @pytest.mark.slow
 def test_a_plain_module_loads_what_was_split_and_sharded(tmp_path: Path):
-    saved = ranks(4).run(resumed, LAYOUTS["split and sharded"], None, tmp_path)[0]["state"]
-    model = blocks()
+    saved = ranks(4).run(cases.resumed, LAYOUTS["split and sharded"], None, tmp_path)[0]["state"]
+    model = cases.blocks()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
     pipepart.load(tmp_path, model, optimizer)
     for name, value in model.state_dict().items():

@@ -10,34 +10,25 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.inside_stage.cases import (
-    Block,
-    Layout,
-    automatic,
-    batches,
-    blocks,
-    pipeline,
-    reshard,
-    shard,
-    split,
-)
+from tests.inside_stage import cases
+from tests.inside_stage.cases import Layout
 from tests.support.ranks import ranks
 
-FSDP, TENSOR = Layout(shard, replicas=2), Layout(split, tensor=2)
+FSDP, TENSOR = Layout(cases.shard, replicas=2), Layout(cases.split, tensor=2)
 
 
 def test_one_process_is_refused():
-    for make, count in ((pipeline, 4), (automatic, 2)):
+    for make, count in ((cases.pipeline, 4), (cases.automatic, 2)):
         with pytest.raises(ValueError, match=f"this is one: start torchrun --nproc-per-node {count}"):
-            make(blocks(), FSDP)
+            make(cases.blocks(), FSDP)
 
 
 def test_a_plan_of_groups_of_devices_needs_the_function():
-    for make in (pipeline, automatic):
+    for make in (cases.pipeline, cases.automatic):
         with pytest.raises(
             ValueError, match=r"tensor=2 needs the function .* pass parallelize=f to the Pipeline"
         ):
-            make(blocks(), TENSOR._replace(parallelize=None))
+            make(cases.blocks(), TENSOR._replace(parallelize=None))
 
 
 def of_the_world(layers: Any, mesh: DeviceMesh) -> None:
@@ -49,53 +40,53 @@ def of_the_world(layers: Any, mesh: DeviceMesh) -> None:
 def of_several_layers(layers: Any, mesh: DeviceMesh) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard([layer for layer in layers.values() if isinstance(layer, Block)], mesh=mesh["dp"])
+    fully_shard([layer for layer in layers.values() if isinstance(layer, cases.Block)], mesh=mesh["dp"])
 
 
 def offloading(layers: Any, mesh: DeviceMesh) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy
 
-    shard(layers, mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    cases.shard(layers, mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
 
 
 def replacing(layers: Any, mesh: DeviceMesh) -> None:
     for layer in layers.values():
-        if isinstance(layer, Block):
+        if isinstance(layer, cases.Block):
             layer.up = nn.Sequential(layer.up)  # type: ignore[assignment]
 
 
 def raising(layers: Any, mesh: DeviceMesh) -> None:
-    shard(layers, mesh)
+    cases.shard(layers, mesh)
     raise OSError("no such rule")
 
 
 def tied() -> nn.Module:
     """A weight of two blocks of one stage."""
-    model = blocks()
+    model = cases.blocks()
     model[1].up.weight = model[3].up.weight  # type: ignore[union-attr]
     return model
 
 
 def tied_over_stages() -> nn.Module:
-    model = blocks()
+    model = cases.blocks()
     model[1].up.weight = model[4][1].up.weight  # type: ignore[union-attr, index]
     return model
 
 
 def with_hook() -> nn.Module:
-    model = blocks()
+    model = cases.blocks()
     for layer in (model[1], model[4][1]):  # type: ignore[index]
         layer.up.weight.register_hook(lambda gradient: gradient)  # type: ignore[union-attr]
     return model
 
 
 def trained(make: Callable[[], nn.Module], layout: Layout, options: dict[str, Any]) -> None:
-    with pipeline(make(), layout, **options) as pipe:
-        for x, y in batches((8, 3)):
+    with cases.pipeline(make(), layout, **options) as pipe:
+        for x, y in cases.batches((8, 3)):
             pipe.step(x, target=y)
 
 
-FOUR = Layout(shard, borders=(2, 4, 6))
+FOUR = Layout(cases.shard, borders=(2, 4, 6))
 MODELS: dict[Callable[[], nn.Module], str] = {
     tied: "is tied to '3.up.weight', and parallelize has made two parameters of it",
     tied_over_stages: "is used by stages on ranks 0, 1, and a parameter of several stages cannot be",
@@ -107,7 +98,7 @@ FUNCTIONS: dict[Any, str] = {
     of_several_layers: "by one call of fully_shard with modules beside it",
     offloading: "has its parameters on the host between two actions",
     replacing: "parallelize has replaced module 'up' of layer",
-    reshard: "3 micro-batches are not equally many for each of 2 replicas",
+    cases.reshard: "3 micro-batches are not equally many for each of 2 replicas",
     raising: "no such rule",
 }
 LAYOUTS: dict[Layout, str] = {
@@ -123,10 +114,13 @@ OPTIONS: dict[str, Any] = {"optimizer": torch.optim.SGD, "compile": True, "stric
     ("make", "layout", "options", "words"),
     [
         *((make, FSDP, {}, words) for make, words in MODELS.items()),
-        *((blocks, FSDP._replace(parallelize=function), {}, words) for function, words in FUNCTIONS.items()),
-        *((blocks, layout, {}, words) for layout, words in LAYOUTS.items()),
         *(
-            (blocks, FSDP, {name: value}, f"{name}= cannot be combined with parallelize=")
+            (cases.blocks, FSDP._replace(parallelize=function), {}, words)
+            for function, words in FUNCTIONS.items()
+        ),
+        *((cases.blocks, layout, {}, words) for layout, words in LAYOUTS.items()),
+        *(
+            (cases.blocks, FSDP, {name: value}, f"{name}= cannot be combined with parallelize=")
             for name, value in OPTIONS.items()
         ),
     ],

@@ -11,16 +11,7 @@ from torch import Tensor, nn
 
 from pipepart.runtime.transport.cuda import Callers, Pace, Streams
 from pipepart.workers.streams import on_streams
-from tests.pipeline.conformance.runners import (
-    AMONG_DEVICES,
-    DRAWN,
-    LATE,
-    SCHEDULES,
-    VALUES,
-    Mode,
-    covering,
-    drawn,
-)
+from tests.pipeline.conformance import runners
 from tests.pipeline.conformance.test_conformance import check
 from tests.support import plain
 from tests.support.delayed import DelayedTraining, borders_of
@@ -32,26 +23,26 @@ from tests.support.seeds import seeds
 pytestmark = [pytest.mark.usefixtures("late_devices"), pytest.mark.timeout(600)]
 
 
-AMONG = AMONG_DEVICES | {"home": list(LATE)}
-MODES = list(covering(random.Random(0), each=1, among=AMONG))
+AMONG = runners.AMONG_DEVICES | {"home": list(runners.LATE)}
+MODES = list(runners.covering(random.Random(0), each=1, among=AMONG))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_late_devices_train_as_the_plain_model(mode: Mode):
+def test_late_devices_train_as_the_plain_model(mode: runners.Mode):
     """Two steps with an optimizer, which writes the weights on the caller's streams while steps are queued."""
     check(mode)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [*SCHEDULES, DRAWN], ids=str)
+@pytest.mark.parametrize("schedule", [*runners.SCHEDULES, runners.DRAWN], ids=str)
 def test_late_devices_train_as_the_plain_model_in_many_modes(schedule: tuple[str, int]):
     for seed in seeds(4, f"late {schedule}"):
-        check(drawn(random.Random(seed), AMONG, schedule=schedule), seed)
+        check(runners.drawn(random.Random(seed), AMONG, schedule=schedule), seed)
 
 
 def test_the_modes_have_every_home_and_stash_and_the_most_schedules():
-    assert {mode.home for mode in MODES} == set(LATE)
-    assert {mode.stash for mode in MODES} == set(VALUES["stash"])
+    assert {mode.home for mode in MODES} == set(runners.LATE)
+    assert {mode.stash for mode in MODES} == set(runners.VALUES["stash"])
     assert len({mode.schedule[0] for mode in MODES}) >= 10
 
 

@@ -14,22 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import schedules
+from tests.pipeline.conformance import runners
 from tests.pipeline.conformance.between import CHANGES, FAILURE, TO_DOUBLE, Fuse, drawn_event
-from tests.pipeline.conformance.runners import (
-    BACKENDS,
-    CUDA,
-    DRAWN,
-    LATE,
-    LOSSES,
-    SCHEDULES,
-    VALUES,
-    Mode,
-    all_modes,
-    as_dtype,
-    asking,
-    drawn,
-    sgd,
-)
 from tests.pipeline.conformance.scenarios import SCENARIOS
 from tests.support import plain
 from tests.support.on_devices import late
@@ -40,7 +26,7 @@ STEPS = 2
 COMPILED_STEPS = 3  # one of single layers, one that compiles, one of what is compiled
 
 
-def replica_of(mode: Mode) -> tuple[int, ...]:
+def replica_of(mode: runners.Mode) -> tuple[int, ...]:
     """The replicas that micro-batches take in turn; chimera has one for each direction."""
     if mode.schedule[0] == "chimera":
         return (0, 1) if mode.replicas == 1 else (0, 2, 1, 3)
@@ -62,7 +48,7 @@ def called_step(
 
 
 def check(
-    mode: Mode, seed: int = 0, change: Callable[[nn.Module], None] | None = None, event: str = ""
+    mode: runners.Mode, seed: int = 0, change: Callable[[nn.Module], None] | None = None, event: str = ""
 ) -> None:
     """Two steps: gradients of parameters and inputs, buffers, losses and weights are those of the plain model.
 
@@ -71,17 +57,17 @@ def check(
     steps the model is changed, or a step fails, as the ``event`` says, which is drawn by default.
     """
     what = mode.what
-    loss_fn, mean = (what.loss, True) if what.loss else LOSSES[mode.loss]
+    loss_fn, mean = (what.loss, True) if what.loss else runners.LOSSES[mode.loss]
     model, reference, whole = (made(mode, seed) for _ in range(3))
     undivided = mode.dtype == torch.float64 and not (what.draws or what.writes or what.by_batch)
     event = event or drawn_event(mode)
-    optimizers = [sgd(each.parameters()) for each in (reference, whole, model)]
+    optimizers = [runners.sgd(each.parameters()) for each in (reference, whole, model)]
     by_stage = mode.runner == "optimizers of stages"
     rounding = ROUNDING[mode.dtype]
     if change:
         change(model)
     fuse = Fuse(model, random.Random(str(mode)), mode.parts) if event == FAILURE else None
-    is_late, on_cuda = mode.home in LATE, mode.home in CUDA
+    is_late, on_cuda = mode.home in runners.LATE, mode.home in runners.CUDA
     same: Callable[..., None] = partial(plain.assert_close, relative=1e-9) if on_cuda else plain.assert_same
     # Dropout on a device draws other numbers than on the CPU.
     beside = ("vdev:7" if is_late else "cuda:0" if on_cuda else "cpu") if what.draws else "cpu"
@@ -89,15 +75,19 @@ def check(
     with mode.pipeline(model) as pipe, late() if is_late else nullcontext():
         ends = [pipe.plan.cluster.device(pipe.plan.stages[end].device).torch_device for end in (0, -1)]
         first, last = ends if mode.device_of else ("cpu", "cpu")
-        for step in range(COMPILED_STEPS if mode.runner in BACKENDS else STEPS):
+        for step in range(COMPILED_STEPS if mode.runner in runners.BACKENDS else STEPS):
             dtype = torch.float64 if event == TO_DOUBLE and step else mode.dtype
-            x, y = as_dtype(what.batch(mode.sizes[0] + step), dtype)
+            x, y = runners.as_dtype(what.batch(mode.sizes[0] + step), dtype)
             if step == 1 and fuse:
                 fuse.check_failure(pipe, moved(x, first), moved(y, last))
             for each in (model, reference, whole) if step == 1 else ():
                 each.zero_grad() if fuse else CHANGES[event](each)
             parts = min(mode.sizes[1], mode.sizes[0] + step)
-            ours, theirs, others = asking(moved(x, first)), asking(moved(x, beside)), asking(x)
+            ours, theirs, others = (
+                runners.asking(moved(x, first)),
+                runners.asking(moved(x, beside)),
+                runners.asking(x),
+            )
             torch.manual_seed(step)
             if mode.runner == "called":
                 loss = loss_fn(plain.call(pipe, ours), moved(y, last))
@@ -125,7 +115,7 @@ def check(
         same(on_cpu(model.named_parameters()), on_cpu(reference.named_parameters()))
 
 
-def made(mode: Mode, seed: int) -> nn.Module:
+def made(mode: runners.Mode, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return mode.what.make().to(mode.dtype)
 
@@ -153,21 +143,21 @@ def left(model: nn.Module, x: Any) -> dict[str, Tensor | None]:
     }
 
 
-ALL = list(all_modes())
+ALL = list(runners.all_modes())
 
 
 @pytest.mark.parametrize("mode", ALL, ids=str)
 @pytest.mark.filterwarnings("ignore:.*(weight_norm|torch.jit.script).*")
-def test_a_pipeline_trains_as_the_plain_model(mode: Mode):
+def test_a_pipeline_trains_as_the_plain_model(mode: runners.Mode):
     check(mode)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_that_fails_leaves_nothing_to_the_next_one(seed: int):
-    choose, stash = random.Random(seed), VALUES["stash"][seed % 5]
+    choose, stash = random.Random(seed), runners.VALUES["stash"][seed % 5]
     kinds = ["linear", "dropout", "tied ends", "residual"]
     given = {"scenario": choose.choice(kinds), "runner": "step", "stash": stash, "replicas": 1 + seed % 2}
-    check(drawn(choose, **given), event=FAILURE)
+    check(runners.drawn(choose, **given), event=FAILURE)
 
 
 @pytest.mark.slow
@@ -175,25 +165,25 @@ def test_a_step_that_fails_leaves_nothing_to_the_next_one(seed: int):
 @pytest.mark.filterwarnings("ignore:.*(weight_norm|torch.jit.script).*")
 def test_a_pipeline_trains_as_the_plain_model_in_many_modes(scenario: str):
     for seed in seeds(60 if scenario == "anything" else 9, f"conformance {scenario}"):
-        check(drawn(random.Random(seed), scenario=scenario), seed)
+        check(runners.drawn(random.Random(seed), scenario=scenario), seed)
 
 
 @pytest.mark.slow
 def test_a_backward_that_is_compiled_with_statistics_writes_and_a_parameter_of_two_stages():
-    check(drawn(random.Random(0), scenario="all at once", runner="compiled backward", stash="always"))
+    check(runners.drawn(random.Random(0), scenario="all at once", runner="compiled backward", stash="always"))
 
 
 def test_every_schedule_that_a_pipeline_can_run_is_among_the_modes():
     with_an_optimizer_in_the_step = {"pipedream", "pipedream-2bw"}
     found = {mode.schedule[0] for mode in ALL}
-    assert found - {DRAWN[0]} | with_an_optimizer_in_the_step == set(schedules.names())
-    assert {name for name, _ in [*SCHEDULES, DRAWN]} == found
+    assert found - {runners.DRAWN[0]} | with_an_optimizer_in_the_step == set(schedules.names())
+    assert {name for name, _ in [*runners.SCHEDULES, runners.DRAWN]} == found
 
 
 def test_the_modes_have_every_setting_with_several_others():
     assert {mode.scenario for mode in ALL} == set(SCENARIOS)
     assert {drawn_event(mode) for mode in ALL} == {*CHANGES, FAILURE}
-    for name, values in VALUES.items():
+    for name, values in runners.VALUES.items():
         for value in set(values) if name != "scenario" else ():
             modes = [mode for mode in ALL if getattr(mode, name) == value]
             for other in ("runner", "dtype", "schedule", "stash"):
