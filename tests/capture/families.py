@@ -51,7 +51,6 @@ def words(*shape: int, seed: int = 1) -> Tensor:
 
 
 def noise(*shape: int, seed: int = 2) -> Tensor:
-    """Normal numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -7,15 +7,12 @@ _STORE: dict[str, Any] = {}
 
 
 def scaled(x: Any) -> Any:
-    """Return x times the global number."""
     return x * SCALE["all"]
 
 
 def put(key: str, value: Any) -> None:
-    """Keep a value."""
     _STORE[key] = value
 
 
 def get(key: str) -> Any:
-    """Return a value that was kept."""
     return _STORE[key]

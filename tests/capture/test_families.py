@@ -235,7 +235,6 @@ def test_adapters_are_trained_and_switched(name):
 
 
 def trained(pipe: Any, sample: Any) -> None:
-    """Train two steps."""
     optimizer = torch.optim.AdamW([p for p in pipe.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(2):
         optimizer.zero_grad()

@@ -49,7 +49,6 @@ def refused(act: Callable[[Training, int], Any]) -> str:
 
 
 def save_with_one(folder: Path, how: dict[str, Any]) -> str:
-    """Save with other arguments on rank 1."""
     return refused(
         lambda made, rank: pipepart.save(
             folder, made.pipe, **{"optimizer": made.optimizer, "step": 1, **(how if rank else {})}
@@ -58,7 +57,6 @@ def save_with_one(folder: Path, how: dict[str, Any]) -> str:
 
 
 def load_with(folder: Path, rank: int) -> str:
-    """Load with another optimizer on one rank."""
 
     def load(made: Training, own: int) -> None:
         optimizer = torch.optim.SGD(made.pipe.parameters(), 0.1) if own == rank else made.optimizer

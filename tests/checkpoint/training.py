@@ -25,7 +25,6 @@ def model(tied: bool = True) -> nn.Sequential:
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
-    """The mini-batch of a step."""
     generator = torch.Generator().manual_seed(number)
     return torch.randn(8, 6, generator=generator), torch.randn(8, 6, generator=generator)
 
@@ -49,11 +48,9 @@ class Training(NamedTuple):
                 self.scheduler.step()
 
     def save(self, folder: Path, step: int, **how: Any) -> Path:
-        """Save the model, the optimizer and the scheduler."""
         return pipepart.save(folder, self.pipe, self.optimizer, step=step, scheduler=self.scheduler, **how)
 
     def load(self, folder: Path) -> Any:
-        """Load all three."""
         return pipepart.load(folder, self.pipe, self.optimizer, scheduler=self.scheduler)
 
     def state(self) -> dict[str, Tensor]:

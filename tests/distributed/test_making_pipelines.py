@@ -80,7 +80,6 @@ def test_a_pipeline_of_another_model_or_other_options_on_one_rank_is_refused_on_
 
 
 def limited(cluster: pipepart.Cluster, layers: nn.Module, **options: Any) -> Pipeline:
-    """A pipeline on devices with limits."""
     with cut_by_hand(chain(2), [1], micro_batches=2) as pipe:
         plan = pipe.plan.model_copy(update={"cluster": cluster})
     return Pipeline(layers, plan, MSE, **options)

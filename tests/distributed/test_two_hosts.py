@@ -106,7 +106,6 @@ def two_hosts() -> Iterator[None]:
 
 
 def start(host: int) -> subprocess.Popen[str]:
-    """Start torchrun on a host."""
     command = ["ip", "netns", "exec", HOSTS[host], sys.executable, "-m", "torch.distributed.run"]
     command += ["--nnodes", "2", "--node-rank", str(host), "--nproc-per-node", "1"]
     command += ["--master-addr", ADDRESSES[0], "--master-port", "29617", "-m", SCRIPT]

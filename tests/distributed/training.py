@@ -115,5 +115,4 @@ def small(**options: Any) -> Pipeline:
 
 
 def gradients(pipe: Pipeline) -> Own:
-    """Gradients of the parameters by name."""
     return Own({name: None if p.grad is None else p.grad.clone() for name, p in pipe.named_parameters()})

@@ -24,7 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=SETS, ids=lambda name: name.replace(", ", " ").replace(" ", "-"))
 def devices(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The devices of a pipeline's workers."""
     found = SETS[request.param]
     if len(set(found)) > torch.cuda.device_count():
         pytest.skip(f"there are not {len(set(found))} CUDA devices")

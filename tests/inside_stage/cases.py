@@ -89,7 +89,6 @@ def shard(layers: Mapping[str, nn.Module], mesh: DeviceMesh, **how: Any) -> None
 
 
 def split(layers: Mapping[str, nn.Module], mesh: DeviceMesh) -> None:
-    """Tensor parallelism within blocks."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     for layer in layers.values():
@@ -161,7 +160,6 @@ def automatic(model: nn.Module, layout: Layout, plan: None = None) -> Pipeline:
 
 
 def gradients(pipe: Pipeline) -> dict[str, Tensor | None]:
-    """Whole gradients of the parameters by name."""
     return {name: None if p.grad is None else whole(p.grad).clone() for name, p in pipe.named_parameters()}
 
 
@@ -202,7 +200,6 @@ def trained(
 
 
 def resumed(layout: Layout, load: Path | None, save: Path | None) -> dict[str, Any]:
-    """Load a checkpoint, train two steps, save one."""
     with pipeline(blocks(), layout) as pipe:
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2, amsgrad=True)
         if load:
@@ -218,7 +215,6 @@ def resumed(layout: Layout, load: Path | None, save: Path | None) -> dict[str, A
 
 
 def reloaded(layout: Layout) -> dict[str, Any]:
-    """Load whole values, and shards."""
     with pipeline(blocks(), layout) as pipe:
         plus = {name: value + 1 for name, value in pipe.full_state_dict().items()}
         pipe.load_state_dict(plus)

@@ -48,7 +48,6 @@ def plan() -> pipepart.Plan:
 
 
 def smoothed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    """A loss with smoothed labels, for the Trainer."""
     logits, words = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     count = len(words) if num_items_in_batch is None else num_items_in_batch
     return torch.nn.functional.cross_entropy(logits, words, label_smoothing=0.1, reduction="sum") / count

@@ -221,7 +221,6 @@ def from_weights(
 
 
 def saved_state(folder: Path, changes: dict[str, Tensor | None] | None = None) -> dict[str, Tensor]:
-    """Save the state of a new model with changes, and return it."""
     state = {**two_layers().state_dict(), **(changes or {})}
     kept = {name: tensor.contiguous() for name, tensor in state.items() if tensor is not None}
     torch_files.save_file(kept, folder / FILE)

@@ -114,7 +114,6 @@ def test_each_process_reads_its_own_tensors_from_files(tmp_path, monkeypatch):
 
 
 def recorded(model: nn.Module, sample: Any) -> Any:
-    """The recording of a model whose parameters have no values."""
     chain: Any = chain_of(model, split_loss=False)
     chain.use_fake_parameters()
     value = entered(chain, micro_batches_of(Arguments.of(sample).input, None, 1)).inputs[0]

@@ -181,8 +181,6 @@ def test_the_host_is_held_up_before_each_action(monkeypatch):
 
 
 class OnStream(nn.Module):
-    """Notes the stream that it runs on."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[torch.Stream] = set()

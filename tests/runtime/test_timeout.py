@@ -89,8 +89,6 @@ def test_a_backward_of_a_copy_that_does_not_return():
     released = threading.Event()
 
     class Apart(nn.Module):
-        """Waits where the copy runs."""
-
         def forward(self, x: Tensor) -> Tensor:
             return calls_in_backward(x, self.wait)
 

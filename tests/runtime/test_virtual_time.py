@@ -111,7 +111,6 @@ def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile_of(model: nn.Module, layers: list[Layer], micro_batches: int) -> Profile:
-    """The profile of a model, with the seconds that its layers take."""
     x = torch.randn(micro_batches, WIDTH)
     found = pipepart.profile(
         model, x, target=x, loss_fn=nn.MSELoss(), micro_batches=micro_batches, seconds=0.0

@@ -181,12 +181,10 @@ def assert_near(ours: Tensor, theirs: Tensor, relative: float = 1e-12, what: str
 
 
 def in_double(modules: Iterable[nn.Module]) -> nn.Sequential:
-    """Return the modules as one chain in float64."""
     return nn.Sequential(*modules).double()
 
 
 def sample(samples: int, width: int) -> tuple[Tensor, Tensor]:
-    """Draw an input and a target in float64."""
     x = torch.randn(samples, width, dtype=torch.double)
     return x, torch.randn(samples, width, dtype=torch.double)
 

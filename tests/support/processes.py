@@ -102,7 +102,6 @@ def others_of(ends: Sequence[Ended], bad: int) -> list[str]:
 
 @functools.cache
 def _server(*modules: str) -> Connection:
-    """Start a server that has imported these modules, too."""
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-W", "ignore", "-c", _SERVER, str(theirs.fileno()), *modules]

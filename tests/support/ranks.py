@@ -98,7 +98,6 @@ class Team:
         return found
 
     def kill(self) -> None:
-        """End all processes."""
         ranks.cache_clear()
         for process in self.processes:
             process.kill()

@@ -74,7 +74,6 @@ def plainly(
 
 
 def own_loss(output: Any) -> Tensor:
-    """The loss that a model returns."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, tuple):

@@ -11,7 +11,6 @@ _run = 0
 
 
 def set_seed(seed: int) -> None:
-    """Set the seed of this run of pytest."""
     global _run
     _run = seed
 

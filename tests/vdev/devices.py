@@ -63,7 +63,6 @@ def hide() -> None:
 
 
 def memory(device: torch.device | str) -> Memory:
-    """The bytes in use on the device now, and the most since ``reset_peak``."""
     return Memory(*_loaded().memory(_index(device)))
 
 

@@ -59,7 +59,6 @@ def fail(error: BaseException, *_: Any) -> Any:
 
 
 def notes(error: BaseException) -> str:
-    """Return the notes of an exception, one line each."""
     return "\n".join(error.__notes__)
 
 

@@ -73,7 +73,6 @@ def in_double(nest: Any) -> Any:
 
 
 def bare(nest: Any) -> Any:
-    """Return a nest without marks."""
     return pytree.tree_map(
         lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf,
         nest,
