@@ -400,8 +400,21 @@ class FillsOptions(Base):
             options.scale += 1.0
             return super().forward(x) * options.scale
 
+    def options(self):
+        return types.SimpleNamespace(scale=0.0)
+
     def forward(self, x):
-        options = types.SimpleNamespace(scale=0.0)
+        options = self.options()
         for block in self.blocks:
             x = block(x, options)
         return x
+
+
+@refused("changes a list, a dict or an object that it is given")
+class FillsAList(FillsOptions):
+    options = list
+
+    class Block(nn.Linear):
+        def forward(self, x, options):
+            options.append(x)
+            return super().forward(x)
