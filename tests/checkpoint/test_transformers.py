@@ -18,14 +18,13 @@ IDS = torch.randint(3, 40, (4, 8), generator=torch.Generator().manual_seed(0))
 HOW: dict[str, Any] = {"devices": 2, "micro_batches": 2}
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("gpt2", torch.float32), ("bert", torch.bfloat16)])
-def test_from_pretrained_reads_a_checkpoint(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
-    model = FAMILIES[family][0]().to(dtype)
+def test_from_pretrained_reads_a_checkpoint(tmp_path: Path) -> None:
+    model: Any = FAMILIES["bert"][0]().to(torch.bfloat16)
     path = pipepart.save(tmp_path, model, step=3)
-    found, told = type(model).from_pretrained(path, output_loading_info=True)  # type: ignore[attr-defined]
+    found, told = type(model).from_pretrained(path, output_loading_info=True)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     plain.assert_same(found.state_dict(), model.state_dict())
-    assert found.dtype == dtype
+    assert found.dtype == torch.bfloat16
 
 
 def test_a_trained_pipeline_becomes_a_model_of_transformers_and_a_pipeline_again(tmp_path: Path) -> None:
