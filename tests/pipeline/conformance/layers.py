@@ -108,7 +108,7 @@ class Moving(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how = how
+        self.how, self.move = how, WAYS_TO_MOVE[how]
         self.register_buffer("constant", torch.arange(float(WIDTH)))
         self.register_buffer("mean", None if how == "made late" else torch.ones(WIDTH))
         self.register_buffer("twin", self.mean)
@@ -117,7 +117,7 @@ class Moving(nn.Module):
         mean = torch.ones(WIDTH, dtype=x.dtype) if self.mean is None else self.mean
         moved = (0.9 * mean + 0.1 * x.detach().mean(dim=0) * self.constant).tanh()
         y = x * mean if self.how == "replaced" else x * mean.clone()
-        WAYS_TO_MOVE[self.how](self, moved)
+        self.move(self, moved)
         return y + self.late if self.how == "registered late" else y
 
 
