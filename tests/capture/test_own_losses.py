@@ -47,7 +47,6 @@ def entropy(x: Tensor, y: Tensor) -> Tensor:
 
 RIGHT: dict[str, Callable[..., Any]] = {
     "a scalar": entropy,
-    "a tuple": lambda x, y: (entropy(x, y), x),
     "a tuple with the loss at its end": lambda x, y: (x, entropy(x, y)),
     "a tuple that begins with the loss": lambda x, y: (entropy(x, y), x.detach().max()),
     "a named tuple": lambda x, y: Found(x, x.detach().max(), entropy(x, y)),
@@ -64,7 +63,6 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "one value of each sample": lambda x, y: x[torch.arange(x.shape[0]), y.clamp(min=0)].square().mean(),
     "a mask in the dtype of the samples": lambda x, y: (x.square() * (y >= 0).to(x)[:, None]).mean(),
     "a count in the dtype of the samples": lambda x, y: (x * (y >= 0)[:, None]).sum() / (y >= 0).sum().to(x),
-    "divided by the number of samples": lambda x, y: x.square().sum() / x.shape[0],
     "divided by a number of elements": lambda x, y: x.square().sum() / x.numel(),
     "divided by a length": lambda x, y: x.square().sum() / len(y),
     "divided by a float of the number of samples": lambda x, y: x.square().sum() / float(x.shape[0]),

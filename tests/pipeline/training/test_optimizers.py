@@ -85,13 +85,17 @@ def test_training_with_a_scaler_ends_where_plain_training_ends(autocast: bool, s
 
 
 @pytest.mark.parametrize("reduction", [None, "batch"])
-def test_a_weight_and_a_scaler_multiply_gradients_and_leave_the_loss(reduction: str | None) -> None:
+def test_a_weight_and_a_scaler_multiply_gradients_and_leave_loss_and_output(reduction: str | None) -> None:
     model = network().eval()
     reference = plain.twin(model)
     losses = []
     with cut_by_hand(model, [2, 4], loss_fn=LOSS, schedule="gpipe", reduction=reduction) as pipe:
         for scaler in (None, GradScaler("cpu", enabled=False), GradScaler("cpu", init_scale=4.0)):
-            losses.append(pipe.step(X, target=Y, loss_weight=0.25, scaler=scaler))
+            how: dict[str, Any] = {"loss_weight": 0.25, "scaler": scaler, "return_outputs": True}
+            loss, output = pipe.step(X, target=Y, **how)
+            losses.append(loss)
+            assert not output.requires_grad
+            torch.testing.assert_close(output, reference(X).detach())
     expected = LOSS(reference(X), Y)
     (expected * 0.25 * (1 + 1 + 4)).backward()
     for loss in losses:
