@@ -268,8 +268,8 @@ class Calls(AsModule):
         self._engine.check_free()
         self.check_layers()
 
-        def parts(*call: Any) -> MicroBatches:
-            return entered(self._chain, self._batching.parts(*call))
+        def parts() -> MicroBatches:
+            return entered(self._chain, self._batching.parts(args, kwargs, target))
 
         call += " with a trace" if self._traces.wanted else ""
         return self._side.begin(Call(call, args, kwargs, target, parts, options))

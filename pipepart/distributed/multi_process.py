@@ -279,17 +279,17 @@ class MultiProcess(SingleProcess):
     def begin(self, call: Call) -> Agreed:
         """Agree on a call, as :meth:`CallSync.begin`, and give shared parameters their newest values."""
 
-        def checked(args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> MicroBatches:
+        def checked() -> MicroBatches:
             if self._shards is None and "torch.distributed.fsdp" in sys.modules:
                 refuse_wrapped(self.part.model)  # fully_shard changes modules in place
             if self._has_replicas and torch.is_grad_enabled():
                 refuse_copies(self._chain.layers, forward=False, backward=True)
-            batch = call.make(args, kwargs, target)
+            batch = call.split()
             if self._shards is not None and self._shards.reshards:
                 _check_even(len(batch.inputs), len(self._ownership.ranks))
             return batch
 
-        agreed = self._sync.begin(call._replace(make=checked))
+        agreed = self._sync.begin(call._replace(split=checked))
         self.part.share_tied()
         return agreed
 

@@ -26,7 +26,7 @@ class Call(NamedTuple):
     Attributes:
         name: of the method.
         args, kwargs, target: its arguments.
-        make: splits them into micro-batches.
+        split: returns their micro-batches.
         options: further arguments of the method, as text; the same on all ranks.
     """
 
@@ -34,12 +34,8 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any
-    make: Callable[[tuple[Any, ...], dict[str, Any], Any], MicroBatches]
+    split: Callable[[], MicroBatches]
     options: str = ""
-
-    def split(self) -> MicroBatches:
-        """Return the micro-batches."""
-        return self.make(self.args, self.kwargs, self.target)
 
 
 class Agreed(NamedTuple):

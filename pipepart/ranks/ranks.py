@@ -112,7 +112,8 @@ class Ranks:
             backend: of torch.distributed.
             lasting: whether the group can be used after the pipeline is closed.
         """
-        group = self._apart(partial(own_group, self.rank, rows or [range(self.size)], backend), None)
+        make = partial(own_group, self.rank, rows or [range(self.size)], backend)
+        group = self.run(make, patient=True)
         self._waiting_in.add([group], lasting)
         return group
 
@@ -135,13 +136,28 @@ class Ranks:
     ) -> dict[Edge, dist.ProcessGroup]:
         """Connect pairs of ranks as :func:`groups_of_pairs`, and return the groups of the edges of this rank."""
         make = partial(groups_of_pairs, self.rank, rounds, backend, device)
-        groups: dict[Edge, dist.ProcessGroup] = self._apart(make, self._timeout)
+        groups: dict[Edge, dist.ProcessGroup] = self.run(make)
         self._waiting_in.add(groups.values())
         return groups
 
-    def run(self, together: Callable[[], T]) -> T:
-        """Run a collective on another thread and return its result; the failure of another rank ends the wait."""
-        return self._apart(together, self._timeout)
+    def run(self, collective: Callable[[], T], patient: bool = False, of_all: bool = True) -> T:
+        """Run a collective of all or of some ranks on another thread, and return its result.
+
+        The failure of another rank ends the wait. ``patient`` waits without a timeout.
+        """
+        result: list[T] = []
+        threads: list[threading.Thread] = []
+
+        def start(done: Done) -> None:
+            threads.append(begin(lambda: result.append(collective()), done))
+
+        try:
+            self._wait_for(start, None if patient else self._timeout, of_all)
+        except BaseException:
+            for thread in threads:  # a script that ends while gloo still waits would abort
+                thread.join(_LEAVE_SECONDS)
+            raise
+        return result[0]
 
     def gather(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return the values of all ranks, in rank order; ``patient`` waits without a timeout, as for files."""
@@ -151,7 +167,7 @@ class Ranks:
             dist.all_gather_object(gathered, mine, group=self._control)
             return gathered
 
-        return self._apart(collective, None if patient else self._timeout)
+        return self.run(collective, patient)
 
     def exchange(self, mine: Any, patient: bool = False) -> list[Any]:
         """Return the values of all ranks, like :meth:`gather`, for short JSON values.
@@ -172,7 +188,7 @@ class Ranks:
     ) -> torch.Tensor:
         """Broadcast a contiguous CPU tensor of one rank to all ranks, or to those of a group, in place."""
         send = partial(dist.broadcast, tensor, source, group=group or self._control)
-        self._apart(send, self._timeout, of_all=group is None)
+        self.run(send, of_all=group is None)
         return tensor
 
     def check(self) -> None:
@@ -301,22 +317,6 @@ class Ranks:
             if listener is not None:
                 listener(error)
             self._waiting_in.break_connections()
-
-    def _apart(self, collective: Callable[[], T], timeout: float | None, of_all: bool = True) -> T:
-        """Run a collective of all or of some ranks on a thread, and return what it returns."""
-        result: list[T] = []
-        threads: list[threading.Thread] = []
-
-        def start(done: Done) -> None:
-            threads.append(begin(lambda: result.append(collective()), done))
-
-        try:
-            self._wait_for(start, timeout, of_all)
-        except BaseException:
-            for thread in threads:  # a script that ends while gloo still waits would abort
-                thread.join(_LEAVE_SECONDS)
-            raise
-        return result[0]
 
     def _wait_for(self, start: Callable[[Done], None], timeout: float | None, of_all: bool = True) -> None:
         """Begin what all ranks do at this point, or some of them, and wait for its end.
