@@ -35,7 +35,6 @@ from .broadcast import broadcast_result
 from .call_sync import CallSync
 from .inside_stage import StageShards, parallelize_layers
 from .mini_batches import digest, forms
-from .overflow import share_overflow
 from .ownership import Ownership
 from .rank_part import RankPart
 from .single_process import Agreed, Call, SingleProcess
@@ -76,7 +75,7 @@ class MultiProcess(SingleProcess):
         self.links = self._links = Links(ranks, lane, homes, ownership.tensor)
         owners, count = ownership.rank_of_stage, len(plan.stages)
         firsts, lasts = owners[::count], owners[count - 1 :: count]
-        self._first, self._last, self._has_replicas = firsts[0], lasts[0], len(lasts) > 1
+        self._first, self._last = firsts[0], lasts[0]
         self._sync = CallSync(ranks, chain.model, [*chained(*ownership.of_lanes(lasts))], strict)
         self.part: RankPart = RankPart(chain.model, ownership, ranks, self._sync.meet)
         self._ranks = ranks
@@ -104,7 +103,7 @@ class MultiProcess(SingleProcess):
         groups = {worker: self._new_group(columns) for worker in self._links.local}
         first = next(iter(groups.values()))
         self.mesh = self._made_mesh(first)
-        if self._has_replicas:
+        if self.shares_out:
             self._links.reductions = Reductions(self._ranks, ownership.replica, groups)
             self.part.connect(first)
         if self._parallelize is not None:
@@ -189,8 +188,8 @@ class MultiProcess(SingleProcess):
         """
         sink, keys = step.sink, step.keys
         if scaled:
-            share_overflow(self._ranks, self.part.gradients_to_unscale())
-        refusal = self._share_taken(sink) if self._has_replicas else ""
+            self.part.share_overflow(self.part.gradients_to_unscale())
+        refusal = self._share_taken(sink) if self.shares_out else ""
         share = sink.share(is_last=self._ranks.rank == self._last).as_plain()
         everyone = self._ranks.exchange((share, keys.drawn))
         self._ranks.midway = False
@@ -228,7 +227,7 @@ class MultiProcess(SingleProcess):
 
     def collect(self, outputs: list[Any], inputs: Sequence[Any], always: bool = False) -> None:
         """Collect the results of other ranks on every rank; with one replica only with ``always``."""
-        if not self._has_replicas and not always:
+        if not self.shares_out and not always:
             return
         everyone = self._ranks.gather(
             [output is not None and type(output) is not tuple for output in outputs]
@@ -261,7 +260,7 @@ class MultiProcess(SingleProcess):
         """
         gradients = self.part.gradients_to_unscale()
         if in_half or any(parameter.dtype is torch.float16 for parameter in self.part.model.parameters()):
-            share_overflow(self._ranks, gradients)
+            self.part.share_overflow(gradients)
         self.collect(step.input_gradients, [None] * len(step.input_gradients))
         of_inputs = super().end_backward(step, in_half)
         of_inputs = broadcast_result(self._ranks, self._first, lambda: list(of_inputs))
@@ -282,7 +281,7 @@ class MultiProcess(SingleProcess):
         def checked() -> MicroBatches:
             if self._shards is None and "torch.distributed.fsdp" in sys.modules:
                 refuse_wrapped(self.part.model)  # fully_shard changes modules in place
-            if self._has_replicas and torch.is_grad_enabled():
+            if self.shares_out and torch.is_grad_enabled():
                 refuse_copies(self._chain.layers, forward=False, backward=True)
             batch = call.split()
             if self._shards is not None and self._shards.reshards:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +65,20 @@ class RankPart(ModelPart):
         if self._stand_in in set(self.parameters()):
             self._stand_in.grad = torch.zeros_like(self._stand_in)
         return [local(parameter.grad) for parameter in self.parameters() if parameter.grad is not None]
+
+    def share_overflow(self, gradients: Sequence[Tensor]) -> None:
+        """Write an infinity into the gradients of this rank if those of another rank are not finite.
+
+        So every ``GradScaler`` skips the same steps. All ranks call this.
+        """
+        finite: defaultdict[torch.device, list[Tensor]] = defaultdict(
+            list
+        )  # for one synchronization a device
+        for gradient in gradients:
+            finite[gradient.device].append(gradient.isfinite().all())
+        overflow = not all(bool(torch.stack(of_device).all()) for of_device in finite.values())
+        if any(self._ranks.exchange(overflow)) and gradients and not overflow:
+            gradients[0].view(-1)[:1] = float("inf")
 
     def state_dict(self) -> dict[str, Any]:
         state = self.model.state_dict()

@@ -23,11 +23,7 @@ def refuse_wrapped(model: nn.Module) -> None:
     sharded = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()
     for path, part in model.named_modules():
         if isinstance(part, (DistributedDataParallel, *sharded)):
-            kind = (
-                "DistributedDataParallel"
-                if isinstance(part, DistributedDataParallel)
-                else "fully_shard (FSDP)"
-            )
+            kind = type(part).__name__ if isinstance(part, DistributedDataParallel) else "fully_shard (FSDP)"
             raise InputError(
                 f"{f'layer {path!r}' if path else 'the model'} is under {kind}, which waits for other processes within "
                 "a stage: give the pipeline the plain model. For data parallelism plan with replicas=2, and share the "

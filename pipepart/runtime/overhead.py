@@ -10,9 +10,8 @@ writes 8 MiB, because a real layer also evicts the runtime's data from the cache
 from __future__ import annotations
 
 import statistics
-import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
@@ -44,17 +43,8 @@ def measured_overhead() -> Overhead:
     Measures worker threads only. Actions of torchrun processes take about as long, and
     :meth:`pipepart.Cluster.of_ranks` measures the messages between processes as links.
     """
-    outcome: Future[Overhead] = Future()
-
-    def run() -> None:  # on a new thread, which does not have the caller's torch modes
-        try:
-            outcome.set_result(_overhead(*_measured()))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=run, name="pipepart-overhead", daemon=True)
-    thread.start()
-    return outcome.result()
+    with ThreadPoolExecutor(1, "pipepart-overhead") as thread:  # which does not have the caller's torch modes
+        return thread.submit(lambda: _overhead(*_measured())).result()
 
 
 class _Probe(nn.Module):

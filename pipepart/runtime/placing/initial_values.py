@@ -81,15 +81,12 @@ class InitialValues:
     def fill(self, places: Places) -> None:
         """Initialize each tensor on the CPU, or read it to its device. What only other processes use gets no values."""
         here = {tensor: what for tensor, what in self._initialized.items() if tensor not in places.foreign}
-
-        def run() -> None:
+        with without_weak_references(self._model.modules()):
             if here and self._initialize is not None:
                 initialize_modules(self._model, here, self._initialize)
             if self._files is not None:
                 read = {tensor: names for tensor, names in self._read.items() if tensor not in places.foreign}
                 self._files.read(read, places.homes, _put)
-
-        without_weak_references(self._model.modules(), run)
 
     def _check_initialized(self, weights: bool) -> None:
         """Refuse tensors for which nothing says how they are initialized."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from ...capture import state_of
 from ..state.shadow import Layers
-
-R = TypeVar("R")
 
 
 class Places(NamedTuple):
@@ -60,18 +59,15 @@ def release(groups: Sequence[Layers], tensors: Collection[Tensor]) -> None:
 
     One that a graph of the caller's holds keeps its memory.
     """
-
-    def free() -> None:
+    with without_weak_references(
+        part for layers in groups for _, layer in layers for part in layer.modules()
+    ):
         for tensor in tensors:
             if tensor.grad_fn is not None and not tensor._is_view():
                 tensor.detach_()
             if isinstance(tensor, nn.Parameter):
                 tensor.grad = None
             swap_values(tensor, torch.empty_like(tensor.detach(), device="meta"))
-
-    without_weak_references(
-        (part for layers in groups for _, layer in layers for part in layer.modules()), free
-    )
 
 
 def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
@@ -101,13 +97,14 @@ def swap_values(tensor: Tensor, values: Tensor) -> Tensor:
     return tensor
 
 
-def without_weak_references(modules: Iterable[nn.Module], run: Callable[[], R]) -> R:
-    """Call a function while recurrent layers have no weak references to their parameters, which torch does not swap."""
+@contextmanager
+def without_weak_references(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let recurrent layers have no weak references to their parameters within the block, which torch does not swap."""
     recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
     try:
         for module in recurrent:
             module._flat_weight_refs = []
-        return run()
+        yield
     finally:
         for module in recurrent:
             module._init_flat_weights()
