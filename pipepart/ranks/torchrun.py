@@ -6,8 +6,6 @@ import atexit
 import gc
 import os
 import sys
-from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -15,9 +13,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .failure import has_closed, is_lost, serialize_exception
-from .log import Message, MessageLog
-from .waiting import Done, all_have_left, begin
+from .failure import serialize_exception
+from .log import MessageLog
+from .waiting import all_have_left
 from .watch import break_connections
 
 _LEAVE_SECONDS = 2.0  # for threads to leave what they wait for in torch
@@ -48,26 +46,10 @@ def initialize() -> MessageLog:
         _logs.append(MessageLog(rank, size, store, store.timeout.total_seconds()))
     log = _logs[0]
     if not dist.is_initialized():
-        _make_group(log)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store = PrefixStore("torch", log.store)
+        dist.init_process_group(backend, store=store, rank=log.rank, world_size=log.size)
     return log
-
-
-def _make_group(log: MessageLog) -> None:
-    """Initialize torch.distributed on a thread, so that the end of another process ends the wait."""
-    done: Done = SimpleQueue()
-
-    def heard(message: Message) -> None:
-        rank = message["rank"]
-        done.put(is_lost(rank) if message["kind"] == "lost" else has_closed(rank, message))
-
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store = PrefixStore("torch", log.store)
-    channel = log.open(heard)
-    begin(partial(dist.init_process_group, backend, store=store, rank=log.rank, world_size=log.size), done)
-    error = done.get()
-    log.forget(channel)
-    if error is not None:
-        raise error
 
 
 @atexit.register
