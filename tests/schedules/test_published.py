@@ -59,13 +59,6 @@ def test_devices_idle_for_the_ramps_that_were_published(name, options, ramp):
         assert timeline(name, p, m, costs, **options).makespan == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("p", "m"), [(1, 3), (3, 2), (4, 8)])
-def test_sequential_uses_one_device_at_a_time(p, m):
-    found = timeline("sequential", p, m)
-    assert found.makespan == 3 * p * m
-    assert found.bubble == pytest.approx(1 - 1 / p)
-
-
 def test_zb_h2_and_zb_v_have_no_bubble_where_steps_overlap():
     assert timeline("zb-h2", 4, 8).zero_bubble == pytest.approx(0)
     assert timeline("zb-v", 4, 8).zero_bubble == pytest.approx(0)
@@ -79,6 +72,7 @@ def test_zb_h2_and_zb_v_have_no_bubble_where_steps_overlap():
         ("zb-v", 16, 64, 199.5, 16), ("interleaved-zb", 16, 64, 199.5, 16), ("dualpipe-v", 16, 64, 199.5, 16.5),
         ("dualpipe-v", 4, 8, 25.5, 4.5), ("interleaved-1f1b", 8, 32, 106.5, 11.5), ("looped-bfs", 8, 32, 106.5, 32),
         ("1f1b", 16, 64, 237, 16), ("gpipe", 16, 64, 237, 64), ("zb-h1", 4, 8, 27, 4), ("zb-h2", 4, 8, 27, 7),
+        ("sequential", 1, 3, 9, 1), ("sequential", 3, 2, 18, 1), ("sequential", 4, 8, 96, 1),
     ],
 )  # fmt: skip
 def test_published_step_times_and_peaks_with_unit_costs(name, p, m, makespan, peak):
