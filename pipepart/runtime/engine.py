@@ -29,7 +29,7 @@ from ..autograd.own_copy import tensors
 from ..forks import FORKED, listen_for_forks
 from ..planning import Plan
 from ..ranks.failure import serialize_exception
-from ..workers.process_settings import deep_calls, others_run, quick_turns
+from ..workers.process_settings import others_run, quick_turns
 from ..workers.streams import hold_for_caller
 from ..workers.worker import Job, Worker, start_workers
 from .actions import Emulation
@@ -239,7 +239,7 @@ class Engine:
 
         def run() -> Step:
             parts = len(forward.input_gradients)
-            with nullcontext() if self._streams is None else self._streams.nested(), deep_calls:
+            with nullcontext() if self._streams is None else self._streams.nested():
                 step = self.new_step(self._orders.backwards(parts), [None] * parts, sink, forward, form=form)
                 self.execute(step, on_workers)
             return step

@@ -1,4 +1,4 @@
-"""Process settings while pipelines run: thread switch interval, recursion limit, and whether freed memory is kept.
+"""Process settings while pipelines run: thread switch interval, and whether freed memory is kept.
 
 Each is set by the first thread that enters it and restored by the last one that leaves.
 """
@@ -17,8 +17,6 @@ from typing import Any
 # that runs Python all the time (a progress bar, a data loader) slows a worker eightfold; with this value hardly.
 _TURN_SECONDS = 2e-4
 _HALF = 5e-7  # half of the unit to which the interpreter rounds down, so that the previous interval is restored exactly
-
-_DEEP = 10_000  # calls, ten times Python's default
 
 # <malloc.h>
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -70,21 +68,6 @@ class _QuickTurns(_Setting):
             sys.setswitchinterval(self._before + _HALF)
 
 
-class _DeepCalls(_Setting):
-    """A higher recursion limit, for backwards that begin within each other on one thread.
-
-    Autograd begins the backward of another output while it waits for a device in that of the first. Python's default
-    allows about 35 of them. torch nests 60, and goes on with another thread.
-    """
-
-    def _set(self) -> None:
-        self._before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(self._before, _DEEP))
-
-    def _restore(self) -> None:
-        sys.setrecursionlimit(self._before)
-
-
 class _KeptMemory(_Setting):
     """Makes the C library keep freed memory on the CPU, as the caching allocators of GPUs do.
 
@@ -118,7 +101,6 @@ def _glibc() -> Any:
 
 
 quick_turns = _QuickTurns()
-deep_calls = _DeepCalls()
 kept_memory = _KeptMemory()
 
 
