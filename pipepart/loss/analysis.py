@@ -8,6 +8,7 @@ a reason for the error.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +58,10 @@ class Pattern(NamedTuple):
     Attributes:
         key: equal for micro-batches whose losses are computed alike, whatever their numbers of samples.
         parts, shift: as of :class:`~.sums.Sum`.
-        replays: for each part what computes its count for another micro-batch, if the target alone determines it.
+        replays: for each part what computes the counts of all micro-batches, if their targets alone determine them.
         held: what keys name by its identity, which holds as long as it lives.
         lasting: whether the pattern holds for other steps as well: it has no factor that is a tensor.
+        is_mean: whether its only part is the value of the loss itself, a mean.
     """
 
     key: Hashable
@@ -68,6 +70,7 @@ class Pattern(NamedTuple):
     replays: tuple[Replay | None, ...]
     held: Any
     lasting: bool
+    is_mean: bool
 
     def loss(
         self, value: Tensor, values: Values, counts: Mapping[int, float | Tensor] = _NONE_KNOWN
@@ -175,16 +178,18 @@ class Analysis:
         replays = tuple([self._replay(part.divisor) for part in parts])
         held = tuple(self._tape.calls), self._tape.originals
         lasting = not any(isinstance(part.coefficient, Tensor) for part in parts)
-        return Pattern(key, parts, shift, replays, held, lasting)
+        first = parts[0]
+        is_mean = len(parts) == 1 and first.number == number and first.gradient and first.divided
+        return Pattern(key, parts, shift, replays, held, lasting, is_mean and first.summed is None)
 
     def _replay(self, divisor: Divisor | None) -> Replay | None:
-        """Return what computes the count of another micro-batch from its target."""
+        """Return what computes the counts of all micro-batches from their targets."""
         if divisor is None:
             return None
         count, operands = divisor.part, divisor.operands
         sizes, own = self._batch.sizes, self._batch.own
         if not operands:
-            return lambda _, other: count(_no_value) * sizes[other] / own
+            return lambda _: [count(_no_value) * size / own for size in sizes]
         calls = [self._tape.calls[place] for place in self._tape.needed(*operands)]
         leaves = [leaf.number for call in calls for leaf in call.leaves if isinstance(leaf, Ref)]
         numbers = {number for call in calls for number in call.numbers}
@@ -195,15 +200,19 @@ class Analysis:
         if None in places.values() or writes or not numbers.isdisjoint(self._of_sizes):
             return None
 
-        def replayed(targets: Sequence[Sequence[Any]], other: int) -> Any:
-            values = {number: targets[other][place] for number, place in places.items() if place is not None}
+        def values_of(leaves: Sequence[Any]) -> dict[int, Any]:
+            values = {number: leaves[place] for number, place in places.items() if place is not None}
             for call in calls:
                 filled = [values[leaf.number] if isinstance(leaf, Ref) else leaf for leaf in call.leaves]
                 args, kwargs = call.filled(filled)
                 values.update(zip(call.numbers, tensors(call.function(*args, **kwargs)), strict=True))
-            return count(values.__getitem__)
+            return values
 
-        return replayed
+        if (of_all := divisor.of_all) is None:
+            return lambda targets: [count(values_of(leaves).__getitem__) for leaves in targets]
+        (operand,) = operands
+        operand_of: Any = (lambda leaves: values_of(leaves)[operand]) if calls else itemgetter(places[operand])
+        return lambda targets: of_all(list(map(operand_of, targets)))
 
     def _follow(self, place: int, call: Call) -> None:
         """Note what the tensors are that a call has made or written."""

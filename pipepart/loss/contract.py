@@ -24,7 +24,7 @@ from .following import Followed, Following
 from .reduction import Reduction, StepLoss
 from .returned import LossError, check_gradient, check_returned, check_scalar, is_pair, refusal, title
 from .sums import Values
-from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of
+from .terms import MicroBatchLoss, Replay, Term, on_host, total_of, whole_of, without_slack
 
 _HOST = torch.device("cpu")
 
@@ -74,6 +74,8 @@ class MiniBatchLoss:
         known = self._following.known(micro_batch, output, target)
         if known is None:
             taken = self._computed(micro_batch, output, target)
+        elif known[1].is_mean and self._first and self._first[1].key is known[1].key and known[0].requires_grad:
+            return [self._take_mean(micro_batch, *known)]
         elif isinstance(known[0], Tensor):
             value, pattern, values = known
             taken = pattern.loss(value, values, self._counts[micro_batch])
@@ -86,6 +88,19 @@ class MiniBatchLoss:
             self._check_alike(taken, *self._first)
         self._taken[micro_batch] = taken
         return taken.drop_graph(self._has_slack)  # whoever holds a step that failed holds what was taken
+
+    def _take_mean(self, micro_batch: int, value: Tensor, pattern: Pattern, values: Values) -> Tensor:
+        """Add a loss that is one mean, as that of the first micro-batch; return where its backward starts.
+
+        This is what :meth:`Pattern.loss` and :meth:`MicroBatchLoss.drop_graph` do, in half the time, for most losses.
+        """
+        (part,), known = pattern.parts, self._counts[micro_batch].get(0)
+        assert part.divisor is not None
+        count = known if isinstance(known, float) else part.divisor.part(values)
+        kept = without_slack(value.detach()) if self._has_slack else value.detach()
+        term = Term(kept, part.coefficient, count, True, part.divisor.least, True)
+        self._taken[micro_batch] = MicroBatchLoss(kept, (term,), pattern.shift, pattern.key)
+        return value
 
     def taken(self, device: torch.device = _HOST) -> dict[int, MicroBatchLoss]:
         """Return the losses computed here, by micro-batch, copied to a device."""
@@ -237,7 +252,7 @@ class MiniBatchLoss:
         if declared is Reduction.MEAN:
             sizes = self._batch.sizes
             term = Term(loss, divisor=float(sizes[micro_batch]), divided=True)
-            return MicroBatchLoss(loss, (term,), replays=(lambda _, index: float(sizes[index]),))
+            return MicroBatchLoss(loss, (term,), replays=(lambda _: list(map(float, sizes)),))
         raise refusal(function, pattern)
 
     def _check_declared(self, pattern: Pattern) -> None:
@@ -328,7 +343,7 @@ class MiniBatchLoss:
     def _computed_total(self, index: int, term: Term, replay: Replay) -> float | Tensor | None:
         try:
             with torch.no_grad():
-                counts = [replay(self._targets, k) for k in range(len(self._targets))]
+                counts = replay(self._targets)
                 for known, count in zip(self._counts, counts, strict=True):
                     known[index] = count
                 return term.bounded(total_of(counts))

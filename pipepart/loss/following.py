@@ -162,7 +162,9 @@ class Following:
             return None
         if type(output) is not Tensor or type(target) is not Tensor:
             return None
-        return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
+        of_output = output.shape, output.dtype, output.device, output.requires_grad
+        of_target = target.shape, target.dtype, target.device, target.requires_grad
+        return self._sizes[micro_batch], of_output, of_target, torch.is_grad_enabled()
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,11 +37,13 @@ class Divisor(NamedTuple):
         part: computes the count of a micro-batch from its tensors.
         operands: the numbers of the tensors that it is computed from; none if it is in proportion to the samples.
         least: what the loss divides by if the sum of the counts is smaller, as in ``count.clamp(min=1)``.
+        of_all: computes the counts of all micro-batches from their tensors at once, if there is one operand.
     """
 
     part: Callable[[Values], float | Tensor]
     operands: tuple[int, ...] = ()
     least: float = -math.inf
+    of_all: Callable[[Sequence[Tensor]], Sequence[float | Tensor]] | None = None
 
 
 class Part(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Targets = Sequence[Sequence[Any]]  # the leaves of each micro-batch's target
-Replay = Callable[[Targets, int], Any]  # computes a count of any micro-batch of a step, from the targets
+Replay = Callable[[Targets], Sequence[Any]]  # computes the counts of all micro-batches of a step
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,8 @@ class Term:
         if self.divisor is None:
             return self.coefficient
         share = self.divisor if self.divided else 1.0
-        if isinstance(share, Tensor) or isinstance(total, Tensor):
+        on_host = type(share) is type(total) is float  # most: the next line takes as long as all others
+        if not on_host and (isinstance(share, Tensor) or isinstance(total, Tensor)):
             if isinstance(share, Tensor):
                 share = share.double()  # torch divides an integer by a number in float32
             weight = self.coefficient * share / total
@@ -72,7 +73,7 @@ class MicroBatchLoss:
         terms: what it is made of. Gradients enter at their tensors.
         shift: a number that is added once per mini-batch.
         key: equal for micro-batches whose losses were computed alike.
-        replays: for each term, what computes its count for other micro-batches; None where it depends on more than
+        replays: for each term, what computes its counts for all micro-batches; None where they depend on more than
             the targets. Empty for a copy without a graph.
     """
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,9 @@ def _count_of_classes(arguments: dict[str, Any]) -> Divisor:
         weights = values(weight.number) if isinstance(weight, Ref) else weight
         return count_classes(values(target.number), weights, ignored)
 
-    return Divisor(counted, tuple([each.number for each in (target, weight) if isinstance(each, Ref)]))
+    operands = tuple([each.number for each in (target, weight) if isinstance(each, Ref)])
+    of_all = partial(count_classes_of_all, ignore_index=ignored) if weight is None else None
+    return Divisor(counted, operands, of_all=of_all)
 
 
 def _count_of_losses(call: Call, arguments: dict[str, Any], values: dict[str, Any], rows: Rows) -> Divisor:
@@ -189,6 +192,16 @@ def _size(call: Call, values: dict[str, Any]) -> float:
         return float(math.prod(_broadcast(values)))
     shapes = pytree.tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), values)
     return float(call.function(**{**shapes, "reduction": "none"}).numel())
+
+
+def count_classes_of_all(targets: Sequence[Tensor], ignore_index: int) -> Sequence[float | Tensor]:
+    """Return the numbers of targets that are not ignored, one for each tensor."""
+    if not all(target.is_cpu for target in targets):
+        return [count_classes(target, None, ignore_index) for target in targets]
+    sizes = [target.numel() for target in targets]
+    whole = torch.cat([target if target.dim() == 1 else target.flatten() for target in targets])
+    before = np.cumsum(whole.numpy() != ignore_index)
+    return np.diff(np.concatenate(([0], before))[[0, *accumulate(sizes)]]).astype(float).tolist()
 
 
 def count_classes(target: Tensor, weight: Tensor | None, ignore_index: int) -> float | Tensor:
