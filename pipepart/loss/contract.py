@@ -55,6 +55,7 @@ class MiniBatchLoss:
         self._taken: list[MicroBatchLoss | None] = [None] * len(batch.sizes)
         self._first: tuple[int, MicroBatchLoss] | None = None  # the micro-batch that was taken first
         self._has_slack = True
+        self._mean: Pattern | None = None  # of the first micro-batch, if that is one mean with a graph
         self._totals: list[float | Tensor] | None = None
         # By micro-batch and term: the counts that were computed from the targets.
         self._counts: list[dict[int, float | Tensor]] = [{} for _ in batch.sizes]
@@ -74,7 +75,7 @@ class MiniBatchLoss:
         known = self._following.known(micro_batch, output, target)
         if known is None:
             taken = self._computed(micro_batch, output, target)
-        elif known[1].is_mean and self._first and self._first[1].key is known[1].key and known[0].requires_grad:
+        elif known[1] is self._mean:
             return [self._take_mean(micro_batch, *known)]
         elif isinstance(known[0], Tensor):
             value, pattern, values = known
@@ -84,6 +85,8 @@ class MiniBatchLoss:
         if self._first is None:
             self._first, self._replays = (micro_batch, taken), taken.replays
             self._has_slack = taken.has_slack  # the micro-batches after it have no more samples
+            if known is not None and known[1].is_mean and taken.value.requires_grad:
+                self._mean = known[1]
         elif self._first[1].key is not taken.key:  # not of one pattern
             self._check_alike(taken, *self._first)
         self._taken[micro_batch] = taken
@@ -94,11 +97,11 @@ class MiniBatchLoss:
 
         This is what :meth:`Pattern.loss` and :meth:`MicroBatchLoss.drop_graph` do, in half the time, for most losses.
         """
-        (part,), known = pattern.parts, self._counts[micro_batch].get(0)
-        assert part.divisor is not None
-        count = known if isinstance(known, float) else part.divisor.part(values)
+        part, known = pattern.parts[0], self._counts[micro_batch].get(0)
+        divisor: Any = part.divisor
+        count = known if type(known) is float else divisor.part(values)
         kept = without_slack(value.detach()) if self._has_slack else value.detach()
-        term = Term(kept, part.coefficient, count, True, part.divisor.least, True)
+        term = Term(kept, part.coefficient, count, True, divisor.least, True)
         self._taken[micro_batch] = MicroBatchLoss(kept, (term,), pattern.shift, pattern.key)
         return value
 

@@ -49,11 +49,11 @@ class Term:
 
     def weight(self, total: float | Tensor) -> float | Tensor:
         """Return the gradient of the mini-batch's loss at ``tensor``, for the total count ``total``."""
-        if self.divisor is None:
+        divisor = self.divisor
+        if divisor is None:
             return self.coefficient
-        share = self.divisor if self.divided else 1.0
-        on_host = type(share) is type(total) is float  # most: the next line takes as long as all others
-        if not on_host and (isinstance(share, Tensor) or isinstance(total, Tensor)):
+        share = divisor if self.divided else 1.0
+        if type(share) is not float or type(total) is not float:
             if isinstance(share, Tensor):
                 share = share.double()  # torch divides an integer by a number in float32
             weight = self.coefficient * share / total

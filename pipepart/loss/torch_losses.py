@@ -196,12 +196,11 @@ def _size(call: Call, values: dict[str, Any]) -> float:
 
 def count_classes_of_all(targets: Sequence[Tensor], ignore_index: int) -> Sequence[float | Tensor]:
     """Return the numbers of targets that are not ignored, one for each tensor."""
-    if not all(target.is_cpu for target in targets):
-        return [count_classes(target, None, ignore_index) for target in targets]
-    sizes = [target.numel() for target in targets]
-    whole = torch.cat([target if target.dim() == 1 else target.flatten() for target in targets])
-    before = np.cumsum(whole.numpy() != ignore_index)
-    return np.diff(np.concatenate(([0], before))[[0, *accumulate(sizes)]]).astype(float).tolist()
+    sizes, kept = list(map(Tensor.numel, targets)), torch.cat(list(map(Tensor.flatten, targets))) != ignore_index
+    if not kept.is_cpu:
+        return [part.count_nonzero() for part in kept.split(sizes)]
+    up_to = np.append(0, np.cumsum(kept.numpy()))[[0, *accumulate(sizes)]]
+    return np.diff(up_to).astype(float).tolist()
 
 
 def count_classes(target: Tensor, weight: Tensor | None, ignore_index: int) -> float | Tensor:

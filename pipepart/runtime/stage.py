@@ -100,10 +100,11 @@ class Stage:
         if which is ForwardPass.FIRST:
             message = graph_cut.fresh_leaves(message)
             parts = tensors(message)
-        if not torch.is_grad_enabled():
-            return (*self._run_layers(message, micro_batch, keys, which), ((), None))
         training = self._modules[0].training
         writes = self._writes_input.get(training)
+        is_data = writes is False and len(parts) == 1 and not parts[0].requires_grad
+        if is_data or not torch.is_grad_enabled():
+            return (*self._run_layers(message, micro_batch, keys, which), ((), None))
         if self._guarded and writes is not False:
             message = own_copy(message)
             parts = tensors(message)
@@ -156,17 +157,16 @@ class Stage:
         self, value: Any, micro_batch: int, keys: RngKeys, which: ForwardPass
     ) -> tuple[Any, bool]:
         """Run the layers in order; return the output and whether a second forward draws the same random numbers."""
-        keyed = self._keyed
-        unkeyed = keyed.unkeyed if which is ForwardPass.ONLY else keyed.never
-        regions = self._regions
-        states = keyed.generator_states() if regions is not None and which is ForwardPass.FIRST else None
-        repeatable = True
-        part = self._program[0]
+        keyed, part = self._keyed, self._program[0]
         try:
             if which is ForwardPass.ONLY and keyed.all_unkeyed:  # most forwards, which only call the layers
                 for part in self._program:
                     value = part.run(value)
                 return value, True
+            unkeyed = keyed.unkeyed if which is ForwardPass.ONLY else keyed.never
+            regions = self._regions
+            states = keyed.generator_states() if regions is not None and which is ForwardPass.FIRST else None
+            repeatable = True
             for part in self._program:
                 index, _, run_layers, is_compiled = part
                 if is_compiled or unkeyed[index]:
@@ -180,13 +180,13 @@ class Stage:
                     added_so_far() != added or reads_values(self._modules[index], entered)
                 ):
                     regions.unfit.add(index)
+            if states is not None and keyed.generator_states() != states:
+                repeatable = False  # a compiled layer has begun to draw
+            return value, repeatable
         except BaseException as error:
             name = "second forward" if which is ForwardPass.SECOND else "forward"
             add_note(error, f"{LAYER}in the {name} of {self.name(range(part.start, part.end))}")
             raise
-        if states is not None and keyed.generator_states() != states:
-            repeatable = False  # a compiled layer has begun to draw
-        return value, repeatable
 
     def name(self, indices: Sequence[int]) -> str:
         """Name layers by their positions in the stage."""

@@ -15,7 +15,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
@@ -133,7 +133,6 @@ class StageRun:
         self._repeated = order.repeated[number] if modes.grad else frozenset()
         self._offloaded = order.offloaded[number] if modes.grad else frozenset()
         self.offloads = bool(self._offloaded)
-        self._has_contexts = bool(modes.autocast) or self.offloads
         if self.offloads:
             self._queue = queue
             self._state = storages_of(tensor for _, layer in stage.layers for tensor in state_of(layer))
@@ -141,10 +140,12 @@ class StageRun:
         self._added = added
         stage.begin()
 
-    def forward(self, micro_batch: int, message: Any) -> Any:
+    @property
+    def forward(self) -> Callable[[int, Any], Any]:
         """F: run the layers; return the message for the next stage, None from the last."""
-        if not self._has_contexts:
-            return self._forward(micro_batch, message)
+        return self._forward_in_contexts if self._modes.autocast or self.offloads else self._forward
+
+    def _forward_in_contexts(self, micro_batch: int, message: Any) -> Any:
         saved = None
         if micro_batch in self._offloaded:
             message = graph_cut.move(message, self.stage.device)
@@ -163,13 +164,17 @@ class StageRun:
         else:
             output, _, entered = self.stage.run(message, micro_batch, self._keys)
         losses = added.taken() if added.found else ()
-        if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(output):
-            self.inputs[micro_batch] = kept
-            return None
-        message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
-        if kept and stash.roots:
-            self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
-        elif self._modes.grad:
+        if kept is not None:
+            if self.is_last and self._sink.can_wait and graph_cut.leaves(output):
+                self.inputs[micro_batch] = kept
+                return None
+            message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
+            if stash.roots:
+                self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
+                return message
+        else:
+            message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
+        if self._modes.grad:
             self.stashes[micro_batch] = stash
         return message
 

@@ -233,12 +233,10 @@ class LossSink(ABC):
 
 def on_device_of(output: Any, target: Any) -> Any:
     """Return the target on the device of the first tensor of the output."""
-    if target is None:
-        return None
-    if type(output) is Tensor:
-        is_there = type(target) is Tensor and target.device == output.device and not graph_cut.emulated.bring
-        return target if is_there else graph_cut.move(target, output.device)
-    leaves = tensors(output)
+    are_tensors = type(output) is type(target) is Tensor
+    if are_tensors and target.device == output.device and graph_cut.emulated.bring is None:
+        return target
+    leaves = () if target is None else tensors(output)
     return graph_cut.move(target, leaves[0].device) if leaves else target
 
 

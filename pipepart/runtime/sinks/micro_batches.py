@@ -90,7 +90,8 @@ class MicroBatchLossSink(LossSink):
                 "what the loss is divided by was only known behind the first backward of its group, too late for an "
                 "asynchronous schedule: return (sum, count) with a count of the target alone"
             )
-        self._trains |= bool(roots)
+        if roots:
+            self._trains = True
         return tuple(map(graph_cut.root, roots))
 
     def _use_own_loss(self, micro_batch: int, output: Any) -> None:
@@ -121,7 +122,7 @@ class MicroBatchLossSink(LossSink):
             if self._before_backward is not None:
                 self._before_backward(loss.certain, loss.leaves.values())
                 self._before_backward = None
-        return [self._seed(weight, like) for weight, like in weights]
+        return [self._seed(*weights[0])] if len(weights) == 1 else [self._seed(*each) for each in weights]
 
     def taken(self) -> dict[int, MicroBatchLoss]:
         """Return the losses of the micro-batches that were received here; replicas are in one group."""
