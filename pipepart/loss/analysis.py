@@ -211,7 +211,9 @@ class Analysis:
         if (of_all := divisor.of_all) is None:
             return lambda targets: [count(values_of(leaves).__getitem__) for leaves in targets]
         (operand,) = operands
-        operand_of: Any = (lambda leaves: values_of(leaves)[operand]) if calls else itemgetter(places[operand])
+        operand_of: Any = (
+            (lambda leaves: values_of(leaves)[operand]) if calls else itemgetter(places[operand])
+        )
         return lambda targets: of_all(list(map(operand_of, targets)))
 
     def _follow(self, place: int, call: Call) -> None:

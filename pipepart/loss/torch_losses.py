@@ -196,7 +196,8 @@ def _size(call: Call, values: dict[str, Any]) -> float:
 
 def count_classes_of_all(targets: Sequence[Tensor], ignore_index: int) -> Sequence[float | Tensor]:
     """Return the numbers of targets that are not ignored, one for each tensor."""
-    sizes, kept = list(map(Tensor.numel, targets)), torch.cat(list(map(Tensor.flatten, targets))) != ignore_index
+    sizes = list(map(Tensor.numel, targets))
+    kept = torch.cat(list(map(Tensor.flatten, targets))) != ignore_index
     if not kept.is_cpu:
         return [part.count_nonzero() for part in kept.split(sizes)]
     up_to = np.append(0, np.cumsum(kept.numpy()))[[0, *accumulate(sizes)]]

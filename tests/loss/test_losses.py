@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipepart.loss import LossError, value_of
+from pipepart.loss.torch_losses import count_classes, count_classes_of_all
 from tests.loss import by_parts
 from tests.loss.exact_losses import CLASSES, CRITERIA, EXACT, Batch, Loss, numbers, tokens
 from tests.loss.refused_losses import REFUSED, Averaging, Counting, Ema, coefficient_written
@@ -99,6 +100,12 @@ def test_a_loss_is_called_once_a_micro_batch_and_may_read_values_when_it_is_comp
     parts = zip(output.split(2), target.split(2), strict=True)
     assert calls == [F.mse_loss(a, b).item() for a, b in parts]
     by_parts.check(and_counts, output, target, 3)
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [1, 0, 4], [0, 5, 0]])
+def test_targets_of_all_micro_batches_are_counted_as_those_of_each(sizes: list[int]) -> None:
+    targets = [torch.randint(3, (size, 2)) for size in sizes]
+    assert count_classes_of_all(targets, 1) == [count_classes(target, None, 1) for target in targets]
 
 
 def test_a_pair_is_the_mean_of_its_sums() -> None:
