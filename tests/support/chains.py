@@ -78,8 +78,14 @@ def apart(plan: Plan) -> Plan:
 
 def on_device(plan: Plan, torch_device: str) -> Plan:
     """Return the plan with all stages on the given torch device, in which ``{}`` is the number of the device."""
+    on_cpu = torch_device.startswith("cpu")
     devices = tuple(
-        device.model_copy(update={"torch_device": torch_device.format(index), "threads": None})
+        device.model_copy(
+            update={
+                "torch_device": torch_device.format(index),
+                "threads": device.threads if on_cpu else None,  # which bits depend on
+            }
+        )
         for index, device in enumerate(plan.cluster.devices)
     )
     return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"devices": devices})})
