@@ -23,7 +23,7 @@ def own_state(scheduler: Any, scaler: Any, data: Any) -> dict[str, Any]:
     Raises:
         TypeError: an argument is of another type, or JSON cannot hold a value; the message names it.
     """
-    several("scaler", scaler, GradScaler)
+    _checked_scaler(scaler)
     return {
         "random": encode(_random_state(), "random"),
         "schedulers": [
@@ -46,7 +46,7 @@ class SavedOwn:
     def __init__(self, states: Sequence[Mapping[str, Any]], scheduler: Any, scaler: Any) -> None:
         self._states = states
         self._schedulers = several("scheduler", scheduler, LRScheduler)
-        self._scalers = [each for each in several("scaler", scaler, GradScaler) if each.is_enabled()]
+        self._scalers = [each for each in _checked_scaler(scaler) if each.is_enabled()]
         self.data = decode(self._first("data"))
 
     def check(self) -> None:
@@ -89,6 +89,11 @@ class SavedOwn:
     def _first(self, key: str) -> Any:
         """Return what the first rank has that has any: those of stages without parameters may have none."""
         return next((state[key] for state in self._states if state[key]), None)
+
+
+def _checked_scaler(scaler: Any) -> list[GradScaler]:
+    """Return a list of the scaler, empty for None. There is one at most: a sequence is refused."""
+    return several("scaler", None if scaler is None else [scaler], GradScaler)
 
 
 def _check_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:

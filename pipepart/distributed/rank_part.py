@@ -71,9 +71,7 @@ class RankPart(ModelPart):
 
         So every ``GradScaler`` skips the same steps. All ranks call this.
         """
-        finite: defaultdict[torch.device, list[Tensor]] = defaultdict(
-            list
-        )  # for one synchronization a device
+        finite: defaultdict[torch.device, list[Tensor]] = defaultdict(list)  # one synchronization a device
         for gradient in gradients:
             finite[gradient.device].append(gradient.isfinite().all())
         overflow = not all(bool(torch.stack(of_device).all()) for of_device in finite.values())

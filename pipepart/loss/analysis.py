@@ -8,7 +8,6 @@ a reason for the error.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -211,10 +210,7 @@ class Analysis:
         if (of_all := divisor.of_all) is None:
             return lambda targets: [count(values_of(leaves).__getitem__) for leaves in targets]
         (operand,) = operands
-        operand_of: Any = (
-            (lambda leaves: values_of(leaves)[operand]) if calls else itemgetter(places[operand])
-        )
-        return lambda targets: of_all(list(map(operand_of, targets)))
+        return lambda targets: of_all([values_of(leaves)[operand] for leaves in targets])
 
     def _follow(self, place: int, call: Call) -> None:
         """Note what the tensors are that a call has made or written."""

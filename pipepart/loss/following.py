@@ -116,7 +116,6 @@ class Following:
         self._is_torchs = is_unchanged(loss.function)
         code = () if self._is_torchs else code_of_straight_line(loss.function)
         self._is_straight = bool(code)
-        self._may_be_certain = self._is_torchs or self._is_straight
         # By the kinds of the arguments, of a loss that makes the same calls for all of the same kinds: the pattern, and
         # the number of what it returns if the pattern needs that, the arguments and no other tensors, else None. A
         # module may have other settings at the next step.
@@ -159,11 +158,9 @@ class Following:
         return value, pattern, {0: output, 1: target, number: value}.__getitem__
 
     def _kinds(self, micro_batch: int, output: Any, target: Any) -> Hashable:
-        if not self._may_be_certain or not type(output) is type(target) is Tensor:
+        if not (self._is_torchs or self._is_straight) or not type(output) is type(target) is Tensor:
             return None
-        of_output = output.shape, output.dtype, output.device, output.requires_grad
-        of_target = target.shape, target.dtype, target.device, target.requires_grad
-        return self._sizes[micro_batch], of_output, of_target, torch.is_grad_enabled()
+        return self._sizes[micro_batch], _kind(output), _kind(target), torch.is_grad_enabled()
 
     def call(self, micro_batch: int, output: Any, target: Any) -> tuple[Any, Followed | None]:
         """Call the loss on a micro-batch.

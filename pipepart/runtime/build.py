@@ -42,10 +42,12 @@ def build_stages(
 
     Raises:
         TypeError: ``compile`` has keywords unknown to torch.compile.
-        ValueError: the plan's layers differ from the model's, a device is only described, or layers in different stages
-            share a buffer that they write. Nothing has been moved then.
+        ValueError: the plan's layers differ from the model's, a device is only described, layers in different stages
+            share a buffer that they write, or the schedule places stages on other devices than the plan. Nothing has
+            been moved then.
     """
     options = compile_options(compile, plan)
+    _check_schedule(plan)
     _check_layers([name for name, _ in layers], plan)
     _check_devices(plan)
     starts = list(accumulate((len(stage.layers) for stage in plan.stages), initial=0))
@@ -87,6 +89,24 @@ def _names(devices: Sequence[Device]) -> list[str] | None:
     """Return the names that distinguish virtual devices, which are one device for torch; None for real devices."""
     virtual = all(torch.device(device.torch_device or "cpu").type == "cpu" for device in devices)
     return [device.name for device in devices] if virtual else None
+
+
+def _check_schedule(plan: Plan) -> None:
+    schedule = plan.build_schedule()
+    if schedule.model_stages != len(plan.stages):
+        raise InputError(
+            f"{len(plan.stages)} stages are not {plan.chunks} for each device: "
+            f"schedule {plan.schedule!r} with chunks={plan.chunks} has {schedule.model_stages}"
+        )
+    homes: dict[int, int] = {}
+    for index, row in enumerate(schedule.device_of[: len(plan.stages)]):
+        first = homes.setdefault(row, index)
+        here, there = plan.stages[index].device, plan.stages[first].device
+        if here != there:
+            raise InputError(
+                f"stage {index} is on {here!r}: schedule {plan.schedule!r} runs it beside stage {first}, "
+                f"which is on {there!r}"
+            )
 
 
 def _check_layers(names: list[str], plan: Plan) -> None:

@@ -164,17 +164,13 @@ class StageRun:
         else:
             output, _, entered = self.stage.run(message, micro_batch, self._keys)
         losses = added.taken() if added.found else ()
-        if kept is not None:
-            if self.is_last and self._sink.can_wait and graph_cut.leaves(output):
-                self.inputs[micro_batch] = kept
-                return None
-            message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
-            if stash.roots:
-                self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
-                return message
-        else:
-            message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
-        if self._modes.grad:
+        if kept and self.is_last and self._sink.can_wait and graph_cut.leaves(output):
+            self.inputs[micro_batch] = kept
+            return None
+        message, stash = self._pass_on(micro_batch, output, entered, losses, saved)
+        if kept and stash.roots:
+            self.inputs[micro_batch] = kept._replace(roots=len(stash.roots))
+        elif self._modes.grad:
             self.stashes[micro_batch] = stash
         return message
 

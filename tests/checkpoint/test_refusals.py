@@ -58,6 +58,7 @@ HOW: list[tuple[Callable[[Any], dict[str, Any]], type[Exception], str]] = [
     (lambda _: {"optimizer": Sgd([torch.ones(3)], 0.1)}, ValueError, r"shape \(3,\) that is not the model's"),
     (lambda _: {"optimizer": "adam"}, TypeError, "optimizer must be Optimizer of torch"),
     (lambda _: {"scaler": 3}, TypeError, "scaler must be"),
+    (lambda _: {"scaler": [torch.amp.GradScaler("cpu")]}, TypeError, "scaler must be .* got list"),
     (
         lambda module: {"scheduler": adam(module.parameters())},
         TypeError,

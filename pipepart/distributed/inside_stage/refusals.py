@@ -50,7 +50,7 @@ def check_parallelize_given(
 def check_parallelize(
     parallelize: Parallelize | None, plan: Plan, under_torchrun: bool, options: Mapping[str, Any]
 ) -> None:
-    """Check as above, and that nothing in the plan or the options of the pipeline excludes the function."""
+    """Check as :func:`check_parallelize_given`, and that neither the plan nor the pipeline's options exclude it."""
     check_parallelize_given(parallelize, plan.tensor, plan.shard, len(plan.cluster), under_torchrun)
     if parallelize is None:
         return

@@ -37,9 +37,7 @@ class Scenario:
 
     make: Callable[[], nn.Module]  # the same model from the same seed of torch
     batch: Callable[[int], Batch] = vectors  # an input and a target of so many samples
-    loss: Callable[..., Tensor] | None = (
-        None  # a mean over samples; None if the runner chooses one of ``LOSSES``
-    )
+    loss: Callable[..., Tensor] | None = None  # a mean over samples; if None, the runner chooses one
     draws: bool = False  # layers draw random numbers from torch's generator
     writes: bool = False  # layers write buffers, some of which are statistics of two samples or more
     by_batch: bool = False  # a layer sees more than one sample

@@ -134,6 +134,13 @@ def described(model: nn.Module) -> Pipeline:
     return Pipeline(model, PLAN.model_copy(update={"cluster": cluster, "stages": stages}), LOSS)
 
 
+def with_chunks(model: nn.Module) -> Pipeline:
+    """A copy of a plan, which pydantic does not check, in which two stages of a device are on two devices."""
+    plan = plan_by_hand("0123", [1, 2, 3], micro_batches=4)
+    copied = plan.model_copy(update={"schedule": "interleaved-1f1b", "chunks": 2})
+    return Pipeline(model, copied, LOSS)
+
+
 UNCHECKED: Any = Pipeline
 NOT_CALLED: list[Any] = [nn.ModuleList([nn.Linear(4, 4)]), "a string"]
 MISTAKES: list[tuple[Callable[[nn.Module], Any], Any, str]] = [
@@ -161,6 +168,11 @@ MISTAKES: list[tuple[Callable[[nn.Module], Any], Any, str]] = [
     (of_layers("0", "1", "2", "3", "3"), ValueError, "layer '3' is there 2 times"),
     (lambda model: Pipeline(model[1], PLAN), ValueError, "does not say what the layers of a Linear are"),  # type: ignore[index]
     (described, ValueError, "'device:0' is only described"),
+    (
+        with_chunks,
+        ValueError,
+        "stage 2 is on 'virtual:2': .* runs it beside stage 0, which is on 'virtual:0'",
+    ),
     (lambda _: pipepart.profile(nn.Sequential(), X), ValueError, "holds no layers"),
     (
         lambda model: UNCHECKED(model, "plan.json", LOSS),
